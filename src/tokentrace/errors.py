@@ -1,0 +1,59 @@
+"""Every error tokentrace raises on purpose: what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class TokentraceError(Exception):
+    """The base of all errors that tokentrace raises on purpose."""
+
+
+class InputError(TokentraceError):
+    """The conversation or the tools are not what they must be. Names the message and the field."""
+
+    def __init__(self, problem: str, *, message: int | None = None, field: str | None = None) -> None:
+        self.message = message
+        self.field = field
+        self.problem = problem
+        super().__init__(f"{place(message, field)}{problem}")
+
+
+class ControlTokenError(InputError):
+    """Untrusted text spells a control token and the policy is ``reject``."""
+
+    def __init__(
+        self, problem: str, *, message: int | None, field: str | None, position: int | None, token: str
+    ) -> None:
+        self.position = position
+        self.token = token
+        super().__init__(problem, message=message, field=field)
+
+
+class TemplateError(TokentraceError):
+    """The chat template cannot be compiled, or refused the conversation."""
+
+    def __init__(self, problem: str, *, message: int | None = None, line: int | None = None) -> None:
+        self.message = message
+        self.line = line
+        self.problem = problem
+        where = f" (template line {line})" if line is not None else ""
+        super().__init__(f"{place(message, None)}{problem}{where}")
+
+
+class TemplateLimitError(TemplateError):
+    """The chat template ran for too long or wrote too much."""
+
+
+class TokenizerError(TokentraceError):
+    """A tokenizer could not be loaded, or it cannot do what was asked."""
+
+
+class RendererError(TokentraceError):
+    """A renderer cannot be made or used as asked: wrong name, wrong family, wrong setting."""
+
+
+def place(message: int | None, field: str | None) -> str:
+    """``"message 3, content: "``, or ``""`` when nothing is known of the place."""
+    parts = [f"message {message}"] if message is not None else []
+    if field:
+        parts.append(field)
+    return ", ".join(parts) + ": " if parts else ""

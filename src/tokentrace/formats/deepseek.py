@@ -1,0 +1,556 @@
+"""DeepSeek V3.2 and V4: formats that ship as a Python encoder instead of a template.
+
+Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for
+character, and refuse what it refuses. Where they go further than it, they say so:
+
+- Tools are an argument here; the references want them on a system message. They go on the first message
+  if that is a system message, else before everything, as on an empty system message. (SGLang does the same.
+  vLLM always puts an empty system message first, so that there the tools stand before the system's text.)
+- The references end a user's message with ``<｜Assistant｜>`` and a think token, whatever follows. That
+  opener is not the user's: it is written in the turn of the assistant that answers, as the generation prompt
+  when nothing follows, and in no turn when another message does.
+- The opener is always there, so ``add_generation_prompt`` changes nothing: with it or without it the text is
+  the reference's, and after an assistant's last word no new turn is opened.
+- Content given as a list of parts is their texts: one after another, but with an empty line between in what
+  V4 wraps in blocks (user and tool messages), which is what its encoder does with blocks.
+- A role the format does not know is refused. (V4's encoder drops such a message where it drops reasoning.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..errors import TemplateError
+from ..template.chat_template import PythonFormat
+from ..template.jsonify import dumps
+from ..template.trace import Trace
+from ..template.traced import TracedList, join_with, plain, text_of, wrap
+
+BOS: Final = "<｜begin▁of▁sentence｜>"
+EOS: Final = "<｜end▁of▁sentence｜>"
+USER: Final = "<｜User｜>"
+ASSISTANT: Final = "<｜Assistant｜>"
+REMINDER: Final = "<｜latest_reminder｜>"
+THINK: Final = "<think>"
+END_THINK: Final = "</think>"
+DSML: Final = "｜DSML｜"
+
+V32_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+V4_ROLES: Final = (*V32_ROLES, "latest_reminder")
+ASKING: Final = ("user", "developer")
+"""The roles whose last message begins the turns that keep their reasoning."""
+
+TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
+"""V4's quick instructions: a message's ``task`` asks for one of these instead of an answer."""
+
+RESPONSE_FORMAT: Final = (
+    "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs between the two in how tools are shown and called."""
+
+    block: str
+    """The tag around an assistant's calls."""
+    before_schemas: str
+    after_schemas: str
+    tolerant: bool
+    """Whether arguments that are not JSON are written as one parameter, ``arguments``, or refused."""
+
+
+def _example(block: str, name: str) -> str:
+    """The calls that the preamble shows the model."""
+    return (
+        f'<{DSML}{block}>\n<{DSML}invoke name="${name}">\n'
+        f'<{DSML}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</{DSML}parameter>\n'
+        f'...\n</{DSML}invoke>\n<{DSML}invoke name="${name}2">\n...\n</{DSML}invoke>\n</{DSML}{block}>\n'
+    )
+
+
+V32: Final = Dialect(
+    block="function_calls",
+    before_schemas=(
+        "## Tools\n"
+        "You have access to a set of tools you can use to answer the user's question.\n"
+        f'You can invoke functions by writing a "<{DSML}function_calls>" block like the following as part of '
+        "your reply to the user:\n"
+        f"{_example('function_calls', 'FUNCTION_NAME')}"
+        "String and scalar parameters should be specified as is without any escaping or quotes, while lists "
+        'and objects should use JSON format. The "string" attribute should be set to "true" for string type '
+        'parameters and "false" for other types (numbers, booleans, arrays, objects).\n'
+        "If the thinking_mode is enabled, then after function results you should strongly consider "
+        "outputting a thinking block. Here is an example:\n"
+        f"<{DSML}function_calls>\n...\n</{DSML}function_calls>\n"
+        "<function_results>\n...\n</function_results>\n"
+        f"{THINK}...thinking about results{END_THINK}\n"
+        "Here are the functions available in JSONSchema format:\n"
+        "<functions>\n"
+    ),
+    after_schemas="\n</functions>\n",
+    tolerant=False,
+)
+
+V4: Final = Dialect(
+    block="tool_calls",
+    before_schemas=(
+        "## Tools\n\n"
+        "You have access to a set of tools to help answer the user's question. You can invoke tools by "
+        f'writing a "<{DSML}tool_calls>" block like the following:\n\n'
+        f"{_example('tool_calls', 'TOOL_NAME')}\n"
+        'String parameters should be specified as is and set `string="true"`. For all other types (numbers, '
+        'booleans, arrays, objects), pass the value in JSON format and set `string="false"`.\n\n'
+        f"If thinking_mode is enabled (triggered by {THINK}), you MUST output your complete reasoning inside "
+        f"{THINK}...{END_THINK} BEFORE any tool calls or final response.\n\n"
+        f"Otherwise, output directly after {END_THINK} with tool calls or final response.\n\n"
+        "### Available Tool Schemas\n\n"
+    ),
+    after_schemas=(
+        "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool "
+        "calls.\n"
+    ),
+    tolerant=True,
+)
+
+MAX_EFFORT: Final = (
+    "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
+    "You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the "
+    "root cause, rigorously stress-testing your logic against all potential paths, edge cases, and "
+    "adversarial scenarios.\n"
+    "Explicitly write out your entire deliberation process, documenting every intermediate step, considered "
+    "alternative, and rejected hypothesis to ensure absolutely no assumption is left unchecked.\n\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one message writes, and how the answer that may follow it is opened."""
+
+    message: Any
+    pieces: Iterator[str]
+    opener: str = ""
+
+
+# -- V3.2
+
+
+def deepseek_v32(
+    messages: TracedList,
+    tools: TracedList | None,
+    add_generation_prompt: bool,
+    trace: Trace,
+    **variables: Any,
+) -> Iterator[str]:
+    """The pieces of a DeepSeek V3.2 prompt. `add_generation_prompt` changes nothing (see the module).
+
+    Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or
+    "thinking"); ``drop_thinking`` (default True). Reasoning is written after the last user message only,
+    whatever `drop_thinking` says; when that is on, the reference also drops earlier developer messages and
+    then fails for want of them, so such a conversation is refused.
+    An assistant's message with ``prefix`` set is left open to be continued, as in later releases of vLLM.
+    """
+    _check_roles(messages, V32_ROLES, "DeepSeek V3.2")
+    thinking = _thinking(variables)
+    last = _last_asking([message.get("role") for message in messages])
+    if thinking and variables.get("drop_thinking", True):
+        _check_developers(messages, last)
+    yield BOS
+    yield from _tools_alone(V32, messages, tools)
+    yield from _write(_v32_turns(messages, tools, thinking, last), trace)
+
+
+def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, last: int) -> Iterator[Turn]:
+    caller = -1  # the message that a run of tool results answers
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        opener = ""
+        if role == "tool":
+            nth, calls = index - caller, _calls_answered(messages, caller, index)
+            pieces = _v32_result(message, index, nth, calls)
+            if nth == calls:
+                opener = "\n\n" + _think(thinking and index > last)
+        else:
+            caller = index
+            if role in ASKING:
+                pieces = _v32_user(message, index)
+                opener = ASSISTANT + _think(thinking and index == last)
+            elif role == "system":
+                pieces = _system(V32, message, index, tools)
+            else:
+                pieces = _v32_assistant(message, index, thinking and index > last)
+        yield Turn(message, pieces, opener)
+
+
+def _v32_user(message: Any, index: int) -> Iterator[str]:
+    yield USER
+    if message.get("role") == "developer":
+        _check_developer(message, index)
+        yield from _attachments(V32, message, index, message.get("tools"))
+        yield "\n\n# The user's message is: "
+    yield _text(message.get("content"), index)
+
+
+def _v32_result(message: Any, index: int, nth: int, calls: int) -> Iterator[str]:
+    if nth == 1:
+        yield "\n\n<function_results>"
+    yield "\n<result>"
+    yield _text(message.get("content"), index)
+    yield "</result>"
+    if nth == calls:
+        yield "\n</function_results>"
+
+
+def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
+    calls = message.get("tool_calls")
+    if thinks and not (message.get("reasoning_content") or calls):
+        raise TemplateError(
+            "in thinking mode, DeepSeek V3.2 wants reasoning or tool calls of an assistant after the last "
+            "user message; give it reasoning_content, or render with thinking=False",
+            message=index,
+        )
+    if message.get("prefix") and not calls:
+        return iter((_text(message.get("content") or "", index),))
+    return _assistant(V32, message, index, thinks=thinks, ends=True)
+
+
+def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
+    """How many calls message `caller` made, of which tool message `index` answers one."""
+    calls = None
+    if caller >= 0 and messages[caller].get("role") == "assistant":
+        calls = messages[caller].get("tool_calls")
+    if not calls or len(calls) < index - caller:
+        raise TemplateError(
+            "there is no tool call for this tool message to answer; DeepSeek V3.2 wants the results right "
+            "after the assistant that made the calls, and no more of them than calls",
+            message=index,
+        )
+    return len(calls)
+
+
+def _check_developers(messages: TracedList, last: int) -> None:
+    for index in range(last):
+        if messages[index].get("role") == "developer":
+            raise TemplateError(
+                "DeepSeek V3.2 cannot drop a developer message that comes before the last user message; pass "
+                "drop_thinking=False, or make it a system message",
+                message=index,
+            )
+
+
+# -- V4
+
+
+@dataclass(slots=True)
+class Group:
+    """The messages that V4 writes as one: a run of user and tool messages, or any other message alone."""
+
+    role: str
+    members: list[tuple[int, Any]]
+    task: Any = None
+
+
+def deepseek_v4(
+    messages: TracedList,
+    tools: TracedList | None,
+    add_generation_prompt: bool,
+    trace: Trace,
+    **variables: Any,
+) -> Iterator[str]:
+    """The pieces of a DeepSeek V4 prompt. `add_generation_prompt` changes nothing (see the module).
+
+    Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or
+    "thinking"); ``drop_thinking`` (default True): in thinking mode, and unless there are tools, leave out the
+    reasoning and the developer messages of before the last user or tool message; ``reasoning_effort``: None,
+    "high" (which writes the same) or "max".
+    Messages may carry ``task`` (one of `TASKS`) and, the assistant's, ``wo_eos`` (leave the turn open).
+
+    Tool results are part of a user's turn, in the order of the calls they answer: their spans may stand in
+    another order than their messages.
+    """
+    _check_roles(messages, V4_ROLES, "DeepSeek V4")
+    thinking = _thinking(variables)
+    effort = variables.get("reasoning_effort")
+    if plain(effort) not in (None, "high", "max"):
+        raise TemplateError(f'DeepSeek V4 knows reasoning_effort "high" and "max", not "{plain(effort)}"')
+    groups = _grouped(messages)
+    _order_results(groups)
+    drop = bool(variables.get("drop_thinking", True)) and not (tools or _carry_tools(groups))
+    if thinking and drop:
+        last = _last_asking([group.role for group in groups])
+        groups = [group for at, group in enumerate(groups) if group.role != "developer" or at >= last]
+    yield BOS
+    if thinking and effort == "max":
+        yield MAX_EFFORT
+    yield from _tools_alone(V4, messages, tools)
+    yield from _write(_v4_turns(groups, tools, thinking, drop), trace)
+
+
+def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool) -> Iterator[Turn]:
+    last = _last_asking([group.role for group in groups])
+    for at, group in enumerate(groups):
+        follower = groups[at + 1].role if at + 1 < len(groups) else None
+        opener = ""
+        if follower in (None, "assistant", "latest_reminder"):
+            opener = _v4_opener(group, thinking, thinking and (not drop or at >= last))
+        if group.role == "user":
+            yield from _v4_user(group, opener)
+            continue
+        ((index, message),) = group.members
+        if group.role == "assistant":
+            # What answers a task is no chain of thought: it comes right after the task's own token.
+            thinks = thinking and (not drop or at > last) and (at == 0 or groups[at - 1].task is None)
+            pieces = _assistant(V4, message, index, thinks=thinks, ends=not message.get("wo_eos"))
+        elif group.role == "system":
+            pieces = _system(V4, message, index, tools)
+        elif group.role == "developer":
+            pieces = _v4_developer(message, index)
+        else:
+            pieces = iter((REMINDER, _text(message.get("content"), index)))
+        yield Turn(message, pieces, opener)
+
+
+def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
+    if group.task is None:
+        return ASSISTANT + _think(thinks) if group.role in ASKING else ""
+    if group.task not in TASKS:
+        raise TemplateError(
+            f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}', message=group.members[0][0]
+        )
+    token = f"<｜{group.task}｜>"
+    return ASSISTANT + _think(thinking) + token if group.task == "action" else token
+
+
+def _v4_user(group: Group, opener: str) -> Iterator[Turn]:
+    """One turn for each message of the group; the opener comes after them all."""
+    for nth, (index, message) in enumerate(group.members):
+        pieces = _v4_block(message, index, "\n\n" if nth else USER)
+        yield Turn(message, pieces, opener if nth + 1 == len(group.members) else "")
+
+
+def _v4_block(message: Any, index: int, lead: str) -> Iterator[str]:
+    yield lead
+    content = message.get("content", "")
+    if message.get("role") == "tool":
+        yield "<tool_result>"
+        yield _parts(content, index) if isinstance(content, list) else text_of(content)
+        yield "</tool_result>"
+    elif isinstance(content, list):
+        yield _parts(content, index)
+    elif isinstance(content, str):
+        yield content
+    else:
+        raise TemplateError("the content of a user message must be text", message=index)
+
+
+def _v4_developer(message: Any, index: int) -> Iterator[str]:
+    _check_developer(message, index)
+    yield USER
+    yield _text(message.get("content"), index)
+    yield from _attachments(V4, message, index, message.get("tools"))
+
+
+def _grouped(messages: TracedList) -> list[Group]:
+    """User and tool messages that follow one another are one user turn, until one of them sets a task."""
+    groups: list[Group] = []
+    for index, message in enumerate(messages):
+        role = plain(message.get("role"))
+        joins = bool(groups) and groups[-1].role == "user"
+        if joins and (role == "tool" or (role == "user" and groups[-1].task is None)):
+            groups[-1].members.append((index, message))
+        elif role == "tool":
+            groups.append(Group("user", [(index, message)]))
+        else:
+            groups.append(Group(role, [(index, message)], plain(message.get("task"))))
+    return groups
+
+
+def _order_results(groups: list[Group]) -> None:
+    """Put the tool results of each group into the order of the calls; what is between them stays in place."""
+    order: dict[str, int] = {}
+    for group in groups:
+        if group.role == "assistant" and group.members[0][1].get("tool_calls"):
+            calls = enumerate(group.members[0][1]["tool_calls"])
+            order = {name: nth for nth, call in calls if (name := _call_id(call))}
+        elif group.role == "user" and order:
+            results = [member for member in group.members if member[1]["role"] == "tool"]
+            results.sort(key=lambda member: order.get(plain(member[1].get("tool_call_id")), 0))
+            ordered = iter(results)
+            group.members = [next(ordered) if m[1]["role"] == "tool" else m for m in group.members]
+
+
+def _call_id(call: Any) -> Any:
+    return plain(call.get("id") or call.get("function", {}).get("id"))
+
+
+def _carry_tools(groups: list[Group]) -> bool:
+    return any(group.role != "user" and group.members[0][1].get("tools") for group in groups)
+
+
+# -- what both write
+
+
+def _write(turns: Iterator[Turn], trace: Trace) -> Iterator[str]:
+    """The turns, with each opener where it belongs: in the answer's turn, or in none."""
+    opener = ""
+    for turn in turns:
+        answers = turn.message.get("role") == "assistant"
+        if not answers:
+            yield opener
+        trace.enter()
+        mark = trace.turn(turn.message)
+        if mark is not None:
+            yield mark
+        if answers:
+            yield opener
+        yield from turn.pieces
+        mark = trace.leave()
+        if mark is not None:
+            yield mark
+        opener = turn.opener
+    yield opener
+
+
+def _think(thinks: bool) -> str:
+    return THINK if thinks else END_THINK
+
+
+def _system(dialect: Dialect, message: Any, index: int, tools: TracedList | None) -> Iterator[str]:
+    yield _text(message.get("content") or "", index)
+    yield from _attachments(dialect, message, index, tools if index == 0 and tools else message.get("tools"))
+
+
+def _tools_alone(dialect: Dialect, messages: TracedList, tools: TracedList | None) -> Iterator[str]:
+    """The tools, where there is no system message for them to go on."""
+    if tools and not (messages and messages[0].get("role") == "system"):
+        yield from _tools(dialect, tools, None)
+
+
+def _attachments(dialect: Dialect, message: Any, index: int, tools: Any) -> Iterator[str]:
+    if tools:
+        yield from _tools(dialect, tools, index)
+    schema = message.get("response_format")
+    if schema:
+        yield RESPONSE_FORMAT
+        yield dumps(schema)
+
+
+def _tools(dialect: Dialect, tools: Sequence[Any], index: int | None) -> Iterator[str]:
+    yield "\n\n"
+    yield dialect.before_schemas
+    for nth, tool in enumerate(tools):
+        if not isinstance(tool, dict) or "function" not in tool:
+            raise TemplateError(f'tool {nth} has no "function"; give it as OpenAI does', message=index)
+        if nth:
+            yield "\n"
+        yield dumps(tool["function"])
+    yield dialect.after_schemas
+
+
+def _assistant(dialect: Dialect, message: Any, index: int, *, thinks: bool, ends: bool) -> Iterator[str]:
+    if thinks:
+        yield _text(message.get("reasoning_content") or "", index)
+        yield END_THINK
+    yield _text(message.get("content") or "", index)
+    calls = message.get("tool_calls")
+    if calls:
+        yield f"\n\n<{DSML}{dialect.block}>\n"
+        for nth, call in enumerate(calls):
+            yield "\n" if nth else ""
+            yield from _call(dialect, call, index)
+        yield f"\n</{DSML}{dialect.block}>"
+    if ends:
+        yield EOS
+
+
+def _call(dialect: Dialect, call: Any, index: int) -> Iterator[str]:
+    function = call.get("function")
+    if not isinstance(function, dict) or "name" not in function or "arguments" not in function:
+        raise TemplateError('a tool call needs a "function" with "name" and "arguments"', message=index)
+    yield f'<{DSML}invoke name="'
+    yield text_of(function["name"])
+    yield '">\n'
+    for nth, (name, value) in enumerate(_arguments(dialect, function, index)):
+        is_string = isinstance(value, str)
+        yield "\n" if nth else ""
+        yield f'<{DSML}parameter name="'
+        yield text_of(name)
+        yield f'" string="{"true" if is_string else "false"}">'
+        yield value if is_string else dumps(value)
+        yield f"</{DSML}parameter>"
+    yield f"\n</{DSML}invoke>"
+
+
+def _arguments(dialect: Dialect, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
+    """The arguments of a call, one by one; parsed, each stays of the field that it was parsed from."""
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(plain(arguments))
+        except ValueError as error:
+            if dialect.tolerant:
+                return [("arguments", arguments)]
+            raise TemplateError(f"a tool call's arguments are not JSON: {error}", message=index) from None
+        arguments = wrap(parsed, (*function.origin, "arguments"))
+    if not isinstance(arguments, dict):
+        raise TemplateError("a tool call's arguments must be an object", message=index)
+    return list(arguments.items())
+
+
+def _text(content: Any, index: int) -> str:
+    """Content as text; of a list of parts, their texts after one another."""
+    if not isinstance(content, list):
+        return text_of(content)
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise TemplateError("DeepSeek takes text only; a part of the content is not text", message=index)
+    return join_with("", [part.get("text", "") for part in content])
+
+
+def _parts(content: Any, index: int) -> str:
+    """Content given in parts, as V4 writes blocks: an empty line between, a note for what is not text."""
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict):
+            raise TemplateError("a part of the content is not an object", message=index)
+        if part.get("type") == "text":
+            texts.append(part.get("text", ""))
+        else:
+            texts.append(join_with("", ("[Unsupported ", text_of(part.get("type")), "]")))
+    return join_with("\n\n", texts)
+
+
+# -- settings and checks
+
+
+def _thinking(variables: dict[str, Any]) -> bool:
+    mode = plain(variables.get("thinking_mode"))
+    if mode is None:
+        return bool(variables.get("thinking") or variables.get("enable_thinking"))
+    if mode not in ("chat", "thinking"):
+        raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
+    return bool(mode == "thinking")
+
+
+def _last_asking(roles: Sequence[Any]) -> int:
+    return max((at for at, role in enumerate(roles) if role in ASKING), default=-1)
+
+
+def _check_roles(messages: TracedList, roles: Sequence[str], name: str) -> None:
+    for index, message in enumerate(messages):
+        role = plain(message.get("role"))
+        if role not in roles:
+            known = ", ".join(roles)
+            raise TemplateError(f'{name} has no role "{role}"; it has {known}', message=index)
+
+
+def _check_developer(message: Any, index: int) -> None:
+    if not message.get("content"):
+        raise TemplateError("a developer message needs content", message=index)
+
+
+DEEPSEEK_V32: Final = PythonFormat("deepseek_v3.2", deepseek_v32, constants=V32_ROLES)
+DEEPSEEK_V4: Final = PythonFormat("deepseek_v4", deepseek_v4, constants=V4_ROLES)

@@ -1,0 +1,324 @@
+"""Renderings put together from several: reasoning that a template drops from the past, kept; history as given.
+
+Nothing here knows a model. A turn whose reasoning is missing is rendered again in a context that keeps it, its
+text is put in place of the old one, and the trace proves that only reasoning was added.
+"""
+
+from __future__ import annotations
+
+import json
+import os.path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import TokentraceError
+from ..template.chat_template import REASONING_FIELDS
+from ..template.trace import Rendering
+from ..template.traced import Origin
+from .turns import Section, sections
+
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages], Rendering]
+Span = tuple[str, int, Origin | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a rendering has that the shipped template's has not. `before` and `after` are pieces of text."""
+
+    message: int
+    what: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"message {self.message}: {self.what}: {self.before!r} -> {self.after!r}"
+
+
+def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A message's reasoning and the field that holds it, its own or inline between think tags in content."""
+    for name in REASONING_FIELDS:
+        value = message.get(name)
+        if isinstance(value, str) and value.strip():
+            return value, name
+    content = message.get("content")
+    if isinstance(content, str) and "</think>" in content:
+        inline = content.split("</think>")[0].split("<think>")[-1]
+        if inline.strip():
+            return inline, "content"
+    return None
+
+
+def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: int) -> bool:
+    """Whether the spans of a turn hold its reasoning, by the trace."""
+    found = reasoning_of(message)
+    if found is None:
+        return True
+    reasoning, name = found
+    written = "".join(text for text, _, origin in spans if origin == ("messages", index, name))
+    return reasoning.strip() in written
+
+
+def last_user(messages: Messages) -> int:
+    return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+
+
+def keep_reasoning(
+    rendering: Rendering, messages: Messages, render: Render, *, since: int = -1
+) -> tuple[Rendering, list[Change], list[str]]:
+    """Put back reasoning that the template dropped from turns after message `since`. Only ever adds text."""
+    changes: list[Change] = []
+    notes: list[str] = []
+    replaced: dict[int, list[Span]] = {}
+    contexts = _Contexts(messages, render)
+    for section in sections(rendering):
+        index = section.message
+        message = messages[index]
+        if index <= since or message["role"] != "assistant":
+            continue
+        old = _cut(rendering, section.start, section.end)
+        if shows_reasoning(message, old, index):
+            continue
+        for new in contexts.of(index):
+            if not shows_reasoning(message, new, index):
+                continue
+            spans = _inserted(old, new)
+            if spans is not None:
+                replaced[section.start] = spans
+                changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
+                break
+        else:
+            notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
+    return _spliced(rendering, replaced), changes, notes
+
+
+def _inserted(old: list[Span], new: list[Span]) -> list[Span] | None:
+    """`new` with the end of `old`, if that is `old` with text added in one place; else None."""
+    before, after = _text(old), _text(new)
+    old_end, new_end = _body_end(old), _body_end(new)
+    shared = len(os.path.commonprefix([before[:old_end], after[:new_end]]))
+    rest = before[shared:old_end]
+    if not after[:new_end].endswith(rest) or new_end - len(rest) < shared:
+        return None
+    return [*_slice_spans(new, 0, new_end), *_slice_spans(old, old_end, len(before))]
+
+
+class _Contexts:
+    """The turn of one message, rendered in contexts that may show more of it. Renderings are made once."""
+
+    def __init__(self, messages: Messages, render: Render) -> None:
+        self._messages = messages
+        self._render = render
+        self._made: dict[tuple[int, ...], Rendering | None] = {}
+
+    def of(self, index: int) -> Iterator[list[Span]]:
+        """In its own exchange (from its user message to before the next), then as the last message."""
+        roles = [message["role"] for message in self._messages]
+        users = [i for i, role in enumerate(roles) if role == "user"]
+        begin = max((i for i in users if i < index), default=0)
+        end = min((i for i in users if i > index), default=len(roles))
+        head = [i for i, role in enumerate(roles[:begin]) if role in ("system", "developer")]
+        for stop in (end, index + 1):
+            yield from self._turn(index, (*head, *range(begin, stop)))
+            yield from self._turn(index, tuple(range(stop)))
+
+    def as_last(self, index: int) -> list[Span] | None:
+        """The turn as it stood when it was the last message."""
+        roles = [message["role"] for message in self._messages]
+        begin = max((i for i, role in enumerate(roles[:index]) if role == "user"), default=0)
+        head = [i for i, role in enumerate(roles[:begin]) if role in ("system", "developer")]
+        for chosen in ((*head, *range(begin, index + 1)), tuple(range(index + 1))):
+            for spans in self._turn(index, chosen):
+                return spans
+        return None
+
+    def _turn(self, index: int, chosen: tuple[int, ...]) -> Iterator[list[Span]]:
+        if chosen not in self._made:
+            try:
+                self._made[chosen] = self._render([self._messages[i] for i in chosen])
+            except TokentraceError:
+                self._made[chosen] = None
+        rendering = self._made[chosen]
+        if rendering is None:
+            return
+        for section in sections(rendering):
+            if chosen[section.message] == index:
+                spans = _cut(rendering, section.start, section.end)
+                yield [(text, index, _renumbered(origin, chosen)) for text, _, origin in spans]
+                return
+
+
+def _renumbered(origin: Origin | None, chosen: Sequence[int]) -> Origin | None:
+    if origin is not None and len(origin) > 1 and origin[0] == "messages":
+        return ("messages", chosen[int(origin[1])], *origin[2:])
+    return origin
+
+
+# -- history as given
+
+
+def patch_history(
+    rendering: Rendering, messages: Messages, render: Render, given: Messages
+) -> tuple[Rendering, list[Change]]:
+    """Every assistant turn as it stood when it was sampled, with its values as they were given.
+
+    Turns are written as when they were last; white space that the template strips off a field is put back;
+    booleans and null are spelled as in JSON; arguments given as a JSON string stay that string. `given` are
+    the messages before `parsed_arguments` made them fit for the template.
+    """
+    changes: list[Change] = []
+    replaced: dict[int, list[Span]] = {}
+    contexts = _Contexts(messages, render)
+    for section in sections(rendering):
+        index = section.message
+        if messages[index]["role"] != "assistant":
+            continue
+        old = _cut(rendering, section.start, section.end)
+        new = (contexts.as_last(index) if index < len(messages) - 1 else None) or old
+        if _text(new) != _text(old):
+            changes.append(Change(index, "as it stood when it was last", _text(old), _text(new)))
+        as_given = [(_as_given(text, origin, given[index]), turn, origin) for text, turn, origin in new]
+        for (before, _, origin), (after, _, _) in zip(new, as_given, strict=True):
+            if before != after and origin is not None:
+                changes.append(Change(index, ".".join(map(str, origin[2:])) + " as given", before, after))
+        if as_given != old:
+            replaced[section.start] = as_given
+    return _spliced(rendering, replaced), changes
+
+
+def parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
+    """Messages whose arguments are mappings: JSON strings are parsed, so that any template can show them."""
+    return [_parsed(message) if message.get("tool_calls") else message for message in messages]
+
+
+def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = []
+    for call in message["tool_calls"]:
+        holder = call.get("function") if isinstance(call.get("function"), Mapping) else call
+        arguments = holder.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                value = json.loads(arguments)
+            except ValueError:
+                value = None
+            if isinstance(value, dict):
+                holder = {**holder, "arguments": value}
+                call = {**call, "function": holder} if isinstance(call.get("function"), Mapping) else holder
+        calls.append(call)
+    return {**message, "tool_calls": calls}
+
+
+def _as_given(text: str, origin: Origin | None, message: Mapping[str, Any]) -> str:
+    """A span's text as its field was given: unstripped, booleans and JSON as they were."""
+    if origin is None or len(origin) < 3 or origin[0] != "messages":
+        return text
+    value: Any = message
+    for at, key in enumerate(origin[2:]):
+        if isinstance(value, str):  # arguments given as a JSON string: look the key up in its text
+            return _json_member(value, origin[2 + at :]) or text
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return text
+    if isinstance(value, str):
+        if origin[-1] == "arguments":
+            return value
+        return value if text and value.strip() == text.strip() else text
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return text
+
+
+def _json_member(source: str, path: Sequence[str | int]) -> str | None:
+    """The text of one member of a JSON object, exactly as it stands in `source`; None for a string or a miss."""
+    decoder = json.JSONDecoder()
+    if len(path) != 1:
+        return None
+    at = source.find("{") + 1
+    try:
+        while True:
+            at = _skip(source, at, " \t\r\n,")
+            key, at = decoder.raw_decode(source, at)
+            at = _skip(source, at, " \t\r\n:")
+            value, end = decoder.raw_decode(source, at)
+            if key == path[0]:
+                return None if isinstance(value, str) else source[at:end]
+            at = end
+    except (ValueError, IndexError):
+        return None
+
+
+def _skip(source: str, at: int, characters: str) -> int:
+    while source[at] in characters:
+        at += 1
+    return at
+
+
+# -- spans
+
+
+def _text(spans: Sequence[Span]) -> str:
+    return "".join(text for text, _, _ in spans)
+
+
+def _body_end(spans: Sequence[Span]) -> int:
+    """Where the last text of a field ends."""
+    at = end = 0
+    for text, _, origin in spans:
+        at += len(text)
+        if origin is not None:
+            end = at
+    return end
+
+
+def _cut(rendering: Rendering, start: int, stop: int) -> list[Span]:
+    spans: list[Span] = []
+    begin = 0
+    for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
+        if end > start and begin < stop:
+            spans.append((rendering.text[max(begin, start) : min(end, stop)], turn, origin))
+        begin = end
+    return spans
+
+
+def _slice_spans(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
+    out: list[Span] = []
+    at = 0
+    for text, turn, origin in spans:
+        piece = text[max(0, start - at) : max(0, stop - at)]
+        if piece:
+            out.append((piece, turn, origin))
+        at += len(text)
+    return out
+
+
+def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Rendering:
+    """The rendering with some of its turns replaced, each given by where it began."""
+    if not replaced:
+        return rendering
+    turns = [section for section in sections(rendering) if section.start in replaced]
+    pieces: list[Span] = []
+    at = 0
+    for section in turns:
+        pieces += _cut(rendering, at, section.start) + replaced[section.start]
+        at = section.end
+    rest = _cut(rendering, at, len(rendering.text))
+    result = Rendering("")
+    texts: list[str] = []
+    end = 0
+    for text, turn, origin in (*pieces, *rest):
+        if not text:
+            continue
+        end += len(text)
+        texts.append(text)
+        result.ends.append(end)
+        result.turns.append(turn)
+        result.origins.append(origin)
+        if turn >= 0:
+            result.tail = end
+    result.text = "".join(texts)
+    return result
+
+
+__all__ = ["Change", "Section", "keep_reasoning", "last_user", "parsed_arguments", "patch_history", "reasoning_of"]

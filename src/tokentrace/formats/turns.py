@@ -1,0 +1,329 @@
+"""Turns: where each one stands in a rendering, and which of its tokens the model samples.
+
+A token is sampled iff it lies in an assistant's turn, after that turn's own generation prompt, up to and
+including its stop token. Nothing of this is declared per model:
+
+- *where a turn stands* the trace says (`sections`);
+- *its generation prompt* is what the template writes after the last message when it is asked for one, at that
+  very point of a conversation (`PromptTails`);
+- *its stop token* is the control token that ends it. Where a template closes turns with nothing, the model
+  stops by sampling the head of the next turn (GLM), and that token is the stop (`TurnFacts`).
+"""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import TokentraceError
+from ..template.trace import Rendering
+from ..template.traced import Origin
+from ..tokens.encoding import Encoded
+from ..tokens.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages, bool], Rendering]
+"""Renders messages with or without a generation prompt; tools and template variables are already settled."""
+
+
+@dataclass(slots=True)
+class Section:
+    """A stretch of text written in one message's turn."""
+
+    message: int
+    start: int
+    end: int
+    body: int
+    """Where the first text of one of the message's own fields begins (`end` if there is none)."""
+    body_end: int
+    """Where the last such text ends (`start` if there is none)."""
+    before: int
+    """The message whose turn came before (-1: none)."""
+
+
+def sections(rendering: Rendering) -> list[Section]:
+    """The turns of a rendering, in order. A message has several where others were written inside its turn."""
+    out: list[Section] = []
+    current: Section | None = None
+    start = 0
+    for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
+        if turn < 0:
+            current = None
+        else:
+            if current is None or current.message != turn:
+                before = out[-1].message if out else -1
+                current = Section(turn, start, end, -1, start, before)
+                out.append(current)
+            current.end = end
+            if origin is not None and not is_role(origin):
+                if current.body < 0:
+                    current.body = start
+                current.body_end = end
+        start = end
+    for section in out:
+        if section.body < 0:
+            section.body = section.end
+    return out
+
+
+def is_role(origin: Origin) -> bool:
+    """Whether an origin is a message's role: part of the scaffold for all that matters here."""
+    return len(origin) == 3 and origin[0] == "messages" and origin[2] == "role"
+
+
+class PromptTails:
+    """Generation prompts, by the circumstances that a template can make them depend on.
+
+    The prompt before an assistant's turn depends on the role of the message before it, on whether there are
+    tools, and on words that the template looks for in what system and user said (``/no_think``). For each such
+    combination it is found once, by rendering the conversation at hand up to that turn.
+    """
+
+    def __init__(self, constants: frozenset[str]) -> None:
+        self._words = sorted(word for word in constants if len(word) > 1)
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def circumstances(self, messages: Messages, has_tools: bool) -> list[tuple[Any, ...]]:
+        """For each position, what a generation prompt at that position could depend on."""
+        out: list[tuple[Any, ...]] = [("", (), (), has_tools)]
+        system: tuple[str, ...] = ()
+        user: tuple[str, ...] = ()
+        for message in messages:
+            role = message["role"]
+            if role in ("system", "developer", "user"):
+                content = message.get("content")
+                found = tuple(word for word in self._words if word in content) if isinstance(content, str) else ()
+                if role == "user":
+                    user = found
+                else:
+                    system += found
+            out.append((role, system, user, has_tools))
+        return out
+
+    def tail(self, circumstance: tuple[Any, ...], messages: Messages, render: Render) -> str | None:
+        """The generation prompt after `messages`; None where the template refuses to write one."""
+        known = self._known.get(circumstance)
+        if known is None and messages:
+            try:
+                rendering = render(messages, True)
+            except TokentraceError:
+                return None
+            known = self._known[circumstance] = rendering.text[rendering.tail :]
+        return known
+
+    def others(self) -> list[str]:
+        return list(self._known.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFacts:
+    """How turns end, found out on small conversations."""
+
+    closers: frozenset[int] = frozenset()
+    """Control tokens that end an assistant's turn."""
+    heads: frozenset[int] = frozenset()
+    """Control tokens that begin the next turn and are sampled as the stop of the one before."""
+    open_ended: bool = False
+    """Nothing closes a turn: the head of the next one does."""
+
+
+_PROBE_CALL: Final = {"id": "call00001", "type": "function"}
+
+
+def _call(number: int) -> dict[str, Any]:
+    function = {"name": f"probe{number}", "arguments": {"key": "value"}}
+    return {**_PROBE_CALL, "id": f"call0000{number}", "function": function}
+
+
+_USER: Final = {"role": "user", "content": "question"}
+_TOOL: Final = {"role": "tool", "name": "probe1", "tool_call_id": "call00001", "content": "result"}
+_PROBES: Final[tuple[tuple[tuple[Mapping[str, Any], ...], bool], ...]] = (
+    ((_USER, {"role": "assistant", "content": "answer"}), False),
+    ((_USER, {"role": "assistant", "content": "answer"}, _USER), False),
+    ((_USER, {"role": "assistant", "content": "", "tool_calls": [_call(1)]}, _TOOL), True),
+    ((_USER, {"role": "assistant", "content": "", "tool_calls": [_call(1)]}), True),
+)
+
+
+def find_turn_facts(
+    tokenizer: Tokenizer, render: Render, encode: Callable[[Rendering, Messages], Encoded], eos: frozenset[int]
+) -> TurnFacts:
+    """Look at how the template ends turns: with an answer, with a tool call, last and not last."""
+    closers: set[int] = set()
+    heads: set[int] = set()
+    open_ended = False
+    for probe, is_call in _PROBES:
+        ending = _probe(probe, render, encode)
+        if ending is None:
+            continue
+        closer, head = ending
+        if not is_call:
+            if closer is not None:
+                closers.add(closer)
+            elif head is not None:
+                open_ended = True
+                heads.add(head)
+        elif open_ended:
+            if head is not None:
+                heads.add(head)
+        elif closer is not None and (closer in closers | eos or not _is_delimiter(closer, render, encode)):
+            closers.add(closer)
+        elif head is not None:
+            heads.add(head)
+    return TurnFacts(frozenset(closers), frozenset(heads), open_ended)
+
+
+def _probe(
+    messages: Messages, render: Render, encode: Callable[[Rendering, Messages], Encoded]
+) -> tuple[int | None, int | None] | None:
+    """The last control token of the assistant's turn after its text, and the token that comes next."""
+    try:
+        rendering = render(_with_text_arguments(messages, render), False)
+        encoded = encode(rendering, messages)
+    except TokentraceError:
+        return None
+    own = [section for section in sections(rendering) if section.message == 1 and section.start < section.end]
+    if not own:
+        return None
+    section = own[0]
+    first, stop = encoded.tokens_touching(section.body_end, section.end)
+    inside = [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
+    after = int(encoded.ids[stop]) if stop < len(encoded.ids) and encoded.control[stop] else None
+    return inside[-1] if inside else None, after
+
+
+def _with_text_arguments(messages: Messages, render: Render) -> Messages:
+    """The probe with arguments as a mapping or, where the template wants that, as a JSON string."""
+    try:
+        render(messages, False)
+    except TokentraceError:
+        return [_stringified(message) for message in messages]
+    return messages
+
+
+def _stringified(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    changed = [{**call, "function": {**call["function"], "arguments": '{"key": "value"}'}} for call in calls]
+    return {**message, "content": None if not message.get("content") else message["content"], "tool_calls": changed}
+
+
+def _is_delimiter(
+    token: int, render: Render, encode: Callable[[Rendering, Messages], Encoded]
+) -> bool:
+    """Whether a control token stands after every call of a turn, so that it ends a call and not the turn."""
+    messages = [_USER, {"role": "assistant", "content": "", "tool_calls": [_call(1), _call(2)]}]
+    try:
+        encoded = encode(render(_with_text_arguments(messages, render), False), messages)
+    except TokentraceError:
+        return False
+    return int((encoded.ids == token).sum()) > 1
+
+
+@dataclass(slots=True)
+class SampledTurn:
+    """The tokens of one turn that the model samples: ``start`` to ``stop``, the stop token included."""
+
+    message: int
+    start: int
+    stop: int
+    stop_token: int | None
+
+
+@dataclass(slots=True)
+class Sampling:
+    """The sampled turns of a rendering, and what could not be settled."""
+
+    turns: list[SampledTurn] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def mask(self, length: int) -> npt.NDArray[np.bool_]:
+        mask = np.zeros(length, np.bool_)
+        for turn in self.turns:
+            mask[turn.start : turn.stop] = True
+        return mask
+
+
+def find_sampled(
+    encoded: Encoded,
+    turns: Sequence[Section],
+    messages: Messages,
+    *,
+    facts: TurnFacts,
+    tails: PromptTails,
+    has_tools: bool,
+    render: Render,
+    tokenizer: Tokenizer,
+) -> Sampling:
+    """Which tokens the model samples. `render` is asked for a generation prompt only in new circumstances."""
+    sampling = Sampling()
+    circumstances: list[tuple[Any, ...]] | None = None
+    for section in turns:
+        if messages[section.message]["role"] != "assistant":
+            continue
+        if circumstances is None:
+            circumstances = tails.circumstances(messages, has_tools)
+        known = section.before + 1 if section.before >= 0 else section.message
+        tail = tails.tail(circumstances[known], messages[:known], render)
+        start = _after_prompt(encoded, section, tail, tails, tokenizer)
+        if start is None:
+            sampling.notes.append(
+                f"message {section.message}: its generation prompt is not what the template writes before a "
+                "reply; taken to begin with its first field"
+            )
+            start = encoded.tokens_touching(section.body, section.end)[0]
+        sampling.turns.append(_ended(encoded, section, start, facts))
+    return sampling
+
+
+def _after_prompt(
+    encoded: Encoded, section: Section, tail: str | None, tails: PromptTails, tokenizer: Tokenizer
+) -> int | None:
+    """The first token after the section's own generation prompt."""
+    text = encoded.rendering.text
+    own = [tail] if tail is not None else []
+    for candidate in own + sorted((other for other in tails.others() if other), key=len, reverse=True):
+        if not candidate or text.endswith(candidate, 0, section.start):
+            return encoded.tokens_touching(section.start, section.end)[0]  # written before the turn began
+        matched = _matched(text, section, candidate, tokenizer)
+        if matched:
+            return encoded.tokens_touching(section.start + matched, section.end)[0]
+    return None
+
+
+def _matched(text: str, section: Section, tail: str, tokenizer: Tokenizer) -> int:
+    """How much of the generation prompt the turn begins with: up to a tag, a control token, or all of it."""
+    limit = section.body - section.start
+    length = len(os.path.commonprefix([text[section.start : section.start + min(limit, len(tail))], tail]))
+    if length in (len(tail), limit):
+        return length
+    pattern = tokenizer.vocabulary.control_pattern
+    cuts = {at for at, char in enumerate(tail) if char == "<"}
+    if pattern is not None:
+        for match in pattern.finditer(tail):
+            cuts -= set(range(match.start() + 1, match.end()))
+            cuts |= {match.start(), match.end()}
+    return max((cut for cut in cuts if cut <= length), default=0)
+
+
+def _ended(encoded: Encoded, section: Section, start: int, facts: TurnFacts) -> SampledTurn:
+    """The section's sampled tokens: up to its closer, or up to the next head where that is the stop."""
+    first, stop = encoded.tokens_touching(section.body_end, section.end)
+    first = max(first, start)
+    inside = [at for at in range(first, stop) if encoded.control[at]]
+    closing = [at for at in inside if int(encoded.ids[at]) in facts.closers]
+    if closing:
+        at = closing[-1]
+        return SampledTurn(section.message, start, at + 1, int(encoded.ids[at]))
+    if stop < len(encoded.ids) and int(encoded.ids[stop]) in facts.heads:
+        return SampledTurn(section.message, start, stop + 1, int(encoded.ids[stop]))
+    if inside and not facts.open_ended and not facts.closers:
+        at = inside[-1]
+        return SampledTurn(section.message, start, at + 1, int(encoded.ids[at]))
+    return SampledTurn(section.message, start, max(start, stop), None)

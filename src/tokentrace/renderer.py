@@ -1,0 +1,403 @@
+"""Renderer: messages to ids with a model's own template. `create_renderer` makes one, `RendererPool` several."""
+
+from __future__ import annotations
+
+import functools
+import json
+import queue
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from .errors import ControlTokenError, InputError, RendererError, TemplateError
+from .formats import families
+from .formats.history import Change, keep_reasoning, last_user, parsed_arguments, patch_history
+from .formats.turns import PromptTails, Sampling, TurnFacts, find_sampled, find_turn_facts, sections
+from .messages import check_messages, check_tools
+from .rendered import RenderedTokens, field_name
+from .template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
+from .template.trace import Rendering
+from .template.traced import UNKNOWN, Origin, TracedList
+from .tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
+from .tokens.loading import load_tokenizer, named_templates
+from .tokens.tokenizer import Tokenizer
+
+TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
+"""Whose text may hold control tokens: the operator's own. ``"tools"`` stands for tool schemas."""
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What a renderer found out about one template: how it prompts, how its turns end."""
+
+    template: Template
+    tails: PromptTails
+    facts: TurnFacts | None = None
+
+
+class Renderer:
+    """Renders conversations to ids with origins and an exact loss mask. Make one with `create_renderer`.
+
+    Immutable as far as callers can see, and safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        templates: Mapping[str, Template],
+        *,
+        family: str = "default",
+        preserve_all_thinking: bool = False,
+        preserve_thinking_between_tool_calls: bool = False,
+        use_patched: bool = False,
+        control_tokens: ControlPolicy = ControlPolicy.LITERAL,
+        trusted: Iterable[str] = TRUSTED,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.family = family
+        self.preserve_all_thinking = preserve_all_thinking
+        self.preserve_thinking_between_tool_calls = preserve_thinking_between_tool_calls
+        self.use_patched = use_patched
+        self.control_tokens = control_tokens
+        self.trusted = frozenset(trusted)
+        self.template_kwargs = dict(variables or {})
+        self._variables = {**tokenizer.variables, **wrap_variables(self.template_kwargs)}
+        self._learned = {
+            name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
+        }
+        self._tools: dict[str, TracedList] = {}
+
+    # -- rendering
+
+    def render(
+        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> RenderedTokens:
+        """Render a conversation: ids, origins and the loss mask, in one render.
+
+        Raises InputError (naming message and field) for a conversation that is none, TemplateError where the
+        template refuses it, ControlTokenError where untrusted text spells a control token and the policy is
+        ``reject``.
+        """
+        learned = self._for(tools)
+        checked = check_messages(messages, more_roles=learned.template.constants)
+        shown: Messages = parsed_arguments(checked) if self.use_patched else checked
+        wrapped = self._wrap_tools(tools)
+        rendering = self._run(learned, shown, wrapped, add_generation_prompt)
+        rendering, changes, notes = self._with_history(learned, rendering, checked, shown, wrapped)
+        encoded = self._encode(rendering, checked, tools)
+        sampling = self._find_sampled(learned, encoded, shown, wrapped)
+        mask = sampling.mask(len(encoded.ids))
+        notes += sampling.notes
+        if rendering.generation:
+            notes += _compare_generation(encoded, mask)
+        return RenderedTokens(
+            tokenizer=self.tokenizer,
+            encoded=encoded,
+            conversation=checked,
+            turns=sampling.turns,
+            mask=mask,
+            prompted=add_generation_prompt,
+            changes=changes,
+            notes=notes,
+        )
+
+    def render_ids(
+        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        """The ids alone."""
+        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
+
+    def render_text(
+        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> Rendering:
+        """The text alone, as spans: nothing is encoded."""
+        learned = self._for(tools)
+        checked = check_messages(messages, more_roles=learned.template.constants)
+        shown: Messages = parsed_arguments(checked) if self.use_patched else checked
+        wrapped = self._wrap_tools(tools)
+        rendering = self._run(learned, shown, wrapped, add_generation_prompt)
+        return self._with_history(learned, rendering, checked, shown, wrapped)[0]
+
+    def get_stop_token_ids(self) -> list[int]:
+        """The ids at which generation has to stop: what ends a turn, and what the model's configuration adds."""
+        learned = self._for(None)
+        facts = self._facts(learned, None)
+        return list(dict.fromkeys([*sorted(facts.closers), *sorted(facts.heads), *sorted(self._eos)]))
+
+    # -- stages
+
+    def _for(self, tools: Any) -> _Learned:
+        """The template that serves: models may ship one of its own for tools."""
+        if tools is not None and "tool_use" in self._learned:
+            return self._learned["tool_use"]
+        if "default" not in self._learned:
+            known = ", ".join(sorted(self._learned))
+            raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
+        return self._learned["default"]
+
+    def _wrap_tools(self, tools: Any) -> TracedList | None:
+        checked = check_tools(tools)
+        if checked is None:
+            return None
+        try:
+            key = json.dumps(checked)
+        except (TypeError, ValueError):
+            return wrap_tools(checked)
+        wrapped = self._tools.get(key)
+        if wrapped is None:
+            if len(self._tools) >= 64:
+                self._tools.clear()
+            wrapped = self._tools[key] = wrap_tools(checked)
+        return wrapped
+
+    def _run(
+        self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool
+    ) -> Rendering:
+        return learned.template.render(
+            messages, tools, add_generation_prompt=prompt, variables=self._variables
+        )
+
+    def _with_history(
+        self, learned: _Learned, rendering: Rendering, given: Messages, shown: Messages, tools: TracedList | None
+    ) -> tuple[Rendering, list[Change], list[str]]:
+        changes: list[Change] = []
+        notes: list[str] = []
+        render = functools.partial(self._run, learned, tools=tools, prompt=False)
+        if self.use_patched:
+            rendering, changes = patch_history(rendering, shown, render, given)
+        if self.preserve_all_thinking or self.use_patched:
+            rendering, kept, notes = keep_reasoning(rendering, shown, render)
+            changes = changes + kept
+        elif self.preserve_thinking_between_tool_calls:
+            since = last_user(shown)
+            rendering, changes, notes = keep_reasoning(rendering, shown, render, since=since)
+        return rendering, changes, notes
+
+    def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:
+        roles = [message["role"] in self.trusted for message in messages]
+        trusted = [self._trusts(origin, roles) for origin in rendering.origins]
+        try:
+            return encode_spans(self.tokenizer, rendering, trusted, self.control_tokens)
+        except ForgedControl as forged:
+            raise _forged(forged, rendering.origins[forged.span], messages, tools) from None
+        except UnicodeEncodeError as error:
+            raise _unencodable(rendering) from error
+
+    def _trusts(self, origin: Origin | None, roles: Sequence[bool]) -> bool:
+        if origin is None:
+            return True
+        source = origin[0]
+        if source == "messages":
+            return roles[int(origin[1])] or (len(origin) == 3 and origin[2] == "role")
+        if source == "tools":
+            return "tools" in self.trusted
+        return source == "kwargs" and origin[1] != "documents"
+
+    def _find_sampled(
+        self, learned: _Learned, encoded: Encoded, messages: Messages, tools: TracedList | None
+    ) -> Sampling:
+        if not any(message["role"] == "assistant" for message in messages):
+            return Sampling()
+        return find_sampled(
+            encoded,
+            sections(encoded.rendering),
+            messages,
+            facts=self._facts(learned, tools),
+            tails=learned.tails,
+            has_tools=bool(tools),
+            render=lambda some, prompt: self._run(learned, some, tools, prompt),
+            tokenizer=self.tokenizer,
+        )
+
+    def _facts(self, learned: _Learned, tools: TracedList | None) -> TurnFacts:
+        if learned.facts is None:
+            learned.facts = find_turn_facts(
+                self.tokenizer,
+                lambda some, prompt: self._run(learned, some, tools, prompt),
+                self._encode,
+                self._eos,
+            )
+        return learned.facts
+
+    @functools.cached_property
+    def _eos(self) -> frozenset[int]:
+        """The ends of generation that the model's own files name."""
+        named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))
+        return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
+
+    def __repr__(self) -> str:
+        return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+def _forged(
+    forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any
+) -> ControlTokenError:
+    """The error that names message, field, position and token."""
+    known = origin is not None and origin != UNKNOWN
+    message = int(origin[1]) if origin is not None and origin[0] == "messages" else None
+    value: Any = {"messages": messages, "tools": tools}
+    for key in origin if known and origin is not None else ():
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            break
+    position = value.find(forged.token) if isinstance(value, str) else -1
+    at = f" at character {position}" if position >= 0 else ""
+    return ControlTokenError(
+        f"holds the control token {forged.token!r}{at}; remove it, or use control_tokens='literal' to keep it "
+        "as plain text",
+        message=message,
+        field=field_name(origin),
+        position=position if position >= 0 else None,
+        token=forged.token,
+    )
+
+
+def _unencodable(rendering: Rendering) -> InputError:
+    """Lone surrogates: text that is no Unicode. Find whose they are."""
+    for text, _, origin in rendering.spans():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            message = int(origin[1]) if origin is not None and origin[0] == "messages" else None
+            return InputError(
+                f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
+                "text; decode the input with errors='replace'",
+                message=message,
+                field=field_name(origin),
+            )
+    return InputError("holds text that cannot be encoded as UTF-8")
+
+
+def _compare_generation(encoded: Encoded, mask: Any) -> list[str]:
+    """Hold the template's own generation tags against the derived mask."""
+    tagged = np.zeros(len(mask), np.bool_)
+    for start, end in encoded.rendering.generation:
+        first, stop = encoded.tokens_touching(start, end)
+        tagged[first:stop] = True
+    if np.array_equal(tagged, mask):
+        return []
+    only_tagged, only_derived = int((tagged & ~mask).sum()), int((mask & ~tagged).sum())
+    where = int(np.flatnonzero(tagged != mask)[0])
+    return [
+        f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
+        f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
+    ]
+
+
+# -- making renderers
+
+
+def create_renderer(
+    tokenizer: Any,
+    renderer: str = "auto",
+    *,
+    preserve_all_thinking: bool = False,
+    preserve_thinking_between_tool_calls: bool = False,
+    use_patched: bool = False,
+    control_tokens: str = "literal",
+    chat_template: Any = None,
+    trusted: Iterable[str] = TRUSTED,
+    **template_kwargs: Any,
+) -> Renderer:
+    """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
+
+    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by what it does), ``"default"`` (the same,
+    not recognised), or the name of a family, which fails where the template does not behave like it.
+    `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
+    left over goes to the template: ``enable_thinking=False``.
+    """
+    loaded = load_tokenizer(tokenizer)
+    try:
+        policy = ControlPolicy(control_tokens)
+    except ValueError:
+        choices = ", ".join(repr(str(policy)) for policy in ControlPolicy)
+        raise RendererError(f"control_tokens is one of {choices}, not {control_tokens!r}") from None
+    templates = _templates(loaded, chat_template, renderer)
+    family = _recognised(loaded, templates, renderer, template_kwargs)
+    return Renderer(
+        loaded,
+        templates,
+        family=family,
+        preserve_all_thinking=preserve_all_thinking,
+        preserve_thinking_between_tool_calls=preserve_thinking_between_tool_calls,
+        use_patched=use_patched,
+        control_tokens=policy,
+        trusted=_check_trusted(trusted),
+        variables=template_kwargs,
+    )
+
+
+def _check_trusted(trusted: Iterable[str]) -> frozenset[str]:
+    if isinstance(trusted, str):
+        raise RendererError(f"trusted is a set of roles, not the string {trusted!r}")
+    return frozenset(trusted)
+
+
+def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
+    """The templates to use, by name; a family that has no Jinja template brings its own format."""
+    if isinstance(given, (ChatTemplate, PythonFormat)):
+        return {"default": given}
+    if isinstance(given, str) and given in tokenizer.templates:
+        return {"default": ChatTemplate(tokenizer.templates[given])}
+    if given is not None:
+        found = named_templates(given)
+        if not found:
+            raise RendererError(f"chat_template is a template's source or name, not a {type(given).__name__}")
+        return {name: ChatTemplate(source) for name, source in found.items()}
+    python_format = families.python_format(renderer, tokenizer)
+    if python_format is not None:
+        return {"default": python_format}
+    if not tokenizer.templates:
+        raise TemplateError(
+            f"{tokenizer.name or 'the tokenizer'} carries no chat template; pass chat_template= with its source"
+        )
+    return {name: ChatTemplate(source) for name, source in tokenizer.templates.items()}
+
+
+def _recognised(
+    tokenizer: Tokenizer, templates: Mapping[str, Template], renderer: str, kwargs: Mapping[str, Any]
+) -> str:
+    if renderer == "default":
+        return "default"
+    template = templates.get("default") or next(iter(templates.values()))
+    variables = {**tokenizer.variables, **wrap_variables(kwargs)}
+    return families.recognise(template, variables, renderer)
+
+
+class RendererPool:
+    """Renderers for many threads. They share one tokenizer, which is immutable and lets go of the GIL."""
+
+    def __init__(self, renderers: Sequence[Renderer]) -> None:
+        self._free: queue.SimpleQueue[Renderer] = queue.SimpleQueue()
+        self.size = len(renderers)
+        for renderer in renderers:
+            self._free.put(renderer)
+
+    @contextmanager
+    def checkout(self, timeout: float | None = None) -> Iterator[Renderer]:
+        """A renderer for the length of a ``with`` block; waits until one is free."""
+        try:
+            renderer = self._free.get(timeout=timeout)
+        except queue.Empty:
+            raise RendererError(f"no renderer came free within {timeout} s (pool of {self.size})") from None
+        try:
+            yield renderer
+        finally:
+            self._free.put(renderer)
+
+
+def create_renderer_pool(
+    name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any
+) -> RendererPool:
+    """A pool of `size` renderers, made as `create_renderer` makes one."""
+    if size < 1:
+        raise RendererError(f"a pool needs at least one renderer, not {size}")
+    loaded = load_tokenizer(name_or_path)
+    return RendererPool([create_renderer(loaded, renderer, **settings) for _ in range(size)])

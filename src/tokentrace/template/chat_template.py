@@ -1,0 +1,258 @@
+"""ChatTemplate: a model's own chat template, run with traced values."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import jinja2
+from jinja2 import nodes
+
+from ..errors import TemplateError, TemplateLimitError
+from .environment import TracingEnvironment
+from .trace import Rendering, Trace, collect
+from .traced import Origin, TooLarge, TracedDict, TracedList, traced, wrap
+
+REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
+"""The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
+
+
+class Template(Protocol):
+    """What turns messages into spans: a Jinja template, or a format written in Python."""
+
+    @property
+    def constants(self) -> frozenset[str]:
+        """The string constants it compares things with: roles it knows, words it looks for in content."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of its source."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: TracedList | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        patch: Patch | None = None,
+    ) -> Rendering: ...
+
+
+Patch = Callable[[TracedList], TracedList]
+"""Changes wrapped messages before they are rendered (see `formats.patched`)."""
+
+
+@functools.cache
+def _environment() -> TracingEnvironment:
+    return TracingEnvironment()
+
+
+class ChatTemplate:
+    """A compiled Jinja chat template. Immutable; safe to share between threads; compiled once per source."""
+
+    def __init__(self, source: str) -> None:
+        if not isinstance(source, str) or not source.strip():
+            raise TemplateError("the chat template is empty")
+        self.source = source
+        self._template, self.constants, self.tags_generation = _compile(source)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: TracedList | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        patch: Patch | None = None,
+    ) -> Rendering:
+        """Render `messages` (validated) with the template. TemplateError names the message it was at."""
+        wrapped = wrap_messages(messages)
+        if patch is not None:
+            wrapped = patch(wrapped)
+        trace = Trace(len(messages))
+        context = self._template.new_context(
+            {
+                "messages": wrapped,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+                **(variables or {}),
+            }
+        )
+        context.trace = trace  # type: ignore[attr-defined]
+        return run(self._template.root_render_func(context), trace, self._line)
+
+    def _line(self, error: BaseException) -> int | None:
+        """The template line an exception came from."""
+        line, frame = None, error.__traceback__
+        while frame is not None:
+            if frame.tb_frame.f_code.co_filename == "<template>":
+                line = self._template.get_corresponding_lineno(frame.tb_lineno)
+            frame = frame.tb_next
+        return line
+
+
+def run(
+    pieces: Iterable[Any], trace: Trace, line_of: Callable[[BaseException], int | None] = lambda _: None
+) -> Rendering:
+    """Collect the pieces of a running template; whatever it raises becomes a TemplateError."""
+    at = lambda: trace.current if trace.current >= 0 else None  # noqa: E731
+    try:
+        return collect(pieces)
+    except TemplateError:
+        raise
+    except TooLarge as error:
+        raise TemplateLimitError(str(error), message=at(), line=line_of(error)) from None
+    except (RecursionError, MemoryError) as error:
+        problem = "the template recurses too deeply" if isinstance(error, RecursionError) else "out of memory"
+        raise TemplateLimitError(problem, message=at()) from None
+    except jinja2.exceptions.UndefinedError as error:
+        problem = f"the template needs something that is not there: {error.message}"
+        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+    except jinja2.exceptions.SecurityError as error:
+        problem = f"the template tried something that is not allowed: {error.message}"
+        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+    except jinja2.exceptions.TemplateError as error:
+        problem = f"the template refused the conversation: {error.message}"
+        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+    except Exception as error:
+        said = re.sub(r"Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), str(error))
+        problem = f"the template failed on this conversation: {type(error).__name__}: {said}"
+        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+
+
+def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
+    """Messages with their origins. Reasoning is offered under each of its names, as transformers does."""
+    wrapped = TracedList()
+    wrapped.origin = ("messages",)
+    for index, message in enumerate(messages):
+        item = TracedDict(message)
+        item.origin = ("messages", index)
+        item.raw = item
+        for name in REASONING_FIELDS:
+            value = message.get(name)
+            if value is not None:
+                value = wrap(value, ("messages", index, name))
+                if "thinking" not in message:
+                    dict.__setitem__(item, "thinking", value)
+                dict.__setitem__(item, "reasoning_content", value)
+                break
+        wrapped.append(item)
+    return wrapped
+
+
+def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
+    """Tool schemas with their origins; each remembers its JSON, as the same tools come again and again."""
+    wrapped = wrap([dict(tool) for tool in tools], ("tools",))
+    assert isinstance(wrapped, TracedList)
+    for tool in wrapped:
+        _remember_json(tool)
+    return wrapped
+
+
+def _remember_json(value: Any) -> None:
+    if isinstance(value, TracedDict):
+        value.memo = {}
+        for key in dict.__iter__(value):
+            _remember_json(value[key])
+
+
+def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Template variables (``enable_thinking=False``, ``documents=…``): strings in them are traced too."""
+    return {name: _wrap_variable(value, ("kwargs", name)) for name, value in variables.items()}
+
+
+def _wrap_variable(value: Any, origin: Origin) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return wrap(value, origin)
+
+
+@functools.lru_cache(maxsize=256)
+def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], bool]:
+    environment = _environment()
+    try:
+        tree = environment.parse(source)
+        constants = frozenset(_constants(tree))
+        tags = any(node.call.node.name == "generated" for node in _generation_tags(tree))
+        template = environment.from_string(source)
+    except jinja2.exceptions.TemplateSyntaxError as error:
+        raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
+    except RecursionError:
+        raise TemplateLimitError("the chat template is nested too deeply to compile") from None
+    return template, constants, tags
+
+
+def _generation_tags(tree: nodes.Template) -> Iterator[Any]:
+    for block in tree.find_all(nodes.CallBlock):
+        if isinstance(block.call.node, nodes.ExtensionAttribute):
+            yield block
+
+
+def _constants(tree: nodes.Template) -> Iterator[str]:
+    """Strings the template compares values with, looks for in them, or cuts them at."""
+    for compare in tree.find_all(nodes.Compare):
+        yield from _strings(compare)
+    for test in tree.find_all(nodes.Test):
+        yield from _strings(test)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            yield from _strings(call)
+
+
+def _strings(node: nodes.Node) -> Iterator[str]:
+    for constant in node.find_all(nodes.Const):
+        if isinstance(constant.value, str) and constant.value:
+            yield constant.value
+
+
+class PythonFormat:
+    """A format with no Jinja template: a generator that yields the same traced pieces a template prints.
+
+    `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
+    ``trace.turn(message)`` (yielding what it returns) where a message's turn begins.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Iterator[Any]], constants: Iterable[str]) -> None:
+        self.name = name
+        self._function = function
+        self.constants = frozenset(constants)
+        self.digest = hashlib.sha256(f"python:{name}".encode()).hexdigest()
+        self.tags_generation = False
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: TracedList | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        patch: Patch | None = None,
+    ) -> Rendering:
+        wrapped = wrap_messages(messages)
+        if patch is not None:
+            wrapped = patch(wrapped)
+        trace = Trace(len(messages))
+        pieces = self._function(wrapped, tools, add_generation_prompt, trace, **(variables or {}))
+        return run(pieces, trace)
+
+
+__all__ = [
+    "REASONING_FIELDS",
+    "ChatTemplate",
+    "Patch",
+    "PythonFormat",
+    "Template",
+    "traced",
+    "wrap_messages",
+    "wrap_tools",
+    "wrap_variables",
+]

@@ -1,0 +1,182 @@
+"""``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its own field."""
+
+from __future__ import annotations
+
+import functools
+import json
+from json.encoder import encode_basestring, encode_basestring_ascii
+from typing import Any
+
+from .traced import (
+    KEY,
+    Origin,
+    TracedBool,
+    TracedDict,
+    TracedFloat,
+    TracedInt,
+    TracedList,
+    TracedNone,
+    TracedStr,
+    check_size,
+    traced,
+    with_runs,
+)
+
+
+def dumps(
+    value: Any,
+    *,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """``json.dumps(value, …)``, character for character, as a traced string.
+
+    Punctuation belongs to the container it punctuates; a container built by the template is scaffold.
+    """
+    options = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
+    memo = getattr(value, "memo", None) if type(value) is TracedDict else None
+    if memo is not None and options in memo:
+        return memo[options]  # type: ignore[no-any-return]
+    whole = _arguments(value, options)
+    if whole is not None:
+        return whole
+    writer = _Writer(ensure_ascii, indent, separators, sort_keys)
+    writer.value(value, "\n", None)
+    text = "".join(writer.texts)
+    result = with_runs(text, tuple(writer.runs))
+    if memo is not None:
+        memo[options] = result
+    return result
+
+
+def _arguments(value: Any, options: tuple[Any, ...]) -> str | None:
+    """The arguments of a tool call are one field: one run, made by the C encoder."""
+    if type(value) is not TracedDict or value.origin[-1] != "arguments":
+        return None
+    try:
+        return traced(_encoder(*options).encode(value.raw), value.origin)
+    except TypeError:  # not plain JSON all the way down; the walk below reduces it
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> json.JSONEncoder:
+    return json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Writer:
+    def __init__(self, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> None:
+        self.escape: Any = encode_basestring_ascii if ensure_ascii else encode_basestring
+        self.indent: str | None = " " * indent if isinstance(indent, int) else indent
+        if self.indent is not None:
+            check_size(len(self.indent))
+        comma, self.colon = separators or (", " if indent is None else ",", ": ")
+        self.comma = str(comma)
+        self.sort_keys = sort_keys
+        self.options = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
+        self.texts: list[str] = []
+        self.runs: list[tuple[int, Origin | None]] = []
+        self.at = 0
+
+    def write(self, text: str, origin: Origin | None) -> None:
+        if not text:
+            return
+        self.texts.append(text)
+        self.at += len(text)
+        runs = self.runs
+        if runs and runs[-1][1] == origin:
+            runs[-1] = (self.at, origin)
+        else:
+            runs.append((self.at, origin))
+
+    def string(self, value: str, origin: Origin | None) -> None:
+        """A JSON string. Escaping works character by character, so each run is escaped on its own."""
+        if type(value) is not TracedStr:
+            self.write(self.escape(value), origin)
+            return
+        runs = value.runs
+        if len(runs) <= 1:
+            self.write(self.escape(value), runs[0][1] if runs else origin)
+            return
+        self.write('"', origin)
+        start = 0
+        for end, run_origin in runs:
+            self.write(self.escape(str.__getitem__(value, slice(start, end)))[1:-1], run_origin)
+            start = end
+        self.write('"', origin)
+
+    def value(self, value: Any, newline: str, origin: Origin | None) -> None:
+        if isinstance(value, str):
+            self.string(value, origin)
+        elif value is None or isinstance(value, TracedNone):
+            self.write("null", getattr(value, "origin", origin))
+        elif isinstance(value, (bool, TracedBool)):
+            self.write("true" if value else "false", getattr(value, "origin", origin))
+        elif isinstance(value, int):
+            self.write(int.__repr__(value), value.origin if type(value) is TracedInt else origin)
+        elif isinstance(value, float):
+            self.write(_float(value), value.origin if type(value) is TracedFloat else origin)
+        elif isinstance(value, dict):
+            if self.indent is None:
+                whole = _arguments(value, self.options)
+                if whole is not None:
+                    self.write(whole, value.origin)  # type: ignore[attr-defined]
+                    return
+            self.mapping(value, newline, value.origin if type(value) is TracedDict else origin)
+        elif isinstance(value, (list, tuple)):
+            self.sequence(value, newline, value.origin if type(value) is TracedList else origin)
+        else:
+            raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+    def mapping(self, value: dict[Any, Any], newline: str, origin: Origin | None) -> None:
+        if not value:
+            self.write("{}", origin)
+            return
+        inner = newline + self.indent if self.indent is not None else newline
+        own = type(value) is TracedDict
+        keys: Any = dict.__iter__(value)
+        if self.sort_keys:
+            keys = sorted(keys)
+        opening = "{" + (inner if self.indent is not None else "")
+        between = self.comma + (inner if self.indent is not None else "")
+        for index, key in enumerate(keys):
+            self.write(between if index else opening, origin)
+            name = _key(key)
+            key_origin = (*value.origin, name, KEY) if own else origin  # type: ignore[attr-defined]
+            self.string(name, key_origin)
+            self.write(self.colon, origin)
+            self.value(value[key], inner, origin)
+        self.write((newline if self.indent is not None else "") + "}", origin)
+
+    def sequence(self, value: list[Any] | tuple[Any, ...], newline: str, origin: Origin | None) -> None:
+        if not value:
+            self.write("[]", origin)
+            return
+        inner = newline + self.indent if self.indent is not None else newline
+        opening = "[" + (inner if self.indent is not None else "")
+        between = self.comma + (inner if self.indent is not None else "")
+        for index, item in enumerate(value):
+            self.write(between if index else opening, origin)
+            self.value(item, inner, origin)
+        self.write((newline if self.indent is not None else "") + "]", origin)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if key is None or isinstance(key, (bool, int, float, TracedNone)):
+        dumped = json.dumps({None if isinstance(key, TracedNone) else key: 0})
+        return str(json.loads(dumped).popitem()[0])
+    raise TypeError(f"keys must be str, int, float, bool or None, not {type(key).__name__}")
+
+
+def _float(value: float) -> str:
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float.__repr__(value)

@@ -1,0 +1,215 @@
+"""What one run of a template leaves behind: marks while it runs, spans when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..errors import TemplateLimitError
+from .traced import TURN, Origin, TracedDict, TracedStr, join_traced, text_of, traced
+
+MAX_STEPS: Final = 5_000_000
+"""Loop turns and macro calls one render may take: some seconds of Python."""
+MAX_OUTPUT: Final = 64 * 1024 * 1024
+"""Characters one render may write."""
+
+
+class Mark(str):
+    """An empty piece of output: from here on, the scaffold belongs to this message (-1: to none)."""
+
+    __slots__ = ("message",)
+    message: int
+
+
+def mark(message: int) -> Mark:
+    self = str.__new__(Mark, "")
+    self.message = message
+    return self
+
+
+class Generated(TracedStr):
+    """What a ``{% generation %}`` block wrote."""
+
+    __slots__ = ()
+
+
+class Trace:
+    """The state of one run: whose turn is being written, and how much work was done."""
+
+    __slots__ = ("current", "index", "marks", "stack", "steps")
+
+    def __init__(self, messages: int) -> None:
+        self.marks = [mark(i) for i in range(-1, messages)]
+        self.current = -1
+        self.index = -1
+        self.stack: list[int] = []
+        self.steps = MAX_STEPS
+
+    def step(self) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise TemplateLimitError(
+                f"the template took more than {MAX_STEPS} steps; it seems to loop for ever",
+                message=self.current if self.current >= 0 else None,
+            )
+
+    def spend(self, steps: int) -> None:
+        self.steps -= steps
+        self.step()
+
+    def enter_macro(self) -> None:
+        self.step()
+
+    def enter(self) -> None:
+        """A loop begins."""
+        self.stack.append(self.current)
+
+    def leave(self) -> Mark | None:
+        """A loop ends: what comes next belongs to whom it belonged before."""
+        before = self.stack.pop()
+        if before == self.current:
+            return None
+        self.current = before
+        return self.marks[before + 1]
+
+    def turn(self, item: Any) -> Mark | None:
+        """A loop's next round, with `item` as its variable."""
+        self.steps -= 1
+        if self.steps < 0:
+            self.step()
+        kind = type(item)
+        if kind is TracedDict:
+            origin = item.origin
+            if len(origin) == 2 and origin[0] == "messages":
+                self.current = origin[1]
+                return self.marks[self.current + 1]
+        elif kind is int:
+            self.index = item
+        elif kind is dict:
+            return self._rebuilt(item)
+        return None
+
+    def assigned(self, value: Any) -> Mark | None:
+        """``{% set message = messages[i] %}`` inside a loop over ``i`` begins a turn as well."""
+        if type(value) is TracedDict and value.origin == ("messages", self.index) and self.stack:
+            self.current = self.index
+            return self.marks[self.current + 1]
+        return None
+
+    def _rebuilt(self, item: dict[Any, Any]) -> Mark | None:
+        """A message that the template itself put together, out of fields of one of ours."""
+        for value in (item.get("role"), item.get("content")):
+            if type(value) is TracedStr and value.runs:
+                origin = value.runs[0][1]
+                if origin is not None and len(origin) > 2 and origin[0] == "messages":
+                    self.current = int(origin[1])
+                    return self.marks[self.current + 1]
+        return None
+
+
+def join_buffer(parts: Iterable[Any]) -> TracedStr:
+    """The contents of a template's buffer (a macro, a set block). Marks inside become the origin of scaffold."""
+    pieces: list[str] = []
+    owner: Origin | None = None
+    for part in parts:
+        kind = type(part)
+        if kind is Mark:
+            owner = (TURN, part.message)
+            continue
+        text = part if kind is str else text_of(part)
+        if type(text) is str and owner is not None:
+            text = traced(text, owner)
+        if text:
+            pieces.append(text)
+    if len(pieces) == 1 and type(pieces[0]) is TracedStr:
+        return pieces[0]
+    return join_traced(pieces)
+
+
+@dataclass(slots=True)
+class Rendering:
+    """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
+
+    `turns[k]` is the message in whose turn the span was written (-1: outside every turn), `origins[k]` the
+    field its text came from (None: the template wrote it). `generation` holds the character ranges that the
+    template's own ``{% generation %}`` tags enclose. `tail` is where the text after the last turn begins:
+    the generation prompt, if one was asked for.
+    """
+
+    text: str
+    ends: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    origins: list[Origin | None] = field(default_factory=list)
+    generation: list[tuple[int, int]] = field(default_factory=list)
+    tail: int = 0
+
+    def spans(self) -> list[tuple[str, int, Origin | None]]:
+        """``[(text, turn, origin), …]``: for people, tests and reports."""
+        starts = [0, *self.ends[:-1]]
+        return [
+            (self.text[start:end], turn, origin)
+            for start, end, turn, origin in zip(starts, self.ends, self.turns, self.origins, strict=True)
+        ]
+
+
+def collect(pieces: Iterable[Any]) -> Rendering:
+    """Run a template (or a Python format) to its end and lay its pieces out as spans."""
+    texts: list[str] = []
+    ends: list[int] = []
+    turns: list[int] = []
+    origins: list[Origin | None] = []
+    generation: list[tuple[int, int]] = []
+    at = 0
+    tail = 0
+    current = -1
+    last_turn = -2
+    last_origin: Any = None
+    for piece in pieces:
+        kind = type(piece)
+        if kind is str:
+            if not piece:
+                continue
+            at += len(piece)
+            texts.append(piece)
+            if current >= 0:
+                tail = at
+            if last_origin is None and last_turn == current:
+                ends[-1] = at
+            else:
+                ends.append(at)
+                turns.append(current)
+                origins.append(None)
+                last_origin, last_turn = None, current
+            if at > MAX_OUTPUT:
+                raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters")
+            continue
+        if kind is Mark:
+            current = piece.message
+            continue
+        if kind is Generated:
+            generation.append((at, at + len(piece)))
+        elif kind is not TracedStr:
+            piece = text_of(piece)
+            if type(piece) is str:
+                piece = traced(piece, None)
+        if not piece:
+            continue
+        texts.append(piece)
+        for end, origin in piece.runs:
+            turn = current
+            if origin is not None and origin[0] == TURN:
+                turn, origin = int(origin[1]), None
+            if origin == last_origin and turn == last_turn:
+                ends[-1] = at + end
+            else:
+                ends.append(at + end)
+                turns.append(turn)
+                origins.append(origin)
+                last_origin, last_turn = origin, turn
+            if turn >= 0:
+                tail = at + end
+        at += len(piece)
+        if at > MAX_OUTPUT:
+            raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters")
+    return Rendering("".join(texts), ends, turns, origins, generation, tail)

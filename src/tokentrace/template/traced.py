@@ -1,0 +1,620 @@
+"""Values that remember where they came from.
+
+A template is run with its messages wrapped in these types. A ``TracedStr`` is a ``str`` that also carries
+*runs*: ``(end, origin)`` pairs that cover it without gaps. An origin is
+
+- a path such as ``("messages", 2, "content")``: the text came from that field;
+- ``None``: the template itself wrote it (scaffold);
+- ``(TURN, 2)``: scaffold that is known to belong to message 2 (it went through a buffer of the template);
+- ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
+
+Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, SupportsIndex, TypeAlias, cast
+
+Origin: TypeAlias = tuple[str | int, ...]
+Run: TypeAlias = tuple[int, Origin | None]
+Runs: TypeAlias = tuple[Run, ...]
+
+UNKNOWN: Final[Origin] = ("?",)
+TURN: Final = "@turn"
+KEY: Final = "<key>"
+"""Last element of the origin of a dict's key, as against its value."""
+
+MAX_TEXT: Final = 64 * 1024 * 1024
+"""No single value inside a template may grow past this many characters."""
+
+_new: Callable[[type[TracedStr], str], TracedStr]
+_slice = str.__getitem__
+
+
+class TooLarge(Exception):
+    """A template tried to build a value larger than MAX_TEXT."""
+
+
+def check_size(size: int) -> None:
+    if size > MAX_TEXT:
+        raise TooLarge(f"the template tried to build a value of {size} characters (limit {MAX_TEXT})")
+
+
+class TracedStr(str):
+    """A ``str`` that knows the origin of each of its characters."""
+
+    __slots__ = ("runs",)
+    runs: Runs
+
+    # -- joining
+
+    def __str__(self) -> str:  # Jinja calls str() on what it prints; this keeps the trace
+        return self
+
+    def __add__(self, other: str) -> TracedStr:
+        return join_traced((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> TracedStr:  # tried before str.__add__, as TracedStr is a subclass
+        return join_traced((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, count: SupportsIndex) -> TracedStr:
+        times = count.__index__()
+        check_size(len(self) * times)
+        return join_traced((self,) * times)
+
+    __rmul__ = __mul__
+
+    def join(self, parts: Iterable[str], /) -> TracedStr:
+        return join_with(self, parts)
+
+    # -- cutting
+
+    def __getitem__(self, key: SupportsIndex | slice) -> TracedStr:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step == 1:
+                return cut(self, start, max(start, stop))
+            return join_traced([cut(self, at, at + 1) for at in range(start, stop, step)])
+        index = key.__index__()
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError("string index out of range")
+        return cut(self, index, index + 1)
+
+    def __iter__(self) -> Iterator[str]:
+        return (cut(self, at, at + 1) for at in range(len(self)))
+
+    def lstrip(self, chars: str | None = None, /) -> TracedStr:
+        return cut(self, len(self) - len(str.lstrip(self, chars)), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> TracedStr:
+        return cut(self, 0, len(str.rstrip(self, chars)))
+
+    def strip(self, chars: str | None = None, /) -> TracedStr:
+        end = len(str.rstrip(self, chars))
+        return cut(self, min(end, len(self) - len(str.lstrip(self, chars))), end)
+
+    def removeprefix(self, prefix: str, /) -> TracedStr:
+        return cut(self, len(prefix) if self.startswith(prefix) else 0, len(self))
+
+    def removesuffix(self, suffix: str, /) -> TracedStr:
+        end = len(self) - len(suffix) if suffix and self.endswith(suffix) else len(self)
+        return cut(self, 0, end)
+
+    def _pieces(self, parts: list[str], gap: int | None, *, backwards: bool = False) -> list[str]:
+        """Locate `parts` in self, in order; `gap` characters apart, or (None) by looking for them."""
+        if gap is None:
+            return self._located(parts, backwards)
+        out, at = [], 0
+        for part in parts:
+            out.append(cut(self, at, at + len(part)))
+            at += len(part) + gap
+        return cast(list[str], out)
+
+    def _located(self, parts: list[str], backwards: bool) -> list[str]:
+        out: list[str] = []
+        if backwards:
+            stop = len(self)
+            for part in reversed(parts):
+                at = str.rindex(self, part, 0, stop)
+                out.append(cut(self, at, at + len(part)))
+                stop = at
+            return out[::-1]
+        at = 0
+        for part in parts:
+            at = str.index(self, part, at)
+            out.append(cut(self, at, at + len(part)))
+            at += len(part)
+        return out
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._pieces(str.split(self, sep, maxsplit), len(sep) if sep else None)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._pieces(str.rsplit(self, sep, maxsplit), len(sep) if sep else None, backwards=True)
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        out: list[str] = []
+        at = 0
+        for whole, part in zip(str.splitlines(self, True), str.splitlines(self, keepends), strict=True):
+            out.append(cut(self, at, at + len(part)))
+            at += len(whole)
+        return out
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        at = str.find(self, sep)
+        if at < 0:
+            return self, "", ""
+        return cut(self, 0, at), cut(self, at, at + len(sep)), cut(self, at + len(sep), len(self))
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        at = str.rfind(self, sep)
+        if at < 0:
+            return "", "", self
+        return cut(self, 0, at), cut(self, at, at + len(sep)), cut(self, at + len(sep), len(self))
+
+    # -- replacing and padding
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> TracedStr:
+        times = str.count(self, old)
+        if not times:
+            return self
+        check_size(len(self) + times * (len(new) - len(old)))
+        if old:
+            return join_with(new, self.split(old, count))
+        limit = count.__index__()  # an empty `old` matches before every character and at the end
+        pieces: list[str] = []
+        for at, char in enumerate(self):
+            pieces += [new, char] if limit < 0 or at < limit else [char]
+        if limit < 0 or limit > len(self):
+            pieces.append(new)
+        return join_traced(pieces)
+
+    def center(self, width: SupportsIndex, fill: str = " ", /) -> TracedStr:
+        check_size(width.__index__())
+        text = str.center(self, width, fill)
+        left = (len(text) - len(self)) // 2 + ((len(text) - len(self)) & width.__index__() & 1)
+        return join_traced((text[:left], self, text[left + len(self) :]))
+
+    def ljust(self, width: SupportsIndex, fill: str = " ", /) -> TracedStr:
+        check_size(width.__index__())
+        return join_traced((self, fill * (width.__index__() - len(self))))
+
+    def rjust(self, width: SupportsIndex, fill: str = " ", /) -> TracedStr:
+        check_size(width.__index__())
+        return join_traced((fill * (width.__index__() - len(self)), self))
+
+    def zfill(self, width: SupportsIndex, /) -> TracedStr:
+        check_size(width.__index__())
+        text = str.zfill(self, width)
+        sign = 1 if self[:1] in ("+", "-") and len(text) > len(self) else 0
+        return join_traced((self[:sign], text[sign : len(text) - len(self) + sign], self[sign:]))
+
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> TracedStr:
+        check_size(str.count(self, "\t") * max(0, tabsize.__index__()) + len(self))
+        pieces: list[str] = []
+        column = 0
+        for char in self:
+            if char == "\t":
+                step = tabsize.__index__()
+                spaces = step - column % step if step > 0 else 0
+                pieces.append(" " * spaces)
+                column += spaces
+            else:
+                pieces.append(char)
+                column = 0 if char in "\n\r" else column + 1
+        return join_traced(pieces)
+
+    # -- mapping characters
+
+    def lower(self) -> TracedStr:
+        return mapped(self, str.lower)
+
+    def upper(self) -> TracedStr:
+        return mapped(self, str.upper)
+
+    def casefold(self) -> TracedStr:
+        return mapped(self, str.casefold)
+
+    def swapcase(self) -> TracedStr:
+        return mapped(self, str.swapcase)
+
+    def title(self) -> TracedStr:
+        return mapped(self, str.title)
+
+    def capitalize(self) -> TracedStr:
+        return mapped(self, str.capitalize)
+
+    def translate(self, table: Any, /) -> TracedStr:
+        return join_traced([derived(char, str.translate(char, table)) for char in self])
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> TracedBytes:
+        return TracedBytes(str.encode(self, encoding, errors))
+
+    # -- formatting
+
+    def __mod__(self, values: Any) -> str:
+        return percent_format(self, values)
+
+    def __rmod__(self, template: Any) -> str:
+        return percent_format(template, self) if isinstance(template, str) else NotImplemented
+
+    def __format__(self, spec: str) -> TracedStr:
+        return derived(self, str.__format__(self, spec))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (_slice(self, slice(None)),)
+
+
+_new = str.__new__
+
+
+def traced(text: str, origin: Origin | None) -> TracedStr:
+    """`text` as a traced string of one origin."""
+    self = _new(TracedStr, text)
+    self.runs = ((len(text), origin),) if text else ()
+    return self
+
+
+def with_runs(text: str, runs: Runs) -> TracedStr:
+    self = _new(TracedStr, text)
+    self.runs = runs
+    return self
+
+
+def derived(source: str, text: str) -> TracedStr:
+    """`text` was made from `source` by a step that does not keep positions."""
+    if not isinstance(source, TracedStr):
+        return traced(text, None)
+    origins = {origin for _, origin in source.runs}
+    return traced(text, origins.pop() if len(origins) == 1 else (UNKNOWN if origins else None))
+
+
+def mapped(source: TracedStr, function: Callable[[str], str]) -> TracedStr:
+    """A case mapping: position by position where the length stays, else run by run, else UNKNOWN."""
+    text = function(source)
+    if len(text) == len(source):
+        return with_runs(text, source.runs)
+    pieces, start = [], 0
+    for end, origin in source.runs:
+        pieces.append(traced(function(_slice(source, slice(start, end))), origin))
+        start = end
+    whole = join_traced(pieces)
+    return whole if whole == text else derived(source, text)
+
+
+def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
+    """``source[start:stop]`` for 0 <= start <= stop <= len(source)."""
+    runs = source.runs
+    if start == 0 and stop == len(source):
+        return source
+    self = _new(TracedStr, _slice(source, slice(start, stop)))
+    if start == stop:
+        self.runs = ()
+    elif len(runs) == 1:
+        self.runs = ((stop - start, runs[0][1]),)
+    else:
+        kept, begin = [], 0
+        for end, origin in runs:
+            if end > start and begin < stop:
+                kept.append((min(end, stop) - start, origin))
+            begin = end
+        self.runs = tuple(kept)
+    return self
+
+
+def join_traced(parts: Iterable[str]) -> TracedStr:
+    """The parts after one another; plain strings count as scaffold."""
+    parts = list(parts)
+    runs: list[Run] = []
+    at = 0
+    last: Any = traced  # no origin is ever this
+    for part in parts:
+        if not part:
+            continue
+        if type(part) is TracedStr:
+            for end, origin in part.runs:
+                if origin == last:
+                    runs[-1] = (at + end, origin)
+                else:
+                    runs.append((at + end, origin))
+                    last = origin
+            at += len(part)
+        else:
+            at += len(part)
+            if last is None:
+                runs[-1] = (at, None)
+            else:
+                runs.append((at, None))
+                last = None
+    check_size(at)
+    self = _new(TracedStr, "".join(parts))
+    self.runs = tuple(runs)
+    return self
+
+
+def join_with(separator: str, parts: Iterable[Any]) -> TracedStr:
+    pieces: list[str] = []
+    for index, part in enumerate(parts):
+        if not isinstance(part, str):
+            raise TypeError(f"sequence item {index}: expected str instance, {type(part).__name__} found")
+        if index:
+            pieces.append(separator)
+        pieces.append(part)
+    return join_traced(pieces)
+
+
+class TracedBytes(bytes):
+    """What ``str.encode`` gives inside a template: the way back to text is of unknown origin."""
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return traced(bytes.decode(self, encoding, errors), UNKNOWN)
+
+
+# -- numbers, booleans, None
+
+
+class TracedInt(int):
+    origin: Origin
+
+    def __str__(self) -> str:
+        return traced(int.__repr__(self), self.origin)
+
+
+class TracedFloat(float):
+    origin: Origin
+
+    def __str__(self) -> str:
+        return traced(float.__repr__(self), self.origin)
+
+
+class TracedBool(int):
+    """A boolean with an origin. ``bool`` cannot be subclassed; the tests of the environment know this type."""
+
+    origin: Origin
+
+    def __str__(self) -> str:
+        return traced("True" if self else "False", self.origin)
+
+    def __repr__(self) -> str:
+        return "True" if self else "False"
+
+
+class TracedNone:
+    """None with an origin. Equal to None and false, and ``is none`` in a template."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, TracedNone)
+
+    def __hash__(self) -> int:
+        return hash(None)
+
+    def __str__(self) -> str:
+        return traced("None", self.origin)
+
+    def __repr__(self) -> str:
+        return "None"
+
+
+# -- containers
+
+
+class TracedDict(dict[Any, Any]):
+    """A dict whose keys and values are traced. Values are wrapped when they are first looked at."""
+
+    __slots__ = ("memo", "origin", "raw")
+    origin: Origin
+    raw: dict[Any, Any]
+    """What was wrapped."""
+    memo: dict[Any, Any]
+    """JSON already made of it, by options; only set where the same dict is rendered again and again."""
+
+    def __getitem__(self, key: Any) -> Any:
+        value = dict.__getitem__(self, key)
+        if type(value) not in TRACED_TYPES:
+            value = wrap(value, (*self.origin, key if type(key) is str else plain(key)))
+            dict.__setitem__(self, key, value)
+        return value
+
+    def get(self, key: Any, default: Any = None, /) -> Any:
+        return self[key] if key in self else default
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._key(key) for key in dict.__iter__(self))
+
+    def _key(self, key: Any) -> Any:
+        return traced(key, (*self.origin, key, KEY)) if type(key) is str else key
+
+    def keys(self) -> Any:
+        return {key: None for key in self}.keys()
+
+    def values(self) -> Any:
+        return _Values(self)
+
+    def items(self) -> Any:
+        return {key: self[key] for key in self}.items()
+
+    def copy(self) -> dict[Any, Any]:
+        return {key: self[key] for key in self}
+
+    def __or__(self, other: Any) -> Any:
+        return {**self.copy(), **other}
+
+    def __ror__(self, other: Any) -> Any:
+        return {**other, **self.copy()}
+
+    def __str__(self) -> str:
+        return traced(dict.__repr__(self), self.origin)
+
+
+class _Values(list[Any]):
+    """``dict.values()`` of a traced dict; prints as the real one does."""
+
+    def __init__(self, source: TracedDict) -> None:
+        super().__init__(source[key] for key in dict.__iter__(source))
+
+    def __repr__(self) -> str:
+        return f"dict_values({list.__repr__(self)})"
+
+
+class TracedList(list[Any]):
+    """A list whose items are traced (they are wrapped at once)."""
+
+    __slots__ = ("origin",)
+    origin: Origin
+
+    def __str__(self) -> str:
+        return traced(list.__repr__(self), self.origin)
+
+
+TRACED_TYPES: Final = frozenset({TracedStr, TracedDict, TracedList, TracedInt, TracedFloat, TracedBool, TracedNone})
+
+
+def wrap(value: Any, origin: Origin) -> Any:
+    """`value` with its origin. What is not JSON-like is reduced to it first, as transformers does."""
+    kind = type(value)
+    if kind is str:
+        return traced(value, origin)
+    if kind is dict:
+        result = TracedDict(value)
+        result.origin = origin
+        result.raw = value
+        return result
+    if kind is list or kind is tuple:
+        items = TracedList([wrap(item, (*origin, index)) for index, item in enumerate(value)])
+        items.origin = origin
+        return items
+    if value is None:
+        return TracedNone(origin)
+    number: TracedBool | TracedInt | TracedFloat
+    if kind is bool:
+        number = TracedBool(value)
+    elif kind is int:
+        number = TracedInt(value)
+    elif kind is float:
+        number = TracedFloat(value)
+    elif kind in TRACED_TYPES:
+        return value
+    else:
+        return wrap(json_like(value), origin)
+    number.origin = origin
+    return number
+
+
+def json_like(value: Any) -> Any:
+    """The JSON-like value that stands for `value` in a template; an inert ``"<Type>"`` where there is none."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):
+        return dict(value.model_dump())
+    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
+        return value.item()  # a NumPy scalar
+    return f"<{type(value).__name__}>"
+
+
+def plain(value: Any) -> Any:
+    """The value without its trace (for keys of paths and for error texts)."""
+    if isinstance(value, TracedStr):
+        return _slice(value, slice(None))
+    if isinstance(value, TracedBool):
+        return bool(value)
+    if isinstance(value, TracedInt):
+        return int(value)
+    if isinstance(value, TracedNone):
+        return None
+    return value
+
+
+def is_traced(value: Any) -> bool:
+    """Whether any part of `value` carries a trace."""
+    if isinstance(value, (TracedStr, TracedDict, TracedList, TracedNone, TracedBytes)):
+        return True
+    if isinstance(value, (TracedInt, TracedFloat, TracedBool)):
+        return True
+    if isinstance(value, Mapping):
+        return any(is_traced(key) or is_traced(item) for key, item in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(is_traced(item) for item in value)
+    return False
+
+
+def text_of(value: Any) -> str:
+    """What ``str(value)`` prints, with its trace: the one way a value becomes text inside a template."""
+    kind = type(value)
+    if kind is TracedStr or kind is str:
+        return cast(str, value)
+    text = str(value)
+    if type(text) is TracedStr:
+        return text
+    if isinstance(value, (int, float)) or value is None or not is_traced_deep(value):
+        return text
+    return traced(text, UNKNOWN)
+
+
+def is_traced_deep(value: Any) -> bool:
+    """Like `is_traced`, but takes the unfamiliar for traced: what cannot be looked into is not vouched for."""
+    if isinstance(value, (str, int, float, type(None))):
+        return is_traced(value)
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        return is_traced(value)
+    return True
+
+
+# -- percent formatting
+
+
+def percent_format(template: str, values: Any) -> str:
+    """``template % values`` with the trace kept for ``%s``-like conversions; text as Python makes it."""
+    text = str.__mod__(_slice(template, slice(None)), values)
+    check_size(len(text))
+    if not is_traced(template) and not is_traced(values):
+        return text
+    pieces = _percent_pieces(template, values)
+    if pieces is not None:
+        whole = join_traced(pieces)
+        if whole == text:
+            return whole
+    return traced(text, UNKNOWN)
+
+
+def _percent_pieces(template: str, values: Any) -> list[str] | None:
+    """The pieces of a format string with plain ``%s`` and ``%d`` only, else None."""
+    queue = list(values) if isinstance(values, tuple) else [values]
+    pieces: list[str] = []
+    at = 0
+    while at < len(template):
+        found = template.find("%", at)
+        if found < 0:
+            break
+        pieces.append(template[at:found])
+        code = template[found + 1 : found + 2]
+        if code == "%":
+            pieces.append(template[found : found + 1])
+        elif code in ("s", "d", "i") and queue:
+            pieces.append(text_of(queue.pop(0)))
+        else:
+            return None
+        at = found + 2
+    pieces.append(template[at:])
+    return pieces

@@ -1,0 +1,145 @@
+"""Where tokenizers come from: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import TokenizerError
+from .tokenizer import Tokenizer
+
+_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+
+
+def load_tokenizer(source: Any) -> Tokenizer:
+    """A Tokenizer from whatever names one. See the module's own words for what `source` may be."""
+    if isinstance(source, Tokenizer):
+        return source
+    if isinstance(source, (str, Path)):
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return _from_folder(path, str(source))
+        if path.is_file():
+            return _from_folder(path.parent, str(source), path.name)
+        return _from_folder(_from_hub(str(source)), str(source))
+    if callable(getattr(source, "apply_chat_template", None)):
+        return _from_transformers(source)
+    if callable(getattr(source, "to_str", None)):
+        return Tokenizer(source.to_str())
+    raise TokenizerError(
+        f"a tokenizer is a folder, a hub name, a tokenizers.Tokenizer or a transformers tokenizer, "
+        f"not a {type(source).__name__}"
+    )
+
+
+def _from_hub(name: str) -> Path:
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_like_path or not name:
+        raise TokenizerError(f"there is no folder {name!r}")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise TokenizerError(
+            f"{name!r} is no folder here; to fetch it from the hub, install tokentrace[hub]"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:
+        raise TokenizerError(
+            f"{name!r} is no folder here and could not be fetched from the hub: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Tokenizer:
+    path = folder / file
+    if not path.is_file():
+        others = sorted(entry.name for entry in folder.glob("*token*"))
+        found = f" (found {', '.join(others)}; convert it to tokenizer.json first)" if others else ""
+        raise TokenizerError(f"there is no tokenizer.json in {name}{found}")
+    config = _read(folder / "tokenizer_config.json")
+    special = _read(folder / "special_tokens_map.json")
+    spec_json = path.read_text(encoding="utf-8")
+    tokenizer = Tokenizer(
+        spec_json,
+        name=name,
+        templates=_templates(folder, config),
+        variables=_special_tokens(special) | _special_tokens(config),
+        eos_ids=_eos_ids(_read(folder / "generation_config.json")),
+    )
+    return tokenizer
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path.name} is not valid JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and its like, and whatever extra tokens the model names."""
+    extra = config.get("extra_special_tokens")
+    rows = {**config, **(extra if isinstance(extra, dict) else {})}
+    found = {}
+    for key, value in rows.items():
+        if not key.endswith("_token"):
+            continue
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[key] = text
+    return found
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name; a file beside the tokenizer wins over the one in its configuration."""
+    found = named_templates(config.get("chat_template"))
+    found |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
+    single = folder / "chat_template.jinja"
+    if single.is_file():
+        found["default"] = single.read_text(encoding="utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    return found
+
+
+def named_templates(value: Any) -> dict[str, str]:
+    """One template, a list of ``{"name", "template"}`` or a mapping: always by name."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {str(row["name"]): str(row["template"]) for row in value}
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _eos_ids(config: Mapping[str, Any]) -> list[int]:
+    value = config.get("eos_token_id")
+    return [value] if isinstance(value, int) else [i for i in value if isinstance(i, int)] if value else []
+
+
+def _from_transformers(source: Any) -> Tokenizer:
+    inner = getattr(source, "tokenizer", source)  # a processor holds its tokenizer
+    backend = getattr(inner, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerError(
+            f"{type(source).__name__} has no fast backend; load its tokenizer.json, or convert it to one"
+        )
+    template = getattr(source, "chat_template", None) or getattr(inner, "chat_template", None)
+    return Tokenizer(
+        backend.to_str(),
+        name=str(getattr(inner, "name_or_path", "")),
+        templates=named_templates(template),
+        variables={key: str(value) for key, value in inner.special_tokens_map.items() if isinstance(value, str)},
+    )

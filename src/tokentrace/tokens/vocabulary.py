@@ -1,0 +1,191 @@
+"""What a vocabulary says of its tokens: how many bytes each covers, and which are control tokens."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+_UNREACHABLE: Final = "\x00"
+"""Put before the name of a control token that also stands in the model's vocabulary, so that plain text
+cannot reach it: no pre-tokenizer leaves a NUL and such a name together in one piece that merges know."""
+
+_BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _nodes(part: Any) -> Iterator[dict[str, Any]]:
+    """Every component inside a normalizer, pre-tokenizer or decoder."""
+    if isinstance(part, dict):
+        yield part
+        for value in part.values():
+            yield from _nodes(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _nodes(value)
+
+
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """The 256 characters that byte-level BPE spells bytes with."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+class ControlToken:
+    """An added token: its id, its text, and how it treats its neighbours."""
+
+    __slots__ = ("id", "lstrip", "rstrip", "single_word", "special", "text")
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.id = int(row["id"])
+        self.text = str(row["content"])
+        self.special = bool(row.get("special"))
+        self.lstrip = bool(row.get("lstrip"))
+        self.rstrip = bool(row.get("rstrip"))
+        self.single_word = bool(row.get("single_word"))
+
+
+class Vocabulary:
+    """A parsed ``tokenizer.json``: tables over token ids, and the tokenizer for text that makes no control token.
+
+    A control token is any added token, special or not, that is not mere white space (Gemma lists runs of
+    newlines as added tokens; they are ordinary text).
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        model = spec["model"]
+        vocab = model.get("vocab") or {}
+        self._pieces: dict[str, int] = (
+            vocab if isinstance(vocab, dict) else {row[0]: index for index, row in enumerate(vocab)}
+        )
+        rows = [ControlToken(row) for row in spec.get("added_tokens") or []]
+        self.added: dict[int, ControlToken] = {token.id: token for token in rows}
+        self.control: dict[str, ControlToken] = {
+            token.text: token for token in rows if token.text and not token.text.replace("▁", " ").isspace()
+        }
+        self.size = 1 + max(max(self._pieces.values(), default=-1), max(self.added, default=-1))
+        decoders = list(_nodes(spec.get("decoder"))) + list(_nodes(spec.get("pre_tokenizer")))
+        self.byte_level = any(node.get("type") == "ByteLevel" for node in decoders)
+        self.byte_fallback = bool(model.get("byte_fallback"))
+        normalizers = list(_nodes(spec.get("normalizer")))
+        self.spaced = not self.byte_level and any(
+            "▁" in str(node) for node in (*normalizers, *decoders) if "type" in node
+        )
+        self.unknown = self._unknown(model)
+        kinds = [node["type"] for node in normalizers if "type" in node]
+        self.nfc = "NFC" in kinds
+        """Whether text is put into Unicode's composed form before it is encoded."""
+        self.first_prefixed = any(
+            node.get("prepend_scheme") == "first" for node in _nodes(spec.get("pre_tokenizer"))
+        )
+
+    def _unknown(self, model: dict[str, Any]) -> int | None:
+        """The id that stands for text the vocabulary cannot spell, where there is one."""
+        if model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        return self._pieces.get(model.get("unk_token") or "")
+
+    @functools.cached_property
+    def _names(self) -> list[str | None]:
+        names: list[str | None] = [None] * self.size
+        for name, index in self._pieces.items():
+            names[index] = name
+        for index, token in self.added.items():
+            names[index] = token.text
+        return names
+
+    @functools.cached_property
+    def byte_lengths(self) -> npt.NDArray[np.int32]:
+        """Bytes of text that each token stands for (-1 where the vocabulary does not say)."""
+        lengths = np.full(self.size, -1, np.int32)
+        if self.byte_level:
+            for name, index in self._pieces.items():
+                lengths[index] = len(name)
+        else:
+            for name, index in self._pieces.items():
+                lengths[index] = len(self._spelled(name))
+        for index, token in self.added.items():
+            lengths[index] = len(token.text.encode("utf-8", "surrogatepass"))
+        return lengths
+
+    @functools.cached_property
+    def is_control(self) -> npt.NDArray[np.bool_]:
+        table = np.zeros(self.size, np.bool_)
+        table[[token.id for token in self.control.values()]] = True
+        return table
+
+    @functools.cached_property
+    def control_pattern(self) -> re.Pattern[str] | None:
+        """Finds control tokens in text, the longest first where several begin."""
+        names = sorted(self.control, key=lambda name: (-len(name), name))
+        return re.compile("|".join(map(re.escape, names))) if names else None
+
+    def _spelled(self, name: str) -> bytes:
+        """The bytes of an ordinary token."""
+        if self.byte_level:
+            alphabet = byte_alphabet()
+            if all(char in alphabet for char in name):
+                return bytes(alphabet[char] for char in name)
+            return name.encode("utf-8", "surrogatepass")
+        if self.byte_fallback:
+            match = _BYTE_FALLBACK.fullmatch(name)
+            if match:
+                return bytes([int(match[1], 16)])
+        return (name.replace("▁", " ") if self.spaced else name).encode("utf-8", "surrogatepass")
+
+    def token_bytes(self, index: int) -> bytes:
+        """The bytes of a token; ``b""`` for an id the vocabulary does not have."""
+        token = self.added.get(index)
+        if token is not None:
+            return token.text.encode("utf-8", "surrogatepass")
+        name = self._names[index] if 0 <= index < self.size else None
+        return b"" if name is None else self._spelled(name)
+
+    def plain_spec(self, *, first: bool = True) -> dict[str, Any]:
+        """The same tokenizer without control tokens: whatever text it is given stays text.
+
+        `first` is False for text that does not stand at the beginning of the input, which matters where the
+        tokenizer puts a space before the first word only.
+        """
+        spec = {key: value for key, value in self.spec.items() if key != "model"}
+        spec["added_tokens"] = [
+            row for row in self.spec.get("added_tokens") or [] if row["content"] not in self.control
+        ]
+        spec["post_processor"] = None
+        model = dict(self.spec["model"])
+        hidden = [name for name in self.control if name in self._pieces]
+        if hidden:
+            if isinstance(model["vocab"], dict):
+                model["vocab"] = dict(model["vocab"])
+                for name in hidden:
+                    model["vocab"][_UNREACHABLE + name] = model["vocab"].pop(name)
+                model["merges"] = self._merges_without(set(hidden))
+            else:
+                model["vocab"] = [
+                    [_UNREACHABLE + name if name in self.control else name, score] for name, score in model["vocab"]
+                ]
+        if model.get("unk_token") in self.control:
+            model["unk_token"] = _UNREACHABLE + model["unk_token"]
+        spec["model"] = model
+        if not first:
+            spec = copy.deepcopy(spec)
+            for node in _nodes(spec.get("pre_tokenizer")):
+                if node.get("prepend_scheme") == "first":
+                    node["prepend_scheme"] = "never"
+        return spec
+
+    def _merges_without(self, hidden: set[str]) -> list[Any]:
+        """The merges that neither use nor make a hidden token."""
+        kept = []
+        for merge in self.spec["model"].get("merges") or []:
+            left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+            if not (hidden & {left, right, left + right}):
+                kept.append(merge)
+        return kept
