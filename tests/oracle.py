@@ -1,0 +1,87 @@
+"""transformers as the oracle: what a model's own template and vocabulary make of a conversation."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
+
+from transformers import PreTrainedTokenizerFast
+
+from tests.assets import family_dir
+
+Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The template, or transformers itself, raised instead of rendering."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationMask:
+    """Ids of a whole conversation, and for each 1 where the template's `generation` blocks cover it."""
+
+    ids: list[int]
+    mask: list[int]
+
+
+@cache
+def hf_tokenizer(family: str) -> PreTrainedTokenizerFast:
+    """The family as transformers loads it; one instance per process, which nobody may change."""
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+        str(family_dir(family)), local_files_only=True
+    )
+    return tokenizer
+
+
+def _apply(tokenizer: Any, messages: Messages, tools: Tools, options: dict[str, Any]) -> Any:
+    """`apply_chat_template` on copies, since a template may change its input; any exception is a refusal."""
+    declared = copy.deepcopy(list(tools)) if tools is not None else None
+    try:
+        return tokenizer.apply_chat_template(copy.deepcopy(list(messages)), tools=declared, **options)
+    except Exception as error:
+        return Refusal(type(error).__name__, str(error))
+
+
+def hf_ids(
+    family: str, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False, **kwargs: Any
+) -> list[int] | Refusal:
+    """Ids of the rendered conversation, or why there are none."""
+    options = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": False}
+    ids: list[int] | Refusal = _apply(hf_tokenizer(family), messages, tools, options | kwargs)
+    return ids
+
+
+def hf_text(
+    family: str, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False, **kwargs: Any
+) -> str | Refusal:
+    """Text of the rendered conversation, or why there is none."""
+    options = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
+    rendered: str | Refusal = _apply(hf_tokenizer(family), messages, tools, options | kwargs)
+    return rendered
+
+
+def hf_generation_mask(
+    tokenizer: PreTrainedTokenizerFast, template: str, messages: Messages, tools: Tools = None, **kwargs: Any
+) -> GenerationMask | Refusal:
+    """What a training template marks as generated; `template` has to have `generation` blocks."""
+    options = {
+        "chat_template": template,
+        "tokenize": True,
+        "return_dict": True,
+        "return_assistant_tokens_mask": True,
+    }
+    answer = _apply(tokenizer, messages, tools, options | kwargs)
+    if isinstance(answer, Refusal):
+        return answer
+    return GenerationMask(list(answer["input_ids"]), list(answer["assistant_masks"]))
