@@ -18,15 +18,14 @@ ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "f
 
 CONTENT_OPTIONAL: Final = frozenset({"assistant"})
 
+RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
+"""Roles of tool results, which may be any JSON value that the template can show."""
 
-def check_messages(
-    messages: Any, *, more_roles: frozenset[str] = frozenset()
-) -> list[Mapping[str, Any]]:
+
+def check_messages(messages: Any, *, more_roles: frozenset[str] = frozenset()) -> list[Mapping[str, Any]]:
     """`messages` as a list of mappings, or InputError naming the message and the field."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise InputError(
-            f"messages must be a list of messages, not {_kind(messages)}; wrap a single message in a list"
-        )
+        raise InputError(f"messages must be a list of messages, not {_kind(messages)}; wrap a single message in a list")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
     return [_check_message(index, message, more_roles) for index, message in enumerate(messages)]
@@ -69,7 +68,7 @@ def _check_content(index: int, role: str, message: Mapping[str, Any], content: A
             return
         problem = "is None" if "content" in message else "is missing"
         raise InputError(f"{problem}; a {role} message needs content", message=index, field="content")
-    if isinstance(content, str):
+    if isinstance(content, str) or (role in RESULT_ROLES and isinstance(content, Mapping)):
         return
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         for at, part in enumerate(content):
@@ -79,13 +78,9 @@ def _check_content(index: int, role: str, message: Mapping[str, Any], content: A
                 )
             text = part.get("text", "") if isinstance(part, Mapping) else part
             if not isinstance(text, str):
-                raise InputError(
-                    f"must be a string, not {_kind(text)}", message=index, field=f"content.{at}.text"
-                )
+                raise InputError(f"must be a string, not {_kind(text)}", message=index, field=f"content.{at}.text")
         return
-    raise InputError(
-        f"must be a string or a list of parts, not {_kind(content)}", message=index, field="content"
-    )
+    raise InputError(f"must be a string or a list of parts, not {_kind(content)}", message=index, field="content")
 
 
 def _check_assistant(index: int, message: Mapping[str, Any]) -> None:
@@ -151,9 +146,7 @@ def _check_tool(field: str, tool: Any) -> dict[str, Any]:
         raise InputError(problem, field=f"{field}.name")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise InputError(
-            f"must be a JSON schema (a mapping), not {_kind(parameters)}", field=f"{field}.parameters"
-        )
+        raise InputError(f"must be a JSON schema (a mapping), not {_kind(parameters)}", field=f"{field}.parameters")
     return dict(tool)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -77,19 +77,22 @@ class RenderedTokens:
     @functools.cached_property
     def messages(self) -> npt.NDArray[np.int32]:
         owners = np.asarray(span_messages(self.rendering, self._conversation), np.int32)
-        return owners[self._encoded.spans] if len(owners) else np.zeros(0, np.int32)
+        messages = owners[self._encoded.spans] if len(owners) else np.zeros(0, np.int32)
+        for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
+            messages[turn.start : turn.stop] = turn.message
+        return messages
 
     @functools.cached_property
     def token_ids(self) -> list[int]:
-        return self.ids.tolist()
+        return cast(list[int], self.ids.tolist())
 
     @functools.cached_property
     def message_indices(self) -> list[int]:
-        return self.messages.tolist()
+        return cast(list[int], self.messages.tolist())
 
     @functools.cached_property
     def sampled(self) -> list[bool]:
-        return self.mask.tolist()
+        return cast(list[bool], self.mask.tolist())
 
     @functools.cached_property
     def origins(self) -> list[Origin | None]:
@@ -108,9 +111,7 @@ class RenderedTokens:
         rendering = self.rendering
         starts = [0, *rendering.ends[:-1]]
         return [
-            "generation_prompt"
-            if origin is None and self._prompted and start >= rendering.tail
-            else field_name(origin)
+            "generation_prompt" if origin is None and self._prompted and start >= rendering.tail else field_name(origin)
             for start, origin in zip(starts, rendering.origins, strict=True)
         ]
 

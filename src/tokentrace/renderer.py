@@ -75,9 +75,7 @@ class Renderer:
 
     # -- rendering
 
-    def render(
-        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
-    ) -> RenderedTokens:
+    def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> RenderedTokens:
         """Render a conversation: ids, origins and the loss mask, in one render.
 
         Raises InputError (naming message and field) for a conversation that is none, TemplateError where the
@@ -107,15 +105,11 @@ class Renderer:
             notes=notes,
         )
 
-    def render_ids(
-        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
-    ) -> list[int]:
+    def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
         return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
 
-    def render_text(
-        self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False
-    ) -> Rendering:
+    def render_text(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Rendering:
         """The text alone, as spans: nothing is encoded."""
         learned = self._for(tools)
         checked = check_messages(messages, more_roles=learned.template.constants)
@@ -156,15 +150,16 @@ class Renderer:
             wrapped = self._tools[key] = wrap_tools(checked)
         return wrapped
 
-    def _run(
-        self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool
-    ) -> Rendering:
-        return learned.template.render(
-            messages, tools, add_generation_prompt=prompt, variables=self._variables
-        )
+    def _run(self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool) -> Rendering:
+        return learned.template.render(messages, tools, add_generation_prompt=prompt, variables=self._variables)
 
     def _with_history(
-        self, learned: _Learned, rendering: Rendering, given: Messages, shown: Messages, tools: TracedList | None
+        self,
+        learned: _Learned,
+        rendering: Rendering,
+        given: Messages,
+        shown: Messages,
+        tools: TracedList | None,
     ) -> tuple[Rendering, list[Change], list[str]]:
         changes: list[Change] = []
         notes: list[str] = []
@@ -235,9 +230,7 @@ class Renderer:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
 
 
-def _forged(
-    forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any
-) -> ControlTokenError:
+def _forged(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
     """The error that names message, field, position and token."""
     known = origin is not None and origin != UNKNOWN
     message = int(origin[1]) if origin is not None and origin[0] == "messages" else None
@@ -393,9 +386,7 @@ class RendererPool:
             self._free.put(renderer)
 
 
-def create_renderer_pool(
-    name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any
-) -> RendererPool:
+def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
     """A pool of `size` renderers, made as `create_renderer` makes one."""
     if size < 1:
         raise RendererError(f"a pool needs at least one renderer, not {size}")

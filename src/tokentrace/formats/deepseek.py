@@ -46,9 +46,7 @@ ASKING: Final = ("user", "developer")
 TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
 """V4's quick instructions: a message's ``task`` asks for one of these instead of an answer."""
 
-RESPONSE_FORMAT: Final = (
-    "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
-)
+RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +108,7 @@ V4: Final = Dialect(
         "### Available Tool Schemas\n\n"
     ),
     after_schemas=(
-        "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool "
-        "calls.\n"
+        "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n"
     ),
     tolerant=True,
 )

@@ -7,7 +7,6 @@ text is put in place of the old one, and the trace proves that only reasoning wa
 from __future__ import annotations
 
 import json
-import os.path
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..template.traced import Origin
-from .turns import Section, sections
+from .turns import Section, common_prefix, sections
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], Rendering]
@@ -97,7 +96,7 @@ def _inserted(old: list[Span], new: list[Span]) -> list[Span] | None:
     """`new` with the end of `old`, if that is `old` with text added in one place; else None."""
     before, after = _text(old), _text(new)
     old_end, new_end = _body_end(old), _body_end(new)
-    shared = len(os.path.commonprefix([before[:old_end], after[:new_end]]))
+    shared = common_prefix(before[:old_end], after[:new_end])
     rest = before[shared:old_end]
     if not after[:new_end].endswith(rest) or new_end - len(rest) < shared:
         return None
@@ -321,4 +320,12 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
     return result
 
 
-__all__ = ["Change", "Section", "keep_reasoning", "last_user", "parsed_arguments", "patch_history", "reasoning_of"]
+__all__ = [
+    "Change",
+    "Section",
+    "keep_reasoning",
+    "last_user",
+    "parsed_arguments",
+    "patch_history",
+    "reasoning_of",
+]

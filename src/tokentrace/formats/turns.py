@@ -12,7 +12,6 @@ including its stop token. Nothing of this is declared per model:
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -116,8 +115,11 @@ class PromptTails:
             known = self._known[circumstance] = rendering.text[rendering.tail :]
         return known
 
-    def others(self) -> list[str]:
-        return list(self._known.values())
+    def others(self, render: Render) -> list[str]:
+        """The other generation prompts known; at least the one after a plain user message."""
+        if not any(self._known.values()):
+            self.tail(("user",), [_USER], render)
+        return [tail for tail in self._known.values() if tail]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,10 @@ _PROBES: Final[tuple[tuple[tuple[Mapping[str, Any], ...], bool], ...]] = (
 
 
 def find_turn_facts(
-    tokenizer: Tokenizer, render: Render, encode: Callable[[Rendering, Messages], Encoded], eos: frozenset[int]
+    tokenizer: Tokenizer,
+    render: Render,
+    encode: Callable[[Rendering, Messages], Encoded],
+    eos: frozenset[int],
 ) -> TurnFacts:
     """Look at how the template ends turns: with an answer, with a tool call, last and not last."""
     closers: set[int] = set()
@@ -211,14 +216,16 @@ def _stringified(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not calls:
         return message
     changed = [{**call, "function": {**call["function"], "arguments": '{"key": "value"}'}} for call in calls]
-    return {**message, "content": None if not message.get("content") else message["content"], "tool_calls": changed}
+    return {
+        **message,
+        "content": None if not message.get("content") else message["content"],
+        "tool_calls": changed,
+    }
 
 
-def _is_delimiter(
-    token: int, render: Render, encode: Callable[[Rendering, Messages], Encoded]
-) -> bool:
+def _is_delimiter(token: int, render: Render, encode: Callable[[Rendering, Messages], Encoded]) -> bool:
     """Whether a control token stands after every call of a turn, so that it ends a call and not the turn."""
-    messages = [_USER, {"role": "assistant", "content": "", "tool_calls": [_call(1), _call(2)]}]
+    messages: Messages = [_USER, {"role": "assistant", "content": "", "tool_calls": [_call(1), _call(2)]}]
     try:
         encoded = encode(render(_with_text_arguments(messages, render), False), messages)
     except TokentraceError:
@@ -271,45 +278,74 @@ def find_sampled(
             circumstances = tails.circumstances(messages, has_tools)
         known = section.before + 1 if section.before >= 0 else section.message
         tail = tails.tail(circumstances[known], messages[:known], render)
-        start = _after_prompt(encoded, section, tail, tails, tokenizer)
+        start = _after_prompt(encoded, section, tail, lambda: tails.others(render), tokenizer)
         if start is None:
             sampling.notes.append(
-                f"message {section.message}: its generation prompt is not what the template writes before a "
-                "reply; taken to begin with its first field"
+                f"message {section.message}: the template writes this turn without the generation prompt that it "
+                "asks for a reply with; all of the turn counts as sampled"
             )
-            start = encoded.tokens_touching(section.body, section.end)[0]
+            start = encoded.tokens_touching(section.start, section.end)[0]
         sampling.turns.append(_ended(encoded, section, start, facts))
     return sampling
 
 
 def _after_prompt(
-    encoded: Encoded, section: Section, tail: str | None, tails: PromptTails, tokenizer: Tokenizer
+    encoded: Encoded, section: Section, tail: str | None, others: Callable[[], list[str]], tokenizer: Tokenizer
 ) -> int | None:
     """The first token after the section's own generation prompt."""
     text = encoded.rendering.text
-    own = [tail] if tail is not None else []
-    for candidate in own + sorted((other for other in tails.others() if other), key=len, reverse=True):
-        if not candidate or text.endswith(candidate, 0, section.start):
-            return encoded.tokens_touching(section.start, section.end)[0]  # written before the turn began
-        matched = _matched(text, section, candidate, tokenizer)
-        if matched:
-            return encoded.tokens_touching(section.start + matched, section.end)[0]
-    return None
+    matched = _matched_prompt(text, section, tail, tokenizer) if tail else None
+    if not matched and section.start < section.body:
+        found = [_matched_prompt(text, section, other, tokenizer) for other in others()]
+        elsewhere = max((length for length in found if length is not None), default=None)
+        matched = elsewhere if elsewhere or matched is None else matched
+    if matched is None and tail != "" and section.start < section.body:
+        return None
+    return encoded.tokens_touching(section.start + (matched or 0), section.end)[0]
 
 
-def _matched(text: str, section: Section, tail: str, tokenizer: Tokenizer) -> int:
-    """How much of the generation prompt the turn begins with: up to a tag, a control token, or all of it."""
-    limit = section.body - section.start
-    length = len(os.path.commonprefix([text[section.start : section.start + min(limit, len(tail))], tail]))
-    if length in (len(tail), limit):
-        return length
-    pattern = tokenizer.vocabulary.control_pattern
+def _matched_prompt(text: str, section: Section, tail: str, tokenizer: Tokenizer) -> int | None:
+    """How many characters at the head of a turn are scaffold up to the end of its generation prompt.
+
+    0 if the prompt was written before the turn began; None if the turn does not have it.
+    """
+    if text.endswith(tail, 0, section.start):
+        return 0
+    cuts = _cuts(tail, tokenizer)
+    head = tail[: cuts[0]] if cuts else tail
+    best, end, at = 0, 0, section.start
+    while at >= 0:
+        length = _matched(text[at : section.body], tail, cuts)
+        if length > best:
+            best, end = length, at + length
+        at = text.find(head, at + 1, section.body)
+    return end - section.start if best else None
+
+
+def _cuts(tail: str, tokenizer: Tokenizer) -> list[int]:
+    """Where a generation prompt may be cut off: at a tag, before and after a control token, at its end."""
     cuts = {at for at, char in enumerate(tail) if char == "<"}
-    if pattern is not None:
-        for match in pattern.finditer(tail):
+    if tokenizer.vocabulary.control_pattern is not None:
+        for match in tokenizer.vocabulary.control_pattern.finditer(tail):
             cuts -= set(range(match.start() + 1, match.end()))
             cuts |= {match.start(), match.end()}
+    return sorted(cut for cut in cuts | {len(tail)} if cut)
+
+
+def _matched(scaffold: str, tail: str, cuts: Sequence[int]) -> int:
+    """How much of the prompt the scaffold begins with: all of it, all of the scaffold, or up to a cut."""
+    length = common_prefix(scaffold, tail)
+    if length in (len(tail), len(scaffold)):
+        return length
     return max((cut for cut in cuts if cut <= length), default=0)
+
+
+def common_prefix(one: str, other: str) -> int:
+    """How many characters two strings have in common at their beginning."""
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return at
+    return min(len(one), len(other))
 
 
 def _ended(encoded: Encoded, section: Section, start: int, facts: TurnFacts) -> SampledTurn:

@@ -104,7 +104,10 @@ def run(
     pieces: Iterable[Any], trace: Trace, line_of: Callable[[BaseException], int | None] = lambda _: None
 ) -> Rendering:
     """Collect the pieces of a running template; whatever it raises becomes a TemplateError."""
-    at = lambda: trace.current if trace.current >= 0 else None  # noqa: E731
+
+    def at() -> int | None:
+        return trace.current if trace.current >= 0 else None
+
     try:
         return collect(pieces)
     except TemplateError:

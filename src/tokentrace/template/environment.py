@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jinja2
 from jinja2 import nodes
@@ -45,7 +45,7 @@ _SAFE_STR_METHODS: Final = frozenset(
     name for name in dir(str) if not name.startswith("_") and name not in ("format", "format_map", "maketrans")
 )
 _LOOP_ATTRIBUTES: Final = frozenset(
-    "index index0 revindex revindex0 first last length depth depth0 previtem nextitem".split()
+    ("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem")
 )
 _MARKING_HOOKS: Final = frozenset({"turn", "leave", "assigned"})
 _MAX_BITS: Final = 100_000
@@ -120,7 +120,7 @@ class _Generator(CodeGenerator):
             if frame.buffer is not None:
                 self.write(")")
 
-    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
         self.write("environment.add(")
         for part in _flatten(node, nodes.Add):
             self.visit(part, frame)
@@ -153,45 +153,50 @@ class _Generator(CodeGenerator):
 def _hook(name: str, *arguments: nodes.Expr) -> nodes.Output:
     """A statement that calls ``context.trace.<name>``."""
     node = nodes.Output(list(arguments))
-    node.trace_hook = name
+    node.trace_hook = name  # type: ignore[attr-defined]
     return node
 
 
-def mark_turns(node: nodes.Node) -> None:
-    """Put a hook at the head of every loop's body, and around the loop, so that turns are known."""
+def mark_turns(node: nodes.Node, index: str = "") -> None:
+    """Put a hook at the head of every loop's body, and around the loop, so that turns are known.
+
+    `index` is the variable of the loop around `node`: ``{% set message = messages[index] %}`` begins a turn too.
+    """
     for name in ("body", "else_", "elif_"):
         children = getattr(node, name, None)
         if not isinstance(children, list):
             continue
         marked: list[nodes.Node] = []
         for child in children:
-            mark_turns(child)
             if isinstance(child, nodes.For):
                 target = child.target
                 item = nodes.Name(target.name, "load") if isinstance(target, nodes.Name) else nodes.Const(None)
+                mark_turns(child, getattr(item, "name", ""))
                 child.body.insert(0, _hook("turn", item))
                 marked += [_hook("enter"), child, _hook("leave")]
-            elif (
-                isinstance(child, nodes.Assign)
-                and isinstance(child.target, nodes.Name)
-                and isinstance(child.node, nodes.Getitem)
-            ):
-                marked += [child, _hook("assigned", nodes.Name(child.target.name, "load"))]
-            else:
-                marked.append(child)
+                continue
+            mark_turns(child, index)
+            marked.append(child)
+            if isinstance(child, nodes.Assign) and isinstance(child.target, nodes.Name) and _indexed(child.node, index):
+                marked.append(_hook("assigned", nodes.Name(child.target.name, "load")))
         setattr(node, name, marked)
+
+
+def _indexed(node: nodes.Node, index: str) -> bool:
+    """Whether an expression is ``something[index]``."""
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Name) and node.arg.name == index
 
 
 class _GenerationTag(Extension):
     """``{% generation %}…{% endgeneration %}``, scoped as transformers scopes it."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012: declared so by Jinja
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.CallBlock:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("generated")
-        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+        return nodes.CallBlock(call, [], [], body, lineno=line)
 
     def generated(self, caller: Any) -> Generated:
         text: TracedStr = join_buffer((caller(),))
@@ -204,7 +209,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     """Compiles chat templates as transformers does; see the module's own words for what differs."""
 
     code_generator_class = _Generator
-    concat = staticmethod(join_buffer)  # type: ignore[assignment]
+    concat = staticmethod(join_buffer)
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
@@ -303,7 +308,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if __obj is __self.globals["range"]:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
-            result = __obj(*args, **kwargs)
+            result = cast(Any, __obj)(*args, **kwargs)
             __context.trace.spend(len(result) // 16)
             return result
         result = super().call(__context, __obj, *args, **kwargs)

@@ -37,9 +37,35 @@ from .traced import (
 _MAX_COUNT: Final = 1_000_000
 
 KEEPS_TRACE: Final = frozenset(
-    """abs attr batch capitalize count d default dictsort first float groupby int items last length list lower
-    map max min random reject rejectattr replace reverse round select selectattr slice sort sum trim truncate
-    unique upper wordcount""".split()
+    (
+        *(
+            "abs",
+            "attr",
+            "batch",
+            "capitalize",
+            "count",
+            "d",
+            "default",
+            "dictsort",
+            "first",
+            "float",
+            "groupby",
+        ),
+        *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "random", "reject"),
+        *(
+            "rejectattr",
+            "replace",
+            "reverse",
+            "round",
+            "select",
+            "selectattr",
+            "slice",
+            "sort",
+            "sum",
+            "trim",
+        ),
+        *("truncate", "unique", "upper", "wordcount"),
+    )
 )
 """Filters made of methods and slices of their input: traced in, traced out."""
 
@@ -52,7 +78,11 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     return dumps(
-        value, ensure_ascii=bool(ensure_ascii), indent=plain(indent), separators=separators, sort_keys=bool(sort_keys)
+        value,
+        ensure_ascii=bool(ensure_ascii),
+        indent=plain(indent),
+        separators=separators,
+        sort_keys=bool(sort_keys),
     )
 
 

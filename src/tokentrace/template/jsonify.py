@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
@@ -63,9 +64,7 @@ def _arguments(value: Any, options: tuple[Any, ...]) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> json.JSONEncoder:
-    return json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Writer:
@@ -74,8 +73,9 @@ class _Writer:
         self.indent: str | None = " " * indent if isinstance(indent, int) else indent
         if self.indent is not None:
             check_size(len(self.indent))
-        comma, self.colon = separators or (", " if indent is None else ",", ": ")
-        self.comma = str(comma)
+        comma, colon = separators or (", " if indent is None else ",", ": ")
+        self.comma: str = str(comma)
+        self.colon: str = str(colon)
         self.sort_keys = sort_keys
         self.options = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
         self.texts: list[str] = []
@@ -175,8 +175,8 @@ def _key(key: Any) -> str:
 
 
 def _float(value: float) -> str:
-    if value != value:
+    if math.isnan(value):
         return "NaN"
-    if value in (float("inf"), float("-inf")):
+    if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
     return float.__repr__(value)

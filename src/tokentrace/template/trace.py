@@ -37,12 +37,11 @@ class Generated(TracedStr):
 class Trace:
     """The state of one run: whose turn is being written, and how much work was done."""
 
-    __slots__ = ("current", "index", "marks", "stack", "steps")
+    __slots__ = ("current", "marks", "stack", "steps")
 
     def __init__(self, messages: int) -> None:
         self.marks = [mark(i) for i in range(-1, messages)]
         self.current = -1
-        self.index = -1
         self.stack: list[int] = []
         self.steps = MAX_STEPS
 
@@ -84,18 +83,13 @@ class Trace:
             if len(origin) == 2 and origin[0] == "messages":
                 self.current = origin[1]
                 return self.marks[self.current + 1]
-        elif kind is int:
-            self.index = item
         elif kind is dict:
             return self._rebuilt(item)
         return None
 
     def assigned(self, value: Any) -> Mark | None:
         """``{% set message = messages[i] %}`` inside a loop over ``i`` begins a turn as well."""
-        if type(value) is TracedDict and value.origin == ("messages", self.index) and self.stack:
-            self.current = self.index
-            return self.marks[self.current + 1]
-        return None
+        return self.turn(value) if type(value) is TracedDict else None
 
     def _rebuilt(self, item: dict[Any, Any]) -> Mark | None:
         """A message that the template itself put together, out of fields of one of ours."""

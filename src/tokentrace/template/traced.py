@@ -33,7 +33,7 @@ _new: Callable[[type[TracedStr], str], TracedStr]
 _slice = str.__getitem__
 
 
-class TooLarge(Exception):
+class TooLarge(Exception):  # noqa: N818
     """A template tried to build a value larger than MAX_TEXT."""
 
 
@@ -428,7 +428,7 @@ class TracedDict(dict[Any, Any]):
         return value
 
     def get(self, key: Any, default: Any = None, /) -> Any:
-        return self[key] if key in self else default
+        return self[key] if dict.__contains__(self, key) else default
 
     def __iter__(self) -> Iterator[Any]:
         return (self._key(key) for key in dict.__iter__(self))
@@ -437,7 +437,7 @@ class TracedDict(dict[Any, Any]):
         return traced(key, (*self.origin, key, KEY)) if type(key) is str else key
 
     def keys(self) -> Any:
-        return {key: None for key in self}.keys()
+        return dict.fromkeys(self).keys()
 
     def values(self) -> Any:
         return _Values(self)

@@ -38,7 +38,7 @@ class ControlPolicy(StrEnum):
     """It becomes the control token, as in transformers."""
 
 
-class ForgedControl(Exception):
+class ForgedControl(Exception):  # noqa: N818
     """Untrusted text spells a control token (policy ``reject``)."""
 
     def __init__(self, span: int, token: str) -> None:
@@ -80,9 +80,7 @@ class Encoded:
         return first, max(first, int(np.searchsorted(self.starts, self.unit(end), "left")))
 
 
-def encode_spans(
-    tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[bool], policy: ControlPolicy
-) -> Encoded:
+def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[bool], policy: ControlPolicy) -> Encoded:
     """The ids of a rendering. `trusted[k]` says whether span k may hold control tokens."""
     text = rendering.text
     vocabulary = tokenizer.vocabulary
@@ -105,8 +103,8 @@ def encode_spans(
         distrusted = np.concatenate(([0], np.cumsum(~np.asarray(trusted, np.bool_))))
         if (distrusted[last + 1] > distrusted[first]).any():
             return _encode_apart(tokenizer, rendering, trusted, policy)
-    bounds = np.searchsorted(starts, np.concatenate(([0], span_ends[:-1])), "left") if units else []
-    counts = np.diff(bounds, append=len(ids))
+    span_starts = np.concatenate((np.zeros(min(1, len(units)), np.int64), span_ends[:-1]))
+    counts = np.diff(np.searchsorted(starts, span_starts, "left"), append=len(ids))
     spans = np.repeat(np.arange(len(units), dtype=np.int32), counts)
     ascii_only = len(text) == (units[-1] if units else 0)
     return Encoded(ids, spans, starts, ends, control, rendering, None if ascii_only else units)
@@ -144,9 +142,7 @@ def _encode_apart(
     runs.append((at, len(text)))
     filled = [run for run in runs if run[0] < run[1]]
     begins = bool(filled) and filled[0][0] == 0
-    encoded = dict(
-        zip(filled, tokenizer.encode_plain([text[a:b] for a, b in filled], first=begins), strict=True)
-    )
+    encoded = dict(zip(filled, tokenizer.encode_plain([text[a:b] for a, b in filled], first=begins), strict=True))
     parts: list[Ids] = []
     starts: list[Positions] = []
     ends: list[Positions] = []

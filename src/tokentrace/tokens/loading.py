@@ -49,9 +49,7 @@ def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise TokenizerError(
-            f"{name!r} is no folder here; to fetch it from the hub, install tokentrace[hub]"
-        ) from None
+        raise TokenizerError(f"{name!r} is no folder here; to fetch it from the hub, install tokentrace[hub]") from None
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:
@@ -69,14 +67,13 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
     config = _read(folder / "tokenizer_config.json")
     special = _read(folder / "special_tokens_map.json")
     spec_json = path.read_text(encoding="utf-8")
-    tokenizer = Tokenizer(
+    return Tokenizer(
         spec_json,
         name=name,
         templates=_templates(folder, config),
         variables=_special_tokens(special) | _special_tokens(config),
         eos_ids=_eos_ids(_read(folder / "generation_config.json")),
     )
-    return tokenizer
 
 
 def _read(path: Path) -> dict[str, Any]:

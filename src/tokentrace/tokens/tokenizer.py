@@ -19,7 +19,7 @@ Ids = npt.NDArray[np.int32]
 
 _SAMPLE: Final = (
     "The quick brown fox; it's 1234567 o'clock — they'LL say \"naïve café\" I'd've.\n\n\tdef f(x):\n        return "
-    "{'a': [1, 2.5e-3], \"b\": None}  # TODO\r\n<a href=\"x?y=1&z=2\">Ärger</a>   trailing  \n \n日本語のテキスト、"
+    '{\'a\': [1, 2.5e-3], "b": None}  # TODO\r\n<a href="x?y=1&z=2">Ärger</a>   trailing  \n \n日本語のテキスト、'
     "中文字符。한국어 العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧‍👦🇩🇪 e\u0301\u0323 ﬁ Å Ω ½ x²  \u200b\u00a0\ufeff !!??…\n\n\n"
     "snake_case CamelCase SCREAMING 0x1F \\n \\u00e9 ``` $\\alpha$ a@b.c //path/to/file.py:12 +-*/=<>|~^%"
 )

@@ -82,9 +82,7 @@ class Vocabulary:
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
         """Whether text is put into Unicode's composed form before it is encoded."""
-        self.first_prefixed = any(
-            node.get("prepend_scheme") == "first" for node in _nodes(spec.get("pre_tokenizer"))
-        )
+        self.first_prefixed = any(node.get("prepend_scheme") == "first" for node in _nodes(spec.get("pre_tokenizer")))
 
     def _unknown(self, model: dict[str, Any]) -> int | None:
         """The id that stands for text the vocabulary cannot spell, where there is one."""

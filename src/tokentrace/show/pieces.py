@@ -1,0 +1,225 @@
+"""What every view shows: pieces of one origin, the text of each token made visible, counts, stop tokens."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from ..rendered import RenderedTokens
+from ..template.chat_template import REASONING_FIELDS
+from ..template.traced import UNKNOWN, Origin
+
+
+class Kind(StrEnum):
+    """Where a token comes from, as coarsely as a colour can say it. The value is its name for people."""
+
+    SYSTEM = "system"
+    USER = "user"
+    REASONING = "reasoning"
+    ASSISTANT = "assistant"
+    CALLS = "tool calls"
+    RESULT = "tool results"
+    TOOLS = "tool schemas"
+    VARIABLES = "template variables"
+    SCAFFOLD = "scaffold"
+    PROMPT = "generation prompt"
+    UNKNOWN = "unknown"
+
+
+KINDS: Final = tuple(Kind)
+
+_BY_ROLE: Final = {
+    "system": Kind.SYSTEM,
+    "developer": Kind.SYSTEM,
+    "assistant": Kind.ASSISTANT,
+    "tool": Kind.RESULT,
+    "function": Kind.RESULT,
+    "ipython": Kind.RESULT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens ``start`` to ``stop`` that share origin, message, and whether they are sampled."""
+
+    start: int
+    stop: int
+    kind: Kind
+    message: int
+    role: str | None
+    field: str
+    sampled: bool
+
+
+def pieces(rendered: RenderedTokens, limit: int | None = None) -> Iterator[Piece]:
+    """The tokens in order, cut wherever origin, message or the mask changes; the first `limit` of them."""
+    origins = rendered.origins
+    end = len(rendered) if limit is None else min(limit, len(rendered))
+    for span in rendered.spans():
+        if span.start >= end:
+            return
+        kind = kind_of(rendered, origins[span.start], span.field)
+        stop = min(span.stop, end)
+        mask = rendered.mask[span.start : stop]
+        cuts = [span.start, *(np.flatnonzero(mask[1:] != mask[:-1]) + span.start + 1).tolist(), stop]
+        for first, last in zip(cuts, cuts[1:], strict=False):
+            sampled = bool(rendered.mask[first])
+            yield Piece(first, last, kind, span.message, span.role, span.field, sampled)
+
+
+def kind_of(rendered: RenderedTokens, origin: Origin | None, field: str) -> Kind:
+    if field == "generation_prompt":
+        return Kind.PROMPT
+    if origin is None:
+        return Kind.SCAFFOLD
+    if origin == UNKNOWN:
+        return Kind.UNKNOWN
+    if origin[0] == "messages" and len(origin) > 2:
+        name = origin[2]
+        if name == "role":
+            return Kind.SCAFFOLD
+        if name in REASONING_FIELDS:
+            return Kind.REASONING
+        if name == "tool_calls":
+            return Kind.CALLS
+        return _BY_ROLE.get(rendered.role(int(origin[1])) or "", Kind.USER)
+    return {"tools": Kind.TOOLS, "kwargs": Kind.VARIABLES}.get(str(origin[0]), Kind.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive pieces of one message."""
+
+    message: int
+    role: str | None
+    pieces: list[Piece]
+
+    @property
+    def title(self) -> str:
+        """Whose block it is, in a word or two."""
+        if self.role is not None:
+            return self.role
+        return "prompt" if self.pieces[0].kind is Kind.PROMPT else "template"
+
+    @property
+    def tokens(self) -> int:
+        return self.pieces[-1].stop - self.pieces[0].start
+
+    @property
+    def sampled(self) -> int:
+        return sum(piece.stop - piece.start for piece in self.pieces if piece.sampled)
+
+
+def blocks(rendered: RenderedTokens, limit: int | None = None) -> list[Block]:
+    out: list[Block] = []
+    for piece in pieces(rendered, limit):
+        if not out or out[-1].message != piece.message:
+            out.append(Block(piece.message, piece.role, []))
+        out[-1].pieces.append(piece)
+    return out
+
+
+def counts(rendered: RenderedTokens) -> dict[Kind, tuple[int, int]]:
+    """Tokens and sampled tokens of each kind that occurs."""
+    totals = dict.fromkeys(KINDS, (0, 0))
+    for piece in pieces(rendered):
+        size = piece.stop - piece.start
+        tokens, sampled = totals[piece.kind]
+        totals[piece.kind] = (tokens + size, sampled + (size if piece.sampled else 0))
+    return {kind: total for kind, total in totals.items() if total[0]}
+
+
+def stops(rendered: RenderedTokens) -> dict[str | None, list[int]]:
+    """The messages that each stop token ended; None for turns that nothing ended."""
+    found: dict[str | None, list[int]] = {}
+    for turn in rendered.turns:
+        text = None if turn.stop_token is None else rendered.decode(slice(turn.stop - 1, turn.stop))
+        found.setdefault(text, []).append(turn.message)
+    return found
+
+
+def listed(numbers: list[int], most: int = 8) -> str:
+    """``"2, 4, 6"``, cut short where there are many."""
+    shown = ", ".join(map(str, numbers[:most]))
+    return shown if len(numbers) <= most else f"{shown} … {numbers[-1]}"
+
+
+def message_count(rendered: RenderedTokens) -> int:
+    """How many messages have tokens."""
+    return len(np.unique(rendered.messages[rendered.messages >= 0]))
+
+
+# -- text
+
+
+def token_texts(rendered: RenderedTokens, limit: int | None = None) -> list[str]:
+    """The text to show for each token.
+
+    Where several tokens spell one character, the first shows it and the others show nothing.
+    """
+    ids = rendered.ids[:limit]
+    unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    if not len(unique):
+        return []
+    alone = [rendered.decode(slice(at, at + 1)) for at in first.tolist()]
+    texts = [alone[index] for index in inverse.tolist()]
+    at = 0
+    while at < len(texts):
+        if "\ufffd" in texts[at]:
+            stop = _whole(rendered, texts, at)
+            if stop:
+                texts[at] = rendered.decode(slice(at, stop))
+                texts[at + 1 : stop] = [""] * (stop - at - 1)
+                at = stop
+                continue
+        at += 1
+    return texts
+
+
+def _whole(rendered: RenderedTokens, texts: list[str], at: int) -> int:
+    """Where the tokens end that together with token `at` spell whole characters; 0 if none do."""
+    for stop in range(at + 2, min(at + 9, len(texts) + 1)):
+        if "\ufffd" not in rendered.decode(slice(at, stop)):
+            return stop
+    return 0
+
+
+_UNSEEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
+def visible(text: str) -> str:
+    """Text with nothing in it that a terminal or a browser would act upon; newlines and tabs stay.
+
+    Control characters become their pictures (``␛``), marks that reorder or hide text their numbers, halves
+    of surrogate pairs U+FFFD.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    text = _UNSEEN.sub(_pictured, text)
+    return "".join("\ufffd" if unicodedata.category(char) == "Cs" else char for char in text)
+
+
+def _pictured(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 32:
+        return chr(0x2400 + code)
+    return "␡" if code == 127 else f"⟨U+{code:04X}⟩"
+
+
+def edited(before: str, after: str, around: int = 40) -> tuple[str, str, str, str]:
+    """What a change took out and put in, with a little of the text before and after: (lead, out, in, rest)."""
+    shared = 0
+    while shared < min(len(before), len(after)) and before[shared] == after[shared]:
+        shared += 1
+    tail = 0
+    while tail < min(len(before), len(after)) - shared and before[-1 - tail] == after[-1 - tail]:
+        tail += 1
+    lead = before[max(0, shared - around) : shared]
+    rest = before[len(before) - tail : len(before) - tail + around]
+    return lead, before[shared : len(before) - tail], after[shared : len(after) - tail], rest

@@ -1,0 +1,133 @@
+"""The view for terminals. `text_view` speaks in colours, `plain_view` says the same without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from ..rendered import RenderedTokens
+from .pieces import (
+    Block,
+    Kind,
+    blocks,
+    counts,
+    edited,
+    listed,
+    message_count,
+    pieces,
+    stops,
+    token_texts,
+    visible,
+)
+
+COLOURS: Final[dict[Kind, tuple[str, str]]] = {
+    Kind.SYSTEM: ("#a78bfa", "#8b6cf0"),
+    Kind.USER: ("#60a5fa", "#3b82f6"),
+    Kind.REASONING: ("#fbbf24", "#d99a0b"),
+    Kind.ASSISTANT: ("#34d399", "#12b07c"),
+    Kind.CALLS: ("#f472b6", "#e04c99"),
+    Kind.RESULT: ("#22d3ee", "#0ba5be"),
+    Kind.TOOLS: ("#94a3b8", "#7688a1"),
+    Kind.VARIABLES: ("#d6a56b", "#b98848"),
+    Kind.SCAFFOLD: ("#8a8a8a", "#737373"),
+    Kind.PROMPT: ("#c4b5fd", "#a592f5"),
+    Kind.UNKNOWN: ("#f87171", "#ef4444"),
+}
+"""Two shades each: neighbouring tokens take turns, which makes boundaries visible."""
+
+LIMIT: Final = 20_000
+"""Tokens shown before a view stops and says so."""
+
+
+def text_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> RenderableType:
+    """A rendering for a terminal: tokens coloured by origin, sampled ones bold and underlined."""
+    texts = token_texts(rendered, limit)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for block in blocks(rendered, limit):
+        label = "" if block.message < 0 else str(block.message)
+        grid.add_row(Text(label, "dim"), Text(visible(block.title), "bold"), _tokens(rendered, block, texts))
+    parts: list[RenderableType] = [*_head(rendered), Text(), grid]
+    if len(rendered) > limit:
+        parts.append(Text(f"… {len(rendered) - limit:,} more tokens are not shown", "yellow"))
+    return Group(*parts)
+
+
+def _tokens(rendered: RenderedTokens, block: Block, texts: list[str]) -> Text:
+    out = Text()
+    control = rendered.control
+    for piece in block.pieces:
+        shades = [
+            Style(color=shade, bold=piece.sampled, underline=piece.sampled) for shade in COLOURS[piece.kind]
+        ]
+        for at in range(piece.start, piece.stop):
+            style = shades[at % 2]
+            if control[at]:
+                out.append(visible(texts[at]), style + Style(reverse=True, underline=False))
+            else:
+                out.append(visible(texts[at]).replace("\t", "⇥   ").replace("\n", "⏎\n"), style)
+    if out.plain.endswith("\n"):
+        out.right_crop(1)
+    return out
+
+
+def _head(rendered: RenderedTokens) -> Iterator[Text]:
+    total, sampled = len(rendered), int(rendered.mask.sum())
+    head = Text()
+    head.append(f"{total:,} tokens", "bold")
+    head.append(f"  {sampled:,} sampled", "bold underline")
+    head.append(f"  {message_count(rendered)} messages")
+    yield head
+    for text, ended in stops(rendered).items():
+        if text is None:
+            yield Text(f"no stop token: messages {listed(ended)}", "yellow")
+        else:
+            line = Text("stop token ", "dim").append(visible(text), "reverse")
+            yield line.append(f" × {len(ended)} (messages {listed(ended)})", "dim")
+    legend = Text()
+    for kind, (tokens, drawn) in counts(rendered).items():
+        legend.append("■ ", COLOURS[kind][0])
+        legend.append(f"{kind} ", COLOURS[kind][0])
+        legend.append(f"{tokens:,}   " if not drawn else f"{tokens:,} ({drawn:,} sampled)   ", "dim")
+    yield legend
+    key = Text().append("underlined", "bold underline").append(" = sampled by the model   ", "dim")
+    yield key.append("reverse", "reverse").append(" = control token   the shade changes token by token", "dim")
+    for made in rendered.changes:
+        lead, out, new, rest = edited(visible(made.before), visible(made.after))
+        line = Text(f"changed  message {made.message}: {made.what}: ", "yellow")
+        line.append(repr(lead)[1:-1], "dim").append(repr(out)[1:-1], "red strike")
+        yield line.append(repr(new)[1:-1], "green").append(repr(rest)[1:-1], "dim")
+    for note in rendered.notes:
+        yield Text(f"note     {visible(note)}", "yellow")
+
+
+def plain_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> str:
+    """A rendering as plain lines, for pipes and files: one line per piece, tokens parted by ``│``.
+
+    A ``*`` marks what is sampled. Text is escaped as in Python.
+    """
+    texts = token_texts(rendered, limit)
+    shown = list(pieces(rendered, limit))
+    width = max((len(piece.field) for piece in shown), default=0)
+    width = min(max(width, 8), 32)
+    lines = [f"# {len(rendered)} tokens, {int(rendered.mask.sum())} sampled, {message_count(rendered)} messages"]
+    for text, ended in stops(rendered).items():
+        said = "no stop token" if text is None else f"stop token {visible(text)}"
+        lines.append(f"# {said}: messages {listed(ended)}")
+    lines += [f"# changed: {visible(str(made))}" for made in rendered.changes]
+    lines += [f"# note: {visible(note)}" for note in rendered.notes]
+    for piece in shown:
+        who = "-" if piece.role is None else f"{piece.message} {piece.role}"
+        text = "│".join(repr(visible(text))[1:-1] for text in texts[piece.start : piece.stop])
+        mark = "*" if piece.sampled else " "
+        lines.append(f"{piece.start:>6} {mark} {visible(who):<12} {visible(piece.field):<{width}}  {text}")
+    if len(rendered) > limit:
+        lines.append(f"# {len(rendered) - limit} more tokens are not shown")
+    return "\n".join(line.replace("\n", "⏎") for line in lines)
