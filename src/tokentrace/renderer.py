@@ -15,7 +15,7 @@ import numpy as np
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
 from .formats.history import Change, keep_reasoning, last_user, parsed_arguments, patch_history
-from .formats.turns import PromptTails, Sampling, TurnFacts, find_sampled, find_turn_facts, sections
+from .formats.turns import PromptTails, Sampling, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
 from .rendered import RenderedTokens, field_name
 from .template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
@@ -175,8 +175,7 @@ class Renderer:
         return rendering, changes, notes
 
     def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:
-        roles = [message["role"] in self.trusted for message in messages]
-        trusted = [self._trusts(origin, roles) for origin in rendering.origins]
+        trusted = self._trust(rendering.origins, messages)
         try:
             return encode_spans(self.tokenizer, rendering, trusted, self.control_tokens)
         except ForgedControl as forged:
@@ -184,15 +183,20 @@ class Renderer:
         except UnicodeEncodeError as error:
             raise _unencodable(rendering) from error
 
-    def _trusts(self, origin: Origin | None, roles: Sequence[bool]) -> bool:
-        if origin is None:
-            return True
-        source = origin[0]
-        if source == "messages":
-            return roles[int(origin[1])] or (len(origin) == 3 and origin[2] == "role")
-        if source == "tools":
-            return "tools" in self.trusted
-        return source == "kwargs" and origin[1] != "documents"
+    def _trust(self, origins: Sequence[Origin | None], messages: Messages) -> list[bool]:
+        """For each span, whether it may hold control tokens. Roles may: only known ones come this far."""
+        by_message = [message["role"] in self.trusted for message in messages]
+        trusted = []
+        for origin in origins:
+            if origin is None:
+                trusted.append(True)
+            elif origin[0] == "messages":
+                trusted.append(by_message[origin[1]] or is_role(origin))  # type: ignore[index]
+            elif origin[0] == "tools":
+                trusted.append("tools" in self.trusted)
+            else:
+                trusted.append(origin[0] == "kwargs" and origin[1] != "documents")
+        return trusted
 
     def _find_sampled(
         self, learned: _Learned, encoded: Encoded, messages: Messages, tools: TracedList | None

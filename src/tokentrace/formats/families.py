@@ -22,9 +22,7 @@ _CLOSE: Final = "<|im_end|>\n"
 _THOUGHT: Final = "<think>\n⟨reasoning⟩\n</think>\n\n"
 _RESULT: Final = "<|im_start|>user\n<tool_response>\n⟨content⟩\n</tool_response>"
 _HERMES: Final = '\n<tool_call>\n{"name": "⟨name⟩", "arguments": ⟨arguments⟩}\n</tool_call>'
-_QWEN_XML: Final = (
-    "<tool_call>\n<function=⟨name⟩>\n<parameter=⟨key⟩>\n⟨value⟩\n</parameter>\n</function>\n</tool_call>"
-)
+_QWEN_XML: Final = "<tool_call>\n<function=⟨name⟩>\n<parameter=⟨key⟩>\n⟨value⟩\n</parameter>\n</function>\n</tool_call>"
 _KIMI: Final = "<|im_assistant|>assistant<|im_middle|>"
 _KIMI_CALL: Final = (
     "<|tool_calls_section_begin|><|tool_call_begin|>⟨id⟩<|tool_call_argument_begin|>⟨arguments⟩<|tool_call_end|>"

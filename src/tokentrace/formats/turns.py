@@ -86,6 +86,7 @@ class PromptTails:
     def __init__(self, constants: frozenset[str]) -> None:
         self._words = sorted(word for word in constants if len(word) > 1)
         self._known: dict[tuple[Any, ...], str] = {}
+        self._lengths: dict[tuple[str, str], int | None] = {}
 
     def circumstances(self, messages: Messages, has_tools: bool) -> list[tuple[Any, ...]]:
         """For each position, what a generation prompt at that position could depend on."""
@@ -104,22 +105,44 @@ class PromptTails:
             out.append((role, system, user, has_tools))
         return out
 
-    def tail(self, circumstance: tuple[Any, ...], messages: Messages, render: Render) -> str | None:
-        """The generation prompt after `messages`; None where the template refuses to write one."""
+    def tail(self, circumstance: tuple[Any, ...], messages: Messages, count: int, render: Render) -> str | None:
+        """The generation prompt after the first `count` messages; None where the template refuses to write one."""
         known = self._known.get(circumstance)
-        if known is None and messages:
+        if known is None and count:
             try:
-                rendering = render(messages, True)
+                rendering = render(messages[:count], True)
             except TokentraceError:
                 return None
             known = self._known[circumstance] = rendering.text[rendering.tail :]
         return known
 
-    def others(self, render: Render) -> list[str]:
-        """The other generation prompts known; at least the one after a plain user message."""
-        if not any(self._known.values()):
-            self.tail(("user",), [_USER], render)
-        return [tail for tail in self._known.values() if tail]
+    def prompt_length(
+        self, text: str, section: Section, tail: str | None, render: Render, tokenizer: Tokenizer
+    ) -> int | None:
+        """How many characters at the head of a turn are its generation prompt.
+
+        0 if the prompt was written before the turn began; None if it is nowhere. A turn that begins with the
+        generation prompt of other circumstances than its own has that one.
+        """
+        scaffold = text[section.start : section.body]
+        length = self._prompt_in(scaffold, tail, tokenizer) if tail else None
+        if length is None and tail and text.endswith(tail, 0, section.start):
+            length = 0
+        if not length and scaffold:
+            if not any(self._known.values()):
+                self.tail(("user",), [_USER], 1, render)
+            found = [self._prompt_in(scaffold, other, tokenizer) for other in self._known.values() if other]
+            length = max((other for other in found if other), default=length)
+        return 0 if length is None and (tail == "" or not scaffold) else length
+
+    def _prompt_in(self, scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
+        """`_prompt_in`, remembered: turns begin alike."""
+        key = (scaffold, tail)
+        if key not in self._lengths:
+            if len(self._lengths) > 1000:
+                self._lengths.clear()
+            self._lengths[key] = _prompt_in(scaffold, tail, tokenizer)
+        return self._lengths[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,57 +292,41 @@ def find_sampled(
     tokenizer: Tokenizer,
 ) -> Sampling:
     """Which tokens the model samples. `render` is asked for a generation prompt only in new circumstances."""
+    own = [section for section in turns if messages[section.message]["role"] == "assistant"]
     sampling = Sampling()
-    circumstances: list[tuple[Any, ...]] | None = None
-    for section in turns:
-        if messages[section.message]["role"] != "assistant":
-            continue
-        if circumstances is None:
-            circumstances = tails.circumstances(messages, has_tools)
+    if not own:
+        return sampling
+    circumstances = tails.circumstances(messages, has_tools)
+    begins = []
+    for section in own:
         known = section.before + 1 if section.before >= 0 else section.message
-        tail = tails.tail(circumstances[known], messages[:known], render)
-        start = _after_prompt(encoded, section, tail, lambda: tails.others(render), tokenizer)
-        if start is None:
+        tail = tails.tail(circumstances[known], messages, known, render)
+        length = tails.prompt_length(encoded.rendering.text, section, tail, render, tokenizer)
+        if length is None:
             sampling.notes.append(
                 f"message {section.message}: the template writes this turn without the generation prompt that it "
                 "asks for a reply with; all of the turn counts as sampled"
             )
-            start = encoded.tokens_touching(section.start, section.end)[0]
-        sampling.turns.append(_ended(encoded, section, start, facts))
+        begins.append(section.start + (length or 0))
+    starts = encoded.first_touching(begins)
+    closes = encoded.first_touching([section.body_end for section in own])
+    stops = encoded.first_after([section.end for section in own])
+    for section, start, close, stop in zip(own, starts, closes, stops, strict=True):
+        sampling.turns.append(_ended(encoded, section.message, start, max(start, close), max(start, stop), facts))
     return sampling
 
 
-def _after_prompt(
-    encoded: Encoded, section: Section, tail: str | None, others: Callable[[], list[str]], tokenizer: Tokenizer
-) -> int | None:
-    """The first token after the section's own generation prompt."""
-    text = encoded.rendering.text
-    matched = _matched_prompt(text, section, tail, tokenizer) if tail else None
-    if not matched and section.start < section.body:
-        found = [_matched_prompt(text, section, other, tokenizer) for other in others()]
-        elsewhere = max((length for length in found if length is not None), default=None)
-        matched = elsewhere if elsewhere or matched is None else matched
-    if matched is None and tail != "" and section.start < section.body:
-        return None
-    return encoded.tokens_touching(section.start + (matched or 0), section.end)[0]
-
-
-def _matched_prompt(text: str, section: Section, tail: str, tokenizer: Tokenizer) -> int | None:
-    """How many characters at the head of a turn are scaffold up to the end of its generation prompt.
-
-    0 if the prompt was written before the turn began; None if the turn does not have it.
-    """
-    if text.endswith(tail, 0, section.start):
-        return 0
+def _prompt_in(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
+    """How many characters at the head of a turn are scaffold up to the end of its generation prompt."""
     cuts = _cuts(tail, tokenizer)
-    head = tail[: cuts[0]] if cuts else tail
-    best, end, at = 0, 0, section.start
+    head = tail[: cuts[0]]
+    best, end, at = 0, 0, 0
     while at >= 0:
-        length = _matched(text[at : section.body], tail, cuts)
+        length = _matched(scaffold[at:], tail, cuts)
         if length > best:
             best, end = length, at + length
-        at = text.find(head, at + 1, section.body)
-    return end - section.start if best else None
+        at = scaffold.find(head, at + 1)
+    return end if best else None
 
 
 def _cuts(tail: str, tokenizer: Tokenizer) -> list[int]:
@@ -348,18 +355,20 @@ def common_prefix(one: str, other: str) -> int:
     return min(len(one), len(other))
 
 
-def _ended(encoded: Encoded, section: Section, start: int, facts: TurnFacts) -> SampledTurn:
-    """The section's sampled tokens: up to its closer, or up to the next head where that is the stop."""
-    first, stop = encoded.tokens_touching(section.body_end, section.end)
-    first = max(first, start)
-    inside = [at for at in range(first, stop) if encoded.control[at]]
-    closing = [at for at in inside if int(encoded.ids[at]) in facts.closers]
-    if closing:
-        at = closing[-1]
-        return SampledTurn(section.message, start, at + 1, int(encoded.ids[at]))
-    if stop < len(encoded.ids) and int(encoded.ids[stop]) in facts.heads:
-        return SampledTurn(section.message, start, stop + 1, int(encoded.ids[stop]))
-    if inside and not facts.open_ended and not facts.closers:
-        at = inside[-1]
-        return SampledTurn(section.message, start, at + 1, int(encoded.ids[at]))
-    return SampledTurn(section.message, start, max(start, stop), None)
+def _ended(encoded: Encoded, message: int, start: int, close: int, stop: int, facts: TurnFacts) -> SampledTurn:
+    """A turn's sampled tokens: up to its closer, or up to the next head where that is the stop.
+
+    `close` is the first token after the turn's last field, `stop` the first after the turn.
+    """
+    after = encoded.ids[close : stop + 1].tolist()
+    for at in range(min(stop - close, len(after)) - 1, -1, -1):
+        if after[at] in facts.closers:
+            return SampledTurn(message, start, close + at + 1, after[at])
+    if stop - close < len(after) and after[stop - close] in facts.heads:
+        return SampledTurn(message, start, stop + 1, after[stop - close])
+    if not facts.open_ended and not facts.closers:
+        control = np.flatnonzero(encoded.control[close:stop])
+        if len(control):
+            at = int(control[-1])
+            return SampledTurn(message, start, close + at + 1, after[at])
+    return SampledTurn(message, start, stop, None)

@@ -27,9 +27,7 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
                 "start": turn.start,
                 "stop": turn.stop,
                 "stop_token_id": turn.stop_token,
-                "stop_token": None
-                if turn.stop_token is None
-                else rendered.decode(slice(turn.stop - 1, turn.stop)),
+                "stop_token": None if turn.stop_token is None else rendered.decode(slice(turn.stop - 1, turn.stop)),
             }
             for turn in rendered.turns
         ],

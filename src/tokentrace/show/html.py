@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import html
 import json
-from collections.abc import Iterator
 from importlib import resources
 from typing import Any, Final
 
@@ -20,7 +19,6 @@ from ..rendered import RenderedTokens
 from .pieces import (
     KINDS,
     Block,
-    Kind,
     Piece,
     blocks,
     counts,
@@ -50,9 +48,7 @@ def html_fragment(rendered: RenderedTokens, *, limit: int = FRAGMENT_LIMIT) -> s
     )
 
 
-def html_page(
-    rendered: RenderedTokens, title: str = "Rendered conversation", *, limit: int = PAGE_LIMIT
-) -> str:
+def html_page(rendered: RenderedTokens, title: str = "Rendered conversation", *, limit: int = PAGE_LIMIT) -> str:
     """A rendering as a page of its own: no link to anything outside, every text escaped."""
     return f"""<!doctype html>
 <html lang="en">
@@ -67,7 +63,10 @@ script-src 'unsafe-inline'">
 </head>
 <body class="tt-page">
 <main class="tt">
-<header class="tt-top"><div><p class="tt-brand">tokentrace</p><h1>{_text(title)}</h1></div>{_controls("tt-view")}</header>
+<header class="tt-top">
+<div><p class="tt-brand">tokentrace</p><h1>{_text(title)}</h1></div>
+{_controls("tt-view")}
+</header>
 {_cards(rendered)}
 {_strip(rendered)}
 {_legend(rendered)}
@@ -89,6 +88,10 @@ def _asset(name: str) -> str:
 
 def _text(text: str) -> str:
     return html.escape(visible(text), quote=True)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _data(value: Any) -> str:
@@ -137,9 +140,9 @@ def _cards(rendered: RenderedTokens) -> str:
     share = f"{100 * sampled / total:.0f} % of the tokens" if total else "no tokens"
     control = int(rendered.control.sum())
     cards = [
-        ("Tokens", f"{total:,}", f"{control:,} control tokens"),
+        ("Tokens", f"{total:,}", _counted(control, "control token")),
         ("Sampled", f"{sampled:,}", share),
-        ("Messages", f"{message_count(rendered):,}", f"{len(rendered.turns):,} sampled turns"),
+        ("Messages", f"{message_count(rendered):,}", _counted(len(rendered.turns), "sampled turn")),
     ]
     small = "".join(
         f'<div class="tt-card"><p>{label}</p><strong>{value}</strong><small>{more}</small></div>'
@@ -151,9 +154,7 @@ def _cards(rendered: RenderedTokens) -> str:
         for text, ended in stops(rendered).items()
     )
     ends = ends or "<li><small>nothing is sampled here</small></li>"
-    return (
-        f'<div class="tt-cards">{small}<div class="tt-card tt-stops"><p>Stop tokens</p><ul>{ends}</ul></div></div>'
-    )
+    return f'<div class="tt-cards">{small}<div class="tt-card tt-stops"><p>Stop tokens</p><ul>{ends}</ul></div></div>'
 
 
 def _legend(rendered: RenderedTokens) -> str:
@@ -240,10 +241,10 @@ def _row(block: Block, texts: list[str], control: list[bool], titles: bool) -> s
     number = "" if block.message < 0 else f"<b>{block.message}</b>"
     drawn = f"<small>{block.sampled:,} sampled</small>" if block.sampled else ""
     body = "".join(_piece(piece, texts, control, titles) for piece in block.pieces)
-    hue = (block.message * 67 + 210) % 360 if block.message >= 0 else 0
+    hue = f"--h:{(block.message * 67 + 210) % 360}" if block.message >= 0 else "--h:0;--s:0%"
     return (
-        f'<section class="tt-row" style="--h:{hue}"><div class="tt-gutter"><p>{number}{_text(block.title)}</p>'
-        f'<small>{block.tokens:,} token{"" if block.tokens == 1 else "s"}</small>{drawn}</div>'
+        f'<section class="tt-row" style="{hue}"><div class="tt-gutter"><p>{number}{_text(block.title)}</p>'
+        f"<small>{_counted(block.tokens, 'token')}</small>{drawn}</div>"
         f'<div class="tt-tokens">{body}</div></section>'
     )
 
@@ -266,8 +267,3 @@ def _token(text: str, is_control: bool) -> str:
         return f"<b>{_text(text)}</b>"
     shown = _text(text).replace("\n", "<u>⏎</u>\n").replace("\t", "<u>⇥</u>\t")
     return f"<i>{shown}</i>"
-
-
-def kind_classes() -> Iterator[tuple[str, Kind]]:
-    """The class that each kind has in the page, for those who style it further."""
-    return ((f"k{at}", kind) for at, kind in enumerate(KINDS))

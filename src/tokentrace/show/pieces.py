@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def pieces(rendered: RenderedTokens, limit: int | None = None) -> Iterator[Piece
         stop = min(span.stop, end)
         mask = rendered.mask[span.start : stop]
         cuts = [span.start, *(np.flatnonzero(mask[1:] != mask[:-1]) + span.start + 1).tolist(), stop]
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in itertools.pairwise(cuts):
             sampled = bool(rendered.mask[first])
             yield Piece(first, last, kind, span.message, span.role, span.field, sampled)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.table import Table
@@ -14,6 +16,7 @@ from ..rendered import RenderedTokens
 from .pieces import (
     Block,
     Kind,
+    Piece,
     blocks,
     counts,
     edited,
@@ -40,6 +43,9 @@ COLOURS: Final[dict[Kind, tuple[str, str]]] = {
 }
 """Two shades each: neighbouring tokens take turns, which makes boundaries visible."""
 
+_CONTROL: Final = "#1c1c1c on #8f959e"
+_CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
+
 LIMIT: Final = 20_000
 """Tokens shown before a view stops and says so."""
 
@@ -64,13 +70,11 @@ def _tokens(rendered: RenderedTokens, block: Block, texts: list[str]) -> Text:
     out = Text()
     control = rendered.control
     for piece in block.pieces:
-        shades = [
-            Style(color=shade, bold=piece.sampled, underline=piece.sampled) for shade in COLOURS[piece.kind]
-        ]
+        shades = [Style(color=shade, bold=piece.sampled, underline=piece.sampled) for shade in COLOURS[piece.kind]]
         for at in range(piece.start, piece.stop):
             style = shades[at % 2]
             if control[at]:
-                out.append(visible(texts[at]), style + Style(reverse=True, underline=False))
+                out.append(visible(texts[at]), _CONTROL_SAMPLED if piece.sampled else _CONTROL)
             else:
                 out.append(visible(texts[at]).replace("\t", "⇥   ").replace("\n", "⏎\n"), style)
     if out.plain.endswith("\n"):
@@ -78,27 +82,26 @@ def _tokens(rendered: RenderedTokens, block: Block, texts: list[str]) -> Text:
     return out
 
 
-def _head(rendered: RenderedTokens) -> Iterator[Text]:
+def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
     total, sampled = len(rendered), int(rendered.mask.sum())
     head = Text()
     head.append(f"{total:,} tokens", "bold")
-    head.append(f"  {sampled:,} sampled", "bold underline")
-    head.append(f"  {message_count(rendered)} messages")
+    head.append("   ").append(f"{sampled:,} sampled", "bold underline")
+    head.append(f"   {message_count(rendered)} messages")
     yield head
     for text, ended in stops(rendered).items():
         if text is None:
             yield Text(f"no stop token: messages {listed(ended)}", "yellow")
         else:
-            line = Text("stop token ", "dim").append(visible(text), "reverse")
+            line = Text("stop token ", "dim").append(visible(text), _CONTROL)
             yield line.append(f" × {len(ended)} (messages {listed(ended)})", "dim")
-    legend = Text()
+    legend = []
     for kind, (tokens, drawn) in counts(rendered).items():
-        legend.append("■ ", COLOURS[kind][0])
-        legend.append(f"{kind} ", COLOURS[kind][0])
-        legend.append(f"{tokens:,}   " if not drawn else f"{tokens:,} ({drawn:,} sampled)   ", "dim")
-    yield legend
+        size = f"{tokens:,}" if not drawn else f"{tokens:,} ({drawn:,} sampled)"
+        legend.append(Text().append(f"■ {kind} ", COLOURS[kind][0]).append(size, "dim"))
+    yield Columns(legend, padding=(0, 3))
     key = Text().append("underlined", "bold underline").append(" = sampled by the model   ", "dim")
-    yield key.append("reverse", "reverse").append(" = control token   the shade changes token by token", "dim")
+    yield key.append("boxed", _CONTROL).append(" = control token   the shade changes token by token", "dim")
     for made in rendered.changes:
         lead, out, new, rest = edited(visible(made.before), visible(made.after))
         line = Text(f"changed  message {made.message}: {made.what}: ", "yellow")
@@ -108,15 +111,27 @@ def _head(rendered: RenderedTokens) -> Iterator[Text]:
         yield Text(f"note     {visible(note)}", "yellow")
 
 
+def _whole_schemas(found: Iterable[Piece]) -> list[Piece]:
+    """The pieces, with those of one tool's schema as a single one: nobody reads its fields line by line."""
+    out: list[Piece] = []
+    for piece in found:
+        if piece.kind is Kind.TOOLS:
+            piece = replace(piece, field=".".join(piece.field.split(".")[:2]))
+            if out and replace(out[-1], start=piece.start, stop=piece.stop) == piece:
+                out[-1] = replace(out[-1], stop=piece.stop)
+                continue
+        out.append(piece)
+    return out
+
+
 def plain_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> str:
     """A rendering as plain lines, for pipes and files: one line per piece, tokens parted by ``│``.
 
     A ``*`` marks what is sampled. Text is escaped as in Python.
     """
     texts = token_texts(rendered, limit)
-    shown = list(pieces(rendered, limit))
-    width = max((len(piece.field) for piece in shown), default=0)
-    width = min(max(width, 8), 32)
+    shown = _whole_schemas(pieces(rendered, limit))
+    width = min(max((len(piece.field) for piece in shown), default=0), 32)
     lines = [f"# {len(rendered)} tokens, {int(rendered.mask.sum())} sampled, {message_count(rendered)} messages"]
     for text, ended in stops(rendered).items():
         said = "no stop token" if text is None else f"stop token {visible(text)}"

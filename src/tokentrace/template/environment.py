@@ -190,7 +190,7 @@ def _indexed(node: nodes.Node, index: str) -> bool:
 class _GenerationTag(Extension):
     """``{% generation %}…{% endgeneration %}``, scoped as transformers scopes it."""
 
-    tags = {"generation"}  # noqa: RUF012: declared so by Jinja
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.CallBlock:
         line = next(parser.stream).lineno
@@ -235,9 +235,14 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if kind is TracedDict:
             if attribute not in _DICT_ATTRIBUTES:
                 value = dict.get(obj, attribute, _MISSING)
-                if value is _MISSING:
-                    return self.undefined(obj=obj, name=attribute)
-                return value if type(value) in TRACED_TYPES else obj[attribute]
+                kind = type(value)
+                if kind in TRACED_TYPES:
+                    return value
+                if kind is str:
+                    value = traced(value, (*obj.origin, attribute))
+                    dict.__setitem__(obj, attribute, value)
+                    return value
+                return self.undefined(obj=obj, name=attribute) if value is _MISSING else obj[attribute]
         elif kind is LoopContext:
             if attribute in _LOOP_ATTRIBUTES:
                 return getattr(obj, attribute)
@@ -294,8 +299,10 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def method(__self, __context: Any, __obj: Any, __name: str, *args: Any, **kwargs: Any) -> Any:
         """``obj.name(…)`` in a template."""
         kind = type(__obj)
-        if (kind is TracedStr or kind is str) and __name in _SAFE_STR_METHODS:
-            return getattr(_promoted(__obj), __name)(*args, **kwargs)
+        if kind is TracedStr and __name in _SAFE_STR_METHODS:
+            return getattr(__obj, __name)(*args, **kwargs)
+        if kind is str and __name in _SAFE_STR_METHODS:
+            return getattr(traced(__obj, None), __name)(*args, **kwargs)
         if kind is TracedDict and __name in _SAFE_DICT_METHODS:
             return getattr(__obj, __name)(*args, **kwargs)
         return __self.call(__context, __self.getattr(__obj, __name), *args, **kwargs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from json.encoder import encode_basestring, encode_basestring_ascii
+from collections.abc import Callable
+from json.encoder import c_make_encoder, encode_basestring, encode_basestring_ascii
 from typing import Any
 
 from .traced import (
@@ -57,14 +58,21 @@ def _arguments(value: Any, options: tuple[Any, ...]) -> str | None:
     if type(value) is not TracedDict or value.origin[-1] != "arguments":
         return None
     try:
-        return traced(_encoder(*options).encode(value.raw), value.origin)
-    except TypeError:  # not plain JSON all the way down; the walk below reduces it
+        return traced(_encoder(*options)(value.raw), value.origin)
+    except (TypeError, RecursionError):  # not plain JSON all the way down; the walk reduces it, or says why not
         return None
 
 
 @functools.lru_cache(maxsize=64)
-def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> json.JSONEncoder:
-    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> Callable[[Any], str]:
+    """``json.dumps`` with its options settled once. Where the C encoder can do it, that is kept ready too."""
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if c_make_encoder is None or indent is not None:
+        return encoder.encode
+    escape = encode_basestring_ascii if ensure_ascii else encode_basestring
+    colon, comma = encoder.key_separator, encoder.item_separator
+    chunks = c_make_encoder(None, encoder.default, escape, None, colon, comma, sort_keys, False, True)
+    return lambda value: "".join(chunks(value, 0))
 
 
 class _Writer:

@@ -28,6 +28,8 @@ KEY: Final = "<key>"
 
 MAX_TEXT: Final = 64 * 1024 * 1024
 """No single value inside a template may grow past this many characters."""
+MAX_PIECES: Final = 4_000_000
+"""No value may fall into more pieces than this: each is a string of its own."""
 
 _new: Callable[[type[TracedStr], str], TracedStr]
 _slice = str.__getitem__
@@ -40,6 +42,11 @@ class TooLarge(Exception):  # noqa: N818
 def check_size(size: int) -> None:
     if size > MAX_TEXT:
         raise TooLarge(f"the template tried to build a value of {size} characters (limit {MAX_TEXT})")
+
+
+def check_pieces(count: int) -> None:
+    if count > MAX_PIECES:
+        raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_PIECES})")
 
 
 class TracedStr(str):
@@ -95,6 +102,8 @@ class TracedStr(str):
 
     def strip(self, chars: str | None = None, /) -> TracedStr:
         end = len(str.rstrip(self, chars))
+        if end == len(self) and len(str.lstrip(self, chars)) == end:
+            return self
         return cut(self, min(end, len(self) - len(str.lstrip(self, chars))), end)
 
     def removeprefix(self, prefix: str, /) -> TracedStr:
@@ -106,6 +115,7 @@ class TracedStr(str):
 
     def _pieces(self, parts: list[str], gap: int | None, *, backwards: bool = False) -> list[str]:
         """Locate `parts` in self, in order; `gap` characters apart, or (None) by looking for them."""
+        check_pieces(len(parts))
         if gap is None:
             return self._located(parts, backwards)
         out, at = [], 0
@@ -145,12 +155,14 @@ class TracedStr(str):
         return out
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
+        str.partition("", sep)  # refuses what is no separator
         at = str.find(self, sep)
         if at < 0:
             return self, "", ""
         return cut(self, 0, at), cut(self, at, at + len(sep)), cut(self, at + len(sep), len(self))
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        str.partition("", sep)
         at = str.rfind(self, sep)
         if at < 0:
             return "", "", self
@@ -158,15 +170,15 @@ class TracedStr(str):
 
     # -- replacing and padding
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> TracedStr:
+    def replace(self, old: str, new: str, /, count: SupportsIndex = -1) -> TracedStr:
+        limit = count.__index__()
         times = str.count(self, old)
         if not times:
             return self
-        check_size(len(self) + times * (len(new) - len(old)))
+        check_size(len(self) + (times if limit < 0 else min(times, limit)) * (len(new) - len(old)))
         if old:
-            return join_with(new, self.split(old, count))
-        limit = count.__index__()  # an empty `old` matches before every character and at the end
-        pieces: list[str] = []
+            return join_with(new, self.split(old, limit))
+        pieces: list[str] = []  # an empty `old` matches before every character and at the end
         for at, char in enumerate(self):
             pieces += [new, char] if limit < 0 or at < limit else [char]
         if limit < 0 or limit > len(self):
@@ -175,17 +187,17 @@ class TracedStr(str):
 
     def center(self, width: SupportsIndex, fill: str = " ", /) -> TracedStr:
         check_size(width.__index__())
-        text = str.center(self, width, fill)
-        left = (len(text) - len(self)) // 2 + ((len(text) - len(self)) & width.__index__() & 1)
-        return join_traced((text[:left], self, text[left + len(self) :]))
+        padding = len(str.center(self, width, fill)) - len(self)
+        left = padding // 2 + (padding & width.__index__() & 1)
+        return join_traced((fill * left, self, fill * (padding - left)))
 
     def ljust(self, width: SupportsIndex, fill: str = " ", /) -> TracedStr:
         check_size(width.__index__())
-        return join_traced((self, fill * (width.__index__() - len(self))))
+        return join_traced((self, fill * (len(str.ljust(self, width, fill)) - len(self))))
 
     def rjust(self, width: SupportsIndex, fill: str = " ", /) -> TracedStr:
         check_size(width.__index__())
-        return join_traced((fill * (width.__index__() - len(self)), self))
+        return join_traced((fill * (len(str.rjust(self, width, fill)) - len(self)), self))
 
     def zfill(self, width: SupportsIndex, /) -> TracedStr:
         check_size(width.__index__())
@@ -229,7 +241,23 @@ class TracedStr(str):
         return mapped(self, str.capitalize)
 
     def translate(self, table: Any, /) -> TracedStr:
-        return join_traced([derived(char, str.translate(char, table)) for char in self])
+        pieces: list[str] = []
+        size = 0
+        for char in self:
+            try:
+                piece = table[ord(char)]
+            except LookupError:
+                piece = char
+            if isinstance(piece, int):  # a number does not say whose character it is
+                piece = traced(chr(piece), UNKNOWN)
+            elif piece is None:
+                continue
+            elif not isinstance(piece, str):
+                raise TypeError("character mapping must return integer, None or str")
+            size += len(piece)
+            check_size(size)
+            pieces.append(piece)
+        return join_traced(pieces)
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> TracedBytes:
         return TracedBytes(str.encode(self, encoding, errors))

@@ -74,27 +74,37 @@ class Encoded:
         base = self.span_units[span - 1] if span else 0
         return base + len(self.rendering.text[start:position].encode("utf-8", "surrogatepass"))
 
+    def first_touching(self, positions: Sequence[int]) -> list[int]:
+        """For each character position, the first token that ends after it."""
+        return np.searchsorted(self.ends, self._units(positions), "right").tolist()  # type: ignore[no-any-return]
+
+    def first_after(self, positions: Sequence[int]) -> list[int]:
+        """For each character position, the first token that begins at it or later."""
+        return np.searchsorted(self.starts, self._units(positions), "left").tolist()  # type: ignore[no-any-return]
+
+    def _units(self, positions: Sequence[int]) -> Sequence[int]:
+        return positions if self.span_units is None else [self.unit(position) for position in positions]
+
     def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
         """The half-open range of tokens that hold a character of ``text[start:end]``."""
-        first = int(np.searchsorted(self.ends, self.unit(start), "right"))
-        return first, max(first, int(np.searchsorted(self.starts, self.unit(end), "left")))
+        first = self.first_touching([start])[0]
+        return first, max(first, self.first_after([end])[0])
 
 
 def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[bool], policy: ControlPolicy) -> Encoded:
     """The ids of a rendering. `trusted[k]` says whether span k may hold control tokens."""
-    text = rendering.text
     vocabulary = tokenizer.vocabulary
-    if vocabulary.nfc and not text.isascii() and not unicodedata.is_normalized("NFC", text):
+    units, is_normal = _byte_ends(rendering, vocabulary.nfc)
+    if not is_normal:
         return _encode_apart(tokenizer, rendering, trusted, policy)
-    ids = tokenizer.encode(text)
-    ends = np.cumsum(vocabulary.byte_lengths[ids], dtype=np.int64)
-    units = _byte_ends(rendering)
+    ids = tokenizer.encode(rendering.text)
+    signed = vocabulary.signed_lengths.take(ids)
+    control = signed < 0
+    lengths = np.abs(signed)
+    ends = np.cumsum(lengths, dtype=np.int64)
     if (ends[-1] if len(ends) else 0) != (units[-1] if units else 0):
         return _encode_apart(tokenizer, rendering, trusted, policy)
-    starts = np.empty_like(ends)
-    starts[:1] = 0
-    starts[1:] = ends[:-1]
-    control = vocabulary.is_control[ids]
+    starts = ends - lengths
     span_ends = np.asarray(units, np.int64)
     if policy is not ControlPolicy.HF_COMPAT and not all(trusted):
         at = np.flatnonzero(control)
@@ -106,21 +116,26 @@ def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[b
     span_starts = np.concatenate((np.zeros(min(1, len(units)), np.int64), span_ends[:-1]))
     counts = np.diff(np.searchsorted(starts, span_starts, "left"), append=len(ids))
     spans = np.repeat(np.arange(len(units), dtype=np.int32), counts)
-    ascii_only = len(text) == (units[-1] if units else 0)
-    return Encoded(ids, spans, starts, ends, control, rendering, None if ascii_only else units)
+    return Encoded(ids, spans, starts, ends, control, rendering, None if units is rendering.ends else units)
 
 
-def _byte_ends(rendering: Rendering) -> list[int]:
-    """Where each span ends, in bytes of UTF-8."""
+def _byte_ends(rendering: Rendering, nfc: bool) -> tuple[list[int], bool]:
+    """Where each span ends, in bytes of UTF-8, and whether the text is normalized as the tokenizer will have it."""
     text = rendering.text
     if text.isascii():
-        return rendering.ends
+        return rendering.ends, True
+    is_normal = True
     start, lengths = 0, []
     for end in rendering.ends:
         piece = text[start:end]
-        lengths.append(len(piece) if piece.isascii() else len(piece.encode("utf-8")))
+        if piece.isascii():
+            lengths.append(end - start)
+        else:
+            lengths.append(len(piece.encode("utf-8")))
+            # a few characters more, because marks compose with what stands before them
+            is_normal = is_normal and (not nfc or unicodedata.is_normalized("NFC", text[max(0, start - 8) : end]))
         start = end
-    return list(accumulate(lengths))
+    return list(accumulate(lengths)), is_normal
 
 
 # -- the careful way

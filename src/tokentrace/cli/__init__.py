@@ -1,0 +1,82 @@
+"""The command line. Commands are imported when they are called, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+COMMANDS: Final = {
+    "render": "Render a conversation to tokens that know their origin.",
+    "families": "Show what is known of each family of models.",
+    "demo": "Render the shipped example and write a report.",
+}
+"""The name of each command (also that of its module and function), and what it does."""
+
+
+class Commands(click.Group):
+    """A group whose commands live in modules of their own, and whose errors are one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f".{cmd_name}", __package__), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from ..errors import TokentraceError
+
+        try:
+            return super().invoke(ctx)
+        except (TokentraceError, OSError) as error:
+            if ctx.meta.get(_DEBUG) or isinstance(error, BrokenPipeError):
+                raise
+            said = " ".join(str(error).split())
+            click.secho(f"error: {said}", fg="red", err=True)
+            ctx.exit(2)
+
+
+_DEBUG: Final = "tokentrace.debug"
+
+
+def debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--debug``: a traceback where there would be one line."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta[_DEBUG] = True
+
+    option = click.option(
+        "--debug", is_flag=True, expose_value=False, callback=remember, help="Show the traceback of an error."
+    )
+    return option(command)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tokentrace", prog_name="tokentrace")
+@debug_option
+def main() -> None:
+    """Train on the exact tokens the model saw and sampled.
+
+    tokentrace renders conversations with a model's own chat template, run with traced values: every token
+    knows its message, its field, and whether the model samples it.
+
+    \b
+    Examples:
+      tokentrace demo
+      tokentrace render chat.json --tokenizer ./Qwen3-8B
+      tokentrace render chat.json --format html -o report.html --open
+      tokentrace families
+    """
+
+
+__all__ = ["main"]

@@ -1,0 +1,121 @@
+"""What the command line reads: conversations, tools, template variables. Errors name the file and the place."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import InputError
+
+RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Template variables that have options of their own."""
+
+
+def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
+    """Messages and tools (None: none given) from a file, or from stdin for ``-``.
+
+    The file holds a list of messages or an object with ``messages`` and perhaps ``tools``; with `index`, or
+    named ``.jsonl``, one of these per line.
+    """
+    text = _read(source)
+    name = "stdin" if source == "-" else source
+    if index is not None or Path(source).suffix in (".jsonl", ".ndjson"):
+        value = _line(text, name, index or 0)
+    else:
+        value = parse_json(text, name)
+    if isinstance(value, dict):
+        if "messages" not in value:
+            keys = ", ".join(map(repr, list(value)[:6])) or "nothing"
+            raise InputError(f"{name}: an object needs 'messages'; this one has {keys}")
+        return value["messages"], value.get("tools")
+    return value, None
+
+
+def read_tools(source: str) -> Any:
+    """Tool schemas: a list, an object with ``tools``, or a single schema."""
+    value = parse_json(_read(source), "stdin" if source == "-" else source)
+    if isinstance(value, dict):
+        return value.get("tools", [value])
+    return value
+
+
+def parse_json(text: str, name: str) -> Any:
+    """JSON, or an InputError with line and column."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        hint = ""
+        if error.msg == "Extra data" and _is_json(text.lstrip().partition("\n")[0]):
+            hint = "; if it holds one conversation per line, choose one with --index"
+        place = f"{name}, line {error.lineno}, column {error.colno}"
+        raise InputError(f"{place}: not valid JSON: {error.msg}{hint}") from error
+    except RecursionError as error:
+        raise InputError(f"{name}: nested too deeply") from error
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _line(text: str, name: str, index: int) -> Any:
+    rows = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not -len(rows) <= index < len(rows):
+        raise InputError(f"{name}: there is no conversation {index}; it holds {len(rows)}")
+    number, line = rows[index]
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        place = f"{name}, line {number}, column {error.colno}"
+        raise InputError(f"{place}: not valid JSON: {error.msg}") from error
+
+
+def _read(source: str) -> str:
+    try:
+        if source == "-":
+            return sys.stdin.buffer.read().decode("utf-8-sig")
+        return Path(source).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        name = "stdin" if source == "-" else source
+        raise InputError(f"{name}: not UTF-8: byte {error.start} is no text") from error
+
+
+def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
+    """Template variables from ``KEY=VALUE`` (a value that is JSON counts as such) and JSON objects.
+
+    >>> parse_kwargs(["enable_thinking=false", "date=today", '{"n": [1]}'])
+    {'enable_thinking': False, 'date': 'today', 'n': [1]}
+    """
+    from ..renderer import create_renderer
+
+    found: dict[str, Any] = {}
+    for item in given:
+        if item.lstrip().startswith("{"):
+            value = parse_json(item, "--kwargs")
+            if not isinstance(value, dict):
+                raise InputError(f"--kwargs: a JSON object is needed, not {item!r}")
+            found |= value
+            continue
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise InputError(f"--kwargs: KEY=VALUE or a JSON object is needed, not {item!r}")
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    named = {
+        name
+        for name, parameter in inspect.signature(create_renderer).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    for key in found:
+        if key in RESERVED | named:
+            raise InputError(f"--kwargs: {key!r} is no template variable; it has an option of its own")
+    return found
