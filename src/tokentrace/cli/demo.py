@@ -45,7 +45,7 @@ def demo(*, output: Path, open_: bool) -> None:
     click.echo(
         f"- {sampled} of {len(rendered)} tokens are sampled: what the assistant wrote, each turn with its "
         f"{' and '.join(sorted(ends))}.\n"
-        "  The prompt before a turn is not, nor is anything that users, tools or the template wrote.\n"
+        "  The prompt that asks for a turn is not, nor is anything that system, users and tools said.\n"
         f"- In message 8 the user typed {' '.join(typed)}. It stayed text: {made} control tokens came of it.\n"
         "- Reasoning of earlier turns is still there: what was sampled once is never written anew."
     )

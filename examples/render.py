@@ -1,0 +1,16 @@
+"""Render a conversation with the embedded pocket model, and ask the tokens where they came from."""
+
+from tokentrace import create_renderer
+from tokentrace.pocket import POCKET
+
+messages = [
+    {"role": "system", "content": "Answer briefly."},
+    {"role": "user", "content": "What is 6 * 7?"},
+    {"role": "assistant", "reasoning_content": "6 * 7 = 42", "content": "42"},
+]
+rendered = create_renderer(POCKET).render(messages)
+
+print(rendered)
+for span in rendered.spans():
+    text = rendered.decode(slice(span.start, span.stop))
+    print(f"{span.start:3}-{span.stop:<3} {span.role or '':10} {span.field:18} {text!r}")

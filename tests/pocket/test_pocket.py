@@ -1,0 +1,217 @@
+"""The pocket model: its template says the same under transformers, only ever appends, and its vocabulary is sound."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import itertools
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from tests.conversations import CONVERSATIONS, Conversation
+from tokentrace import InputError, Renderer, TemplateError, create_renderer
+from tokentrace.pocket import EXAMPLE, POCKET
+from tokentrace.template.chat_template import REASONING_FIELDS
+
+THINKING = [None, False, True]
+"""What enable_thinking can be; None: not given."""
+CONTROL = ["<|pad|>", "<|bos|>", "<|end|>", "<|turn|>"]
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+REFUSED = {"content_image_part", "result_object"}
+"""What pocket does not take: images, and results that are no text (refused before any template sees them)."""
+
+
+@cache
+def transformers_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(str(POCKET), local_files_only=True)
+
+
+@cache
+def renderer(thinking: bool | None = None, control_tokens: str = "literal") -> Renderer:
+    kwargs = {} if thinking is None else {"enable_thinking": thinking}
+    return create_renderer(POCKET, control_tokens=control_tokens, **kwargs)
+
+
+def taken() -> list[str]:
+    return [name for name in CONVERSATIONS if name not in REFUSED]
+
+
+# -- parity
+
+
+@pytest.mark.parametrize("name", taken())
+def test_ids_are_those_of_transformers(name: str) -> None:
+    given = copy.deepcopy(CONVERSATIONS[name])
+    for thinking, prompt in itertools.product(THINKING, [False, True]):
+        options = {} if thinking is None else {"enable_thinking": thinking}
+        expected = transformers_tokenizer().apply_chat_template(
+            given.messages, tools=given.tools, add_generation_prompt=prompt, return_dict=False, **options
+        )
+        found = renderer(thinking, "hf_compat").render(given.messages, tools=given.tools, add_generation_prompt=prompt)
+        assert found.token_ids == expected
+        assert "unknown" not in found.fields
+
+
+@pytest.mark.parametrize("name", taken())
+def test_the_mask_is_that_of_the_generation_tags(name: str) -> None:
+    conversation = copy.deepcopy(CONVERSATIONS[name])
+    expected = transformers_tokenizer().apply_chat_template(
+        conversation.messages, tools=conversation.tools, return_dict=True, return_assistant_tokens_mask=True
+    )
+    found = renderer().render(conversation.messages, tools=conversation.tools)
+    if found.token_ids == list(expected["input_ids"]):  # else: control tokens that a user typed
+        assert [int(drawn) for drawn in found.sampled] == list(expected["assistant_masks"])
+    assert found.notes == []
+
+
+def test_images_and_unknown_roles_are_refused() -> None:
+    conversation = CONVERSATIONS["content_image_part"]
+    with pytest.raises(TemplateError, match=r"message 0: .*text only"):
+        renderer().render(conversation.messages)
+    with pytest.raises(InputError, match="message 0, role"):
+        renderer().render([{"role": "narrator", "content": "Once"}])
+    with pytest.raises(TemplateError, match='no role "ipython"'):
+        renderer().render([{"role": "ipython", "content": "1"}])
+
+
+# -- append only
+
+
+def assert_append_only(conversation: Conversation, thinking: bool | None) -> None:
+    whole = renderer(thinking).render_ids(conversation.messages, tools=conversation.tools)
+    for stop, message in enumerate(conversation.messages[:-1], 1):
+        if message["role"] == "assistant":
+            part = renderer(thinking).render_ids(conversation.messages[:stop], tools=conversation.tools)
+            assert whole[: len(part)] == part
+
+
+@pytest.mark.parametrize("thinking", THINKING)
+def test_what_was_rendered_stays_a_prefix(thinking: bool | None) -> None:
+    for name in taken():
+        assert_append_only(CONVERSATIONS[name], thinking)
+
+
+@pytest.mark.parametrize("thinking", THINKING)
+def test_a_turn_begins_with_its_generation_prompt(thinking: bool | None) -> None:
+    """What a model was asked with is what stands before its reply ever after."""
+    for name in taken():
+        messages, tools = CONVERSATIONS[name].messages, CONVERSATIONS[name].tools
+        rendered = renderer(thinking).render(messages, tools=tools)
+        for turn in rendered.turns:
+            if turn.message == 0:
+                continue  # nothing to prompt with
+            if thinking is False and any(messages[turn.message].get(key) for key in REASONING_FIELDS):
+                continue  # reasoning where the prompt forbade it
+            asked = renderer(thinking).render_ids(messages[: turn.message], tools=tools, add_generation_prompt=True)
+            assert rendered.token_ids[: turn.start] == asked, name
+
+
+PARTS = [
+    "Hello",
+    "\n",
+    " ",
+    "4",
+    "2",
+    "<|end|>",
+    "<|turn|>user\n",
+    "</think>",
+    "<tool_call>",
+    "é",
+    "🗼",
+    '"',
+    "{}",
+    "\t",
+]
+text = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
+said = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": text})
+replied = st.fixed_dictionaries({"role": st.just("assistant"), "content": text}, optional={"reasoning_content": text})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(said, replied), min_size=1, max_size=6), st.sampled_from([None, False, True]))
+def test_any_text_in_any_order_is_only_ever_appended(messages: list[dict[str, Any]], thinking: bool | None) -> None:
+    assert_append_only(Conversation(messages), thinking)
+
+
+def test_history_is_never_stripped() -> None:
+    messages = json.loads(EXAMPLE.read_text(encoding="utf-8"))["messages"]
+    written = renderer().render(messages).text
+    for message in messages:
+        assert message["content"] in written
+        assert message.get("reasoning_content", "") in written
+
+
+# -- vocabulary
+
+
+def test_the_vocabulary_is_small_and_its_parts_are_where_they_belong() -> None:
+    path = POCKET / "tokenizer.json"
+    assert path.stat().st_size < 250_000
+    tokenizer = renderer().tokenizer
+    assert tokenizer.backend == "fastokens"
+    assert tokenizer.vocabulary.size == 4096
+    assert len(tokenizer.vocabulary.control) == 32
+    assert all(tokenizer.token_id(name) is not None for name in CONTROL + TAGS)
+    special = {row.text for row in tokenizer.vocabulary.control.values() if row.special}
+    assert special.isdisjoint(TAGS)
+    assert special >= set(CONTROL)
+    assert renderer().get_stop_token_ids() == [tokenizer.token_id("<|end|>")]
+
+
+def test_special_tokens_are_known_to_transformers() -> None:
+    tokenizer = transformers_tokenizer()
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|bos|>", "<|end|>", "<|pad|>")
+    assert len(tokenizer) == 4096
+    ids = tokenizer("<think>a</think><|end|>", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a</think>"
+
+
+def test_digits_and_newlines_are_tokens_of_their_own() -> None:
+    tokenizer = renderer().tokenizer
+    for digits in itertools.product("0159", repeat=3):
+        assert [tokenizer.decode([index]) for index in tokenizer.encode("".join(digits))] == list(digits)
+    pieces = [tokenizer.decode([index]) for index in tokenizer.encode("a\n\n  b \n c12")]
+    assert pieces == ["a", "\n", "\n", " ", " b", " ", "\n", " c", "1", "2"]
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_all_text_can_be_spelled(text: str) -> None:
+    tokenizer = renderer().tokenizer
+    assert tokenizer.decode(tokenizer.encode_plain([text])[0] if text else []) == text
+
+
+# -- training
+
+
+def script() -> Any:
+    path = Path(__file__).parents[2] / "training" / "pocket" / "make_tokenizer.py"
+    spec = importlib.util.spec_from_file_location("make_tokenizer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_training_is_deterministic_and_shaped_like_the_shipped_file() -> None:
+    make = script()
+    texts = list(make.dialogues(make.random.Random(make.SEED), 200))
+    assert texts == list(make.dialogues(make.random.Random(make.SEED), 200))
+    first = make.written(make.train(texts, 600))
+    assert first == make.written(make.train(texts, 600))
+    made, shipped = json.loads(first), json.loads((POCKET / "tokenizer.json").read_text(encoding="utf-8"))
+    assert [row["content"] for row in made["added_tokens"]] == [row["content"] for row in shipped["added_tokens"]]
+    assert made["pre_tokenizer"] == shipped["pre_tokenizer"]
+    assert json.loads(make.config()) == json.loads((POCKET / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert make.written(shipped) == (POCKET / "tokenizer.json").read_text(encoding="utf-8")
