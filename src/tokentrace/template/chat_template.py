@@ -118,7 +118,7 @@ def run(
         problem = "the template recurses too deeply" if isinstance(error, RecursionError) else "out of memory"
         raise TemplateLimitError(problem, message=at()) from None
     except jinja2.exceptions.UndefinedError as error:
-        problem = f"the template needs something that is not there: {error.message}"
+        problem = f"the template needs something that is not there: {_plain_names(str(error))}"
         raise TemplateError(problem, message=at(), line=line_of(error)) from error
     except jinja2.exceptions.SecurityError as error:
         problem = f"the template tried something that is not allowed: {error.message}"
@@ -127,9 +127,13 @@ def run(
         problem = f"the template refused the conversation: {error.message}"
         raise TemplateError(problem, message=at(), line=line_of(error)) from error
     except Exception as error:
-        said = re.sub(r"Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), str(error))
-        problem = f"the template failed on this conversation: {type(error).__name__}: {said}"
+        problem = f"the template failed on this conversation: {type(error).__name__}: {_plain_names(str(error))}"
         raise TemplateError(problem, message=at(), line=line_of(error)) from error
+
+
+def _plain_names(said: str) -> str:
+    """An error text of Python's or Jinja's with the names of our types as those they stand for."""
+    return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
 
 
 def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
@@ -185,6 +189,8 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], bool]:
     try:
         tree = environment.parse(source)
         constants = frozenset(_constants(tree))
+        if tree.find(nodes.ScopedEvalContextModifier):
+            raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
         tags = any(node.call.node.name == "generated" for node in _generation_tags(tree))
         template = environment.from_string(source)
     except jinja2.exceptions.TemplateSyntaxError as error:

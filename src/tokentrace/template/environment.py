@@ -321,7 +321,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         result = super().call(__context, __obj, *args, **kwargs)
         if type(result) is str and result:
             owner = __obj.__self__ if isinstance(__obj, (MethodType, BuiltinMethodType)) else None
-            if any(is_traced(value) for value in (owner, *args, *kwargs.values())):
+            if isinstance(owner, bytes) or any(is_traced(value) for value in (owner, *args, *kwargs.values())):
                 return traced(result, UNKNOWN)
         return result
 

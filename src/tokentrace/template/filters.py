@@ -10,11 +10,11 @@ import functools
 import re
 import string
 from collections.abc import Callable, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from jinja2.filters import do_title
+from jinja2.filters import do_title, do_truncate, do_xmlattr
 from jinja2.tests import test_float, test_in, test_number
-from jinja2.utils import pass_eval_context
+from jinja2.utils import pass_environment, pass_eval_context
 
 from .jsonify import dumps
 from .traced import (
@@ -54,7 +54,6 @@ KEEPS_TRACE: Final = frozenset(
         *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "random", "reject"),
         *(
             "rejectattr",
-            "replace",
             "reverse",
             "round",
             "select",
@@ -64,7 +63,7 @@ KEEPS_TRACE: Final = frozenset(
             "sum",
             "trim",
         ),
-        *("truncate", "unique", "upper", "wordcount"),
+        *("unique", "upper", "wordcount"),
     )
 )
 """Filters made of methods and slices of their input: traced in, traced out."""
@@ -143,6 +142,23 @@ def _safe(value: Any) -> str:
     return text_of(value)
 
 
+def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text = _promote(text_of(value))
+    return text.replace(text_of(old), text_of(new), -1 if count is None else count)
+
+
+def _truncate(
+    environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int | None = None
+) -> str:
+    text = _promote(s) if isinstance(s, str) else s
+    return cast(str, do_truncate(environment, text, length, killwords, end, leeway))
+
+
+def _xmlattr(context: Any, d: Any, autospace: bool = True) -> str:
+    text = do_xmlattr(context, {key: plain(value) for key, value in d.items()}, autospace)
+    return traced(text, UNKNOWN) if text and is_traced_deep(d) else text
+
+
 _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "tojson": tojson,
     "join": pass_eval_context(_join),
@@ -152,6 +168,9 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "center": _center,
     "string": text_of,
     "safe": _safe,
+    "replace": _replace,
+    "truncate": pass_environment(_truncate),
+    "xmlattr": pass_eval_context(_xmlattr),
 }
 
 

@@ -6,7 +6,8 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from json.encoder import c_make_encoder, encode_basestring, encode_basestring_ascii
+from json import encoder as json_encoder
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
 from .traced import (
@@ -67,6 +68,7 @@ def _arguments(value: Any, options: tuple[Any, ...]) -> str | None:
 def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> Callable[[Any], str]:
     """``json.dumps`` with its options settled once. Where the C encoder can do it, that is kept ready too."""
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    c_make_encoder = getattr(json_encoder, "c_make_encoder", None)
     if c_make_encoder is None or indent is not None:
         return encoder.encode
     escape = encode_basestring_ascii if ensure_ascii else encode_basestring

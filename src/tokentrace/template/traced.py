@@ -92,6 +92,7 @@ class TracedStr(str):
         return cut(self, index, index + 1)
 
     def __iter__(self) -> Iterator[str]:
+        check_pieces(len(self))
         return (cut(self, at, at + 1) for at in range(len(self)))
 
     def lstrip(self, chars: str | None = None, /) -> TracedStr:
@@ -141,6 +142,8 @@ class TracedStr(str):
         return out
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        if sep:
+            check_pieces(str.count(self, sep))
         return self._pieces(str.split(self, sep, maxsplit), len(sep) if sep else None)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
@@ -149,7 +152,9 @@ class TracedStr(str):
     def splitlines(self, keepends: bool = False) -> list[str]:
         out: list[str] = []
         at = 0
-        for whole, part in zip(str.splitlines(self, True), str.splitlines(self, keepends), strict=True):
+        lines = str.splitlines(self, True)
+        check_pieces(len(lines))
+        for whole, part in zip(lines, str.splitlines(self, keepends), strict=True):
             out.append(cut(self, at, at + len(part)))
             at += len(whole)
         return out
@@ -376,7 +381,10 @@ def join_with(separator: str, parts: Iterable[Any]) -> TracedStr:
 
 
 class TracedBytes(bytes):
-    """What ``str.encode`` gives inside a template: the way back to text is of unknown origin."""
+    """What ``str.encode`` gives inside a template: the way back to text is of unknown origin.
+
+    So is that of plain bytes cut out of it: the environment takes no bytes for scaffold.
+    """
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return traced(bytes.decode(self, encoding, errors), UNKNOWN)
@@ -592,6 +600,8 @@ def text_of(value: Any) -> str:
     kind = type(value)
     if kind is TracedStr or kind is str:
         return cast(str, value)
+    if isinstance(value, TracedStr):  # what a generation tag wrote
+        return with_runs(_slice(value, slice(None)), value.runs)
     text = str(value)
     if type(text) is TracedStr:
         return text
