@@ -8,6 +8,7 @@ shape only; what a template makes of it is the template's affair.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,9 @@ from .errors import InputError
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles that every renderer takes. A template may know more: the strings it compares roles with."""
+
+_ROLE_NAME: Final = re.compile(r"[\w.-]+")
+"""A role is a word. Templates compare things with ``</think>`` as well, which nobody may be called."""
 
 CONTENT_OPTIONAL: Final = frozenset({"assistant"})
 
@@ -38,7 +42,7 @@ def _check_message(index: int, message: Any, more_roles: frozenset[str]) -> Mapp
     if not isinstance(role, str):
         problem = "is missing" if "role" not in message else f"must be a string, not {_kind(role)}"
         raise InputError(problem, message=index, field="role")
-    if role not in ROLES and role not in more_roles:
+    if role not in ROLES and (role not in more_roles or not _ROLE_NAME.fullmatch(role)):
         raise InputError(
             f"{role[:80]!r} is no known role; use one of {', '.join(sorted(ROLES))}, or a template that knows it",
             message=index,

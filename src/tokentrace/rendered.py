@@ -109,10 +109,9 @@ class RenderedTokens:
     @functools.cached_property
     def _span_fields(self) -> list[str]:
         rendering = self.rendering
-        starts = [0, *rendering.ends[:-1]]
         return [
             "generation_prompt" if origin is None and self._prompted and start >= rendering.tail else field_name(origin)
-            for start, origin in zip(starts, rendering.origins, strict=True)
+            for start, origin in zip([0, *rendering.ends], rendering.origins, strict=False)  # one start too many
         ]
 
     @functools.cached_property

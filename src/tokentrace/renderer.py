@@ -122,7 +122,7 @@ class Renderer:
         """The ids at which generation has to stop: what ends a turn, and what the model's configuration adds."""
         learned = self._for(None)
         facts = self._facts(learned, None)
-        return list(dict.fromkeys([*sorted(facts.closers), *sorted(facts.heads), *sorted(self._eos)]))
+        return list(dict.fromkeys([*sorted(facts.stops), *sorted(self._eos)]))
 
     # -- stages
 
@@ -191,7 +191,8 @@ class Renderer:
             if origin is None:
                 trusted.append(True)
             elif origin[0] == "messages":
-                trusted.append(by_message[origin[1]] or is_role(origin))  # type: ignore[index]
+                whole = len(origin) == 1  # the list of all messages, printed as it is
+                trusted.append(all(by_message) if whole else by_message[origin[1]] or is_role(origin))  # type: ignore[index]
             elif origin[0] == "tools":
                 trusted.append("tools" in self.trusted)
             else:
@@ -237,7 +238,7 @@ class Renderer:
 def _forged(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
     """The error that names message, field, position and token."""
     known = origin is not None and origin != UNKNOWN
-    message = int(origin[1]) if origin is not None and origin[0] == "messages" else None
+    message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
     value: Any = {"messages": messages, "tools": tools}
     for key in origin if known and origin is not None else ():
         try:
@@ -262,7 +263,7 @@ def _unencodable(rendering: Rendering) -> InputError:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            message = int(origin[1]) if origin is not None and origin[0] == "messages" else None
+            message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
             return InputError(
                 f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
                 "text; decode the input with errors='replace'",
@@ -300,6 +301,9 @@ def create_renderer(
     use_patched: bool = False,
     control_tokens: str = "literal",
     chat_template: Any = None,
+    history: str = "train",
+    tool_parser: Any = None,
+    reasoning_parser: Any = None,
     trusted: Iterable[str] = TRUSTED,
     **template_kwargs: Any,
 ) -> Renderer:
@@ -310,6 +314,10 @@ def create_renderer(
     `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
     left over goes to the template: ``enable_thinking=False``.
     """
+    if history != "train" or tool_parser is not None or reasoning_parser is not None:
+        raise RendererError(
+            "history, tool_parser and reasoning_parser come with the bridge and the parser; not yet here"
+        )
     loaded = load_tokenizer(tokenizer)
     try:
         policy = ControlPolicy(control_tokens)

@@ -86,6 +86,7 @@ class PromptTails:
     def __init__(self, constants: frozenset[str]) -> None:
         self._words = sorted(word for word in constants if len(word) > 1)
         self._known: dict[tuple[Any, ...], str] = {}
+        self._added: set[str] = set()
         self._lengths: dict[tuple[str, str], int | None] = {}
 
     def circumstances(self, messages: Messages, has_tools: bool) -> list[tuple[Any, ...]]:
@@ -114,6 +115,7 @@ class PromptTails:
             except TokentraceError:
                 return None
             known = self._known[circumstance] = rendering.text[rendering.tail :]
+            self._added.add(_added(rendering, messages[:count], render))
         return known
 
     def prompt_length(
@@ -131,9 +133,13 @@ class PromptTails:
         if not length and scaffold:
             if not any(self._known.values()):
                 self.tail(("user",), [_USER], 1, render)
-            found = [self._prompt_in(scaffold, other, tokenizer) for other in self._known.values() if other]
+            found = [self._prompt_in(scaffold, other, tokenizer) for other in self._candidates() if other]
             length = max((other for other in found if other), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
+
+    def _candidates(self) -> set[str]:
+        """Every generation prompt known."""
+        return {*self._known.values(), *self._added}
 
     def _prompt_in(self, scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
         """`_prompt_in`, remembered: turns begin alike."""
@@ -143,6 +149,19 @@ class PromptTails:
                 self._lengths.clear()
             self._lengths[key] = _prompt_in(scaffold, tail, tokenizer)
         return self._lengths[key]
+
+
+def _added(prompted: Rendering, messages: Messages, render: Render) -> str:
+    """What asking for a generation prompt adds to the text.
+
+    Less than the tail where a template writes the end of a message outside its turn (Llama's first user message
+    beside tools), more where it writes the prompt inside of one.
+    """
+    try:
+        plain = render(messages, False)
+    except TokentraceError:
+        return ""
+    return prompted.text[len(plain.text) :] if prompted.text.startswith(plain.text) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +174,13 @@ class TurnFacts:
     """Control tokens that begin the next turn and are sampled as the stop of the one before."""
     open_ended: bool = False
     """Nothing closes a turn: the head of the next one does."""
+    inner: frozenset[int] = frozenset()
+    """Closers that also stand inside a turn (Harmony's ``<|end|>``, after reasoning): no reason to stop there."""
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """The tokens at which generation has to stop."""
+        return (self.closers - self.inner or self.closers) | self.heads
 
 
 _PROBE_CALL: Final = {"id": "call00001", "type": "function"}
@@ -203,7 +229,23 @@ def find_turn_facts(
             closers.add(closer)
         elif head is not None:
             heads.add(head)
-    return TurnFacts(frozenset(closers), frozenset(heads), open_ended)
+    inner = closers & _inside(render, encode)
+    return TurnFacts(frozenset(closers), frozenset(heads), open_ended, frozenset(inner))
+
+
+def _inside(render: Render, encode: Callable[[Rendering, Messages], Encoded]) -> set[int]:
+    """Control tokens that stand between an assistant's reasoning and what it says."""
+    messages: Messages = [_USER, {"role": "assistant", "content": "answer", "reasoning_content": "thought"}]
+    try:
+        encoded = encode(render(messages, False), messages)
+    except TokentraceError:
+        return set()
+    found: set[int] = set()
+    for section in sections(encoded.rendering):
+        if section.message == 1 and section.body < section.body_end:
+            first, stop = encoded.tokens_touching(section.body, section.body_end)
+            found.update(int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at])
+    return found
 
 
 def _probe(

@@ -195,8 +195,8 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], bool]:
         template = environment.from_string(source)
     except jinja2.exceptions.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
-    except RecursionError:
-        raise TemplateLimitError("the chat template is nested too deeply to compile") from None
+    except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
+        raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
     return template, constants, tags
 
 

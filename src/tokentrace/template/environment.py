@@ -31,6 +31,7 @@ from .traced import (
     TracedDict,
     TracedList,
     TracedStr,
+    check_pieces,
     check_size,
     is_traced,
     is_traced_deep,
@@ -96,8 +97,8 @@ class _Generator(CodeGenerator):
             self.writeline(f"if {mark} is not None: ")
             self.write(f"yield {mark}" if frame.buffer is None else f"{frame.buffer}.append({mark})")
 
-    def _emit_start(self, frame: Frame, unbuffered: str, buffered: str) -> None:
-        self.writeline(unbuffered if frame.buffer is None else f"{frame.buffer}{buffered}")
+    def _emit_start(self, frame: Frame, unbuffered: str, buffered: str, node: nodes.Node | None = None) -> None:
+        self.writeline(unbuffered if frame.buffer is None else f"{frame.buffer}{buffered}", node)
 
     def _emit_constants(self, group: list[str], frame: Frame) -> None:
         if group:
@@ -108,14 +109,14 @@ class _Generator(CodeGenerator):
         """Print one expression. ``a + b + c`` is printed part by part: nothing is joined to be cut again."""
         parts = node.nodes if isinstance(node, nodes.Concat) else _flatten(node, nodes.Add)
         if len(parts) > 1:
-            self._emit_start(frame, "yield from ", ".extend(")
+            self._emit_start(frame, "yield from ", ".extend(", node)
             self.write("(" if isinstance(node, nodes.Concat) else "environment.summands(")
             for part in parts:
                 self.visit(part, frame)
                 self.write(", ")
             self.write(")" if frame.buffer is None else "))")
         else:
-            self._emit_start(frame, "yield ", ".append(")
+            self._emit_start(frame, "yield ", ".append(", node)
             self.visit(node, frame)
             if frame.buffer is not None:
                 self.write(")")
@@ -272,6 +273,11 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                 return obj[argument]
             if argument not in _DICT_ATTRIBUTES:
                 return self.undefined(obj=obj, name=argument)
+        elif type(obj) is TracedList and type(argument) is int:
+            try:
+                return obj[argument]
+            except IndexError:
+                return self.undefined(obj=obj, name=argument)  # type: ignore[arg-type]
         elif isinstance(obj, str) and isinstance(argument, str):
             return self.getattr(obj, argument)
         return super().getitem(obj, argument)
@@ -286,7 +292,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             filters.check_format(plain, args, kwargs)
             result: str = sandboxed(*args, **kwargs)
             check_size(len(result))
-            if not any(is_traced_deep(value) for value in (text, *args, *kwargs.values())):
+            values = (text, *args, *kwargs.values())
+            if not filters.CODE_POINT.search(plain) and not any(map(is_traced_deep, values)):
                 return result
             pieces = filters.format_pieces(text, args, kwargs) if name == "format" else None
             whole = join_traced(pieces) if pieces is not None else None
@@ -333,7 +340,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return join_traced((first, *others))
         for other in others:
             first = first + other
-            if isinstance(first, list):
+            if isinstance(first, (list, tuple)):
+                check_pieces(len(first))
+            elif isinstance(first, bytes):
                 check_size(len(first))
         return first
 
@@ -352,8 +361,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return left % right
         if name == "*":
             for one, other in ((left, right), (right, left)):
-                if isinstance(one, (str, list, tuple)) and isinstance(other, int):
-                    check_size(len(one) * other)
+                if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
+                    (check_pieces if isinstance(one, (list, tuple)) else check_size)(len(one) * other)
                     return _promoted(one) * other if isinstance(one, str) else one * other
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()

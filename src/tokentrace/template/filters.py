@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 import string
-from collections.abc import Callable, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, cast
 
 from jinja2.filters import do_title, do_truncate, do_xmlattr
@@ -35,6 +36,8 @@ from .traced import (
 )
 
 _MAX_COUNT: Final = 1_000_000
+CODE_POINT: Final = re.compile(r"c\}")
+"""The end of a field like ``{:c}``, which makes a character of a number."""
 
 KEEPS_TRACE: Final = frozenset(
     (
@@ -218,21 +221,41 @@ def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_percent(template: str, values: Any) -> None:
-    """Refuse widths that would print gigabytes."""
-    if re.search(r"%[^a-zA-Z%]*\d{7,}", template):
-        raise TooLarge("a format width is too large")
-    queue = values if isinstance(values, tuple) else (values,)
-    if "*" in template and any(isinstance(value, int) and abs(value) > _MAX_COUNT for value in queue):
-        raise TooLarge("a format width is too large")
+    """Refuse widths and repetitions that would print gigabytes."""
+    size = _numbers(template) + len(template)
+    if isinstance(values, Mapping):
+        names = Counter(re.findall(r"%\(([^)]*)\)", template))
+        size += sum(times * _size(values.get(name)) for name, times in names.items())
+    else:
+        queue = values if isinstance(values, tuple) else (values,)
+        size += sum(_size(value) for value in queue)
+        if "*" in template:
+            size += sum(abs(value) for value in queue if isinstance(value, int))
+    check_size(size)
 
 
-def check_format(template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if re.search(r"\{[^}]*\d{7,}", template):
-        raise TooLarge("a format width is too large")
-    if re.search(r"\{[^}]*:[^}]*\{", template) and any(
-        isinstance(value, int) and abs(value) > _MAX_COUNT for value in (*args, *kwargs.values())
-    ):
-        raise TooLarge("a format width is too large")
+def check_format(template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """The same for ``str.format``. A width may be an argument itself."""
+    size = _numbers(template) + len(template)
+    nested = False
+    given: list[Any] = [*args, *kwargs.values()]
+    largest = max(map(_size, given), default=0)
+    for _, name, spec, _ in string.Formatter().parse(str.__getitem__(template, slice(None))):
+        if name is not None:
+            value = kwargs.get(name) if not name.isdigit() else args[int(name)] if int(name) < len(args) else None
+            size += largest if value is None else _size(value)
+            nested = nested or "{" in (spec or "")
+    if nested:  # whatever is given may end up as a width
+        size += sum(_numbers(str(value)) for value in given)
+    check_size(size)
+
+
+def _numbers(text: str) -> int:
+    return sum(int(digits[:12]) for digits in re.findall(r"\d+", text))
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str) else 0
 
 
 def format_pieces(template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:

@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable
 from json import encoder as json_encoder
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import Any
+from typing import Any, Final
 
 from .traced import (
     KEY,
     Origin,
+    TooLarge,
     TracedBool,
     TracedDict,
     TracedFloat,
@@ -20,10 +21,13 @@ from .traced import (
     TracedList,
     TracedNone,
     TracedStr,
+    check_pieces,
     check_size,
     traced,
     with_runs,
 )
+
+_MAX_INDENT: Final = 1_000
 
 
 def dumps(
@@ -38,6 +42,8 @@ def dumps(
 
     Punctuation belongs to the container it punctuates; a container built by the template is scaffold.
     """
+    if (indent if isinstance(indent, int) else len(indent or "")) > _MAX_INDENT:
+        raise TooLarge("an indent is too large")
     options = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
     memo = getattr(value, "memo", None) if type(value) is TracedDict else None
     if memo is not None and options in memo:
@@ -81,8 +87,6 @@ class _Writer:
     def __init__(self, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> None:
         self.escape: Any = encode_basestring_ascii if ensure_ascii else encode_basestring
         self.indent: str | None = " " * indent if isinstance(indent, int) else indent
-        if self.indent is not None:
-            check_size(len(self.indent))
         comma, colon = separators or (", " if indent is None else ",", ": ")
         self.comma: str = str(comma)
         self.colon: str = str(colon)
@@ -97,6 +101,8 @@ class _Writer:
             return
         self.texts.append(text)
         self.at += len(text)
+        check_size(self.at)
+        check_pieces(len(self.texts))
         runs = self.runs
         if runs and runs[-1][1] == origin:
             runs[-1] = (self.at, origin)

@@ -16,7 +16,11 @@ MAX_OUTPUT: Final = 64 * 1024 * 1024
 
 
 class Mark(str):
-    """An empty piece of output: from here on, the scaffold belongs to this message (-1: to none)."""
+    """An empty piece of output: from here on, the scaffold belongs to this message (-1: to none).
+
+    Below -1 it stands for a round of a loop over something else than messages (their numbers, say). It belongs to
+    the message whose text is printed in that round, if that is one message.
+    """
 
     __slots__ = ("message",)
     message: int
@@ -37,11 +41,12 @@ class Generated(TracedStr):
 class Trace:
     """The state of one run: whose turn is being written, and how much work was done."""
 
-    __slots__ = ("current", "marks", "stack", "steps")
+    __slots__ = ("current", "marks", "rounds", "stack", "steps")
 
     def __init__(self, messages: int) -> None:
         self.marks = [mark(i) for i in range(-1, messages)]
         self.current = -1
+        self.rounds = -1
         self.stack: list[int] = []
         self.steps = MAX_STEPS
 
@@ -70,7 +75,7 @@ class Trace:
         if before == self.current:
             return None
         self.current = before
-        return self.marks[before + 1]
+        return self.marks[before + 1] if before >= -1 else mark(before)
 
     def turn(self, item: Any) -> Mark | None:
         """A loop's next round, with `item` as its variable."""
@@ -85,6 +90,10 @@ class Trace:
                 return self.marks[self.current + 1]
         elif kind is dict:
             return self._rebuilt(item)
+        elif len(self.stack) == 1 and self.stack[0] == -1:
+            self.rounds -= 1
+            self.current = self.rounds
+            return mark(self.rounds)
         return None
 
     def assigned(self, value: Any) -> Mark | None:
@@ -140,11 +149,8 @@ class Rendering:
 
     def spans(self) -> list[tuple[str, int, Origin | None]]:
         """``[(text, turn, origin), …]``: for people, tests and reports."""
-        starts = [0, *self.ends[:-1]]
-        return [
-            (self.text[start:end], turn, origin)
-            for start, end, turn, origin in zip(starts, self.ends, self.turns, self.origins, strict=True)
-        ]
+        rows = zip([0, *self.ends], self.ends, self.turns, self.origins, strict=False)  # one start too many
+        return [(self.text[start:end], turn, origin) for start, end, turn, origin in rows]
 
 
 def collect(pieces: Iterable[Any]) -> Rendering:
@@ -157,7 +163,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
     at = 0
     tail = 0
     current = -1
-    last_turn = -2
+    last_turn: int | None = None
     last_origin: Any = None
     for piece in pieces:
         kind = type(piece)
@@ -206,4 +212,22 @@ def collect(pieces: Iterable[Any]) -> Rendering:
         at += len(piece)
         if at > MAX_OUTPUT:
             raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters")
-    return Rendering("".join(texts), ends, turns, origins, generation, tail)
+    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail)
+    if turns and min(turns) < -1:
+        _settle_rounds(rendering)
+    return rendering
+
+
+def _settle_rounds(rendering: Rendering) -> None:
+    """Give rounds of loops over other things than messages to the one message that each printed, or to none."""
+    printed: dict[int, set[int]] = {}
+    for turn, origin in zip(rendering.turns, rendering.origins, strict=True):
+        if turn < -1:
+            found = printed.setdefault(turn, set())
+            if origin is not None and len(origin) > 1 and origin[0] == "messages":
+                found.add(int(origin[1]))
+    owners = {turn: found.pop() if len(found) == 1 else -1 for turn, found in printed.items()}
+    rendering.turns = [owners.get(turn, turn) for turn in rendering.turns]
+    rendering.tail = max(
+        (end for end, turn in zip(rendering.ends, rendering.turns, strict=True) if turn >= 0), default=0
+    )

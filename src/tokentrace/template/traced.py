@@ -14,6 +14,7 @@ Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, SupportsIndex, TypeAlias, cast
 
@@ -584,15 +585,55 @@ def plain(value: Any) -> Any:
 
 def is_traced(value: Any) -> bool:
     """Whether any part of `value` carries a trace."""
-    if isinstance(value, (TracedStr, TracedDict, TracedList, TracedNone, TracedBytes)):
+    return _any_part(value, unfamiliar=False)
+
+
+def is_traced_deep(value: Any) -> bool:
+    """Like `is_traced`, but takes the unfamiliar for traced: what cannot be looked into is not vouched for."""
+    return _any_part(value, unfamiliar=True)
+
+
+_TRACED: Final = (TracedStr, TracedDict, TracedList, TracedNone, TracedBytes, TracedInt, TracedFloat, TracedBool)
+
+
+def _any_part(value: Any, *, unfamiliar: bool) -> bool:
+    """Looks at each part once, however often it is shared: a template can nest a list in itself many times over."""
+    if isinstance(value, _TRACED):
         return True
-    if isinstance(value, (TracedInt, TracedFloat, TracedBool)):
-        return True
-    if isinstance(value, Mapping):
-        return any(is_traced(key) or is_traced(item) for key, item in value.items())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return any(is_traced(item) for item in value)
+    if value is None or isinstance(value, (str, int, float)):
+        return False
+    seen: set[int] = set()
+    queue = [value]
+    while queue:
+        part = queue.pop()
+        if isinstance(part, _TRACED):
+            return True
+        if part is None or isinstance(part, (str, int, float)) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Mapping):
+            queue += part.keys()
+            queue += part.values()
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            queue += part
+        elif unfamiliar:
+            return True
     return False
+
+
+def check_parts(value: Any) -> None:
+    """Refuse to print a value of too many parts; one that is shared counts each time, as it prints each time."""
+    count = 0
+    queue = [value]
+    while queue:
+        part = queue.pop()
+        if isinstance(part, dict):
+            queue += dict.values(part)
+            count += len(part)
+        elif isinstance(part, (list, tuple)):
+            queue += part
+            count += len(part)
+        check_pieces(count)
 
 
 def text_of(value: Any) -> str:
@@ -602,6 +643,8 @@ def text_of(value: Any) -> str:
         return cast(str, value)
     if isinstance(value, TracedStr):  # what a generation tag wrote
         return with_runs(_slice(value, slice(None)), value.runs)
+    if isinstance(value, (dict, list, tuple)):
+        check_parts(value)
     text = str(value)
     if type(text) is TracedStr:
         return text
@@ -610,23 +653,17 @@ def text_of(value: Any) -> str:
     return traced(text, UNKNOWN)
 
 
-def is_traced_deep(value: Any) -> bool:
-    """Like `is_traced`, but takes the unfamiliar for traced: what cannot be looked into is not vouched for."""
-    if isinstance(value, (str, int, float, type(None))):
-        return is_traced(value)
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        return is_traced(value)
-    return True
-
-
 # -- percent formatting
+
+_CODE_POINT: Final = re.compile(r"%(\([^)]*\))?[-+ #0-9.*]*[hlL]?c")
+"""``%c`` makes a character of a number, which does not say whose character it is."""
 
 
 def percent_format(template: str, values: Any) -> str:
     """``template % values`` with the trace kept for ``%s``-like conversions; text as Python makes it."""
     text = str.__mod__(_slice(template, slice(None)), values)
     check_size(len(text))
-    if not is_traced(template) and not is_traced(values):
+    if not is_traced_deep(template) and not is_traced_deep(values) and not _CODE_POINT.search(template):
         return text
     pieces = _percent_pieces(template, values)
     if pieces is not None:

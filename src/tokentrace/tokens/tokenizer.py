@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -47,34 +48,23 @@ class Tokenizer:
         eos_ids: Iterable[int] = (),
         fast: bool = True,
     ) -> None:
-        try:
-            spec = json.loads(spec_json)
-            self.vocabulary = Vocabulary(spec)
-        except (ValueError, KeyError, TypeError) as error:
-            raise TokenizerError(f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}") from error
         self.name = name
         self.templates = dict(templates or {})
         self.variables = dict(variables or {})
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
-        self._json = spec_json
-        self._encoder = _Encoder(spec_json, name, sample=self._sample() if fast else None)
-
-    def _sample(self) -> str:
-        controls = sorted(self.vocabulary.control)[:40]
-        return _SAMPLE + "".join(f"{text} x\n{text}" for text in controls)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        return hashlib.sha256(self._json.encode()).hexdigest()
+        self._core = _shared_core(spec_json, name, fast)
+        self.vocabulary = self._core.vocabulary
+        self.digest = self._core.digest
+        """A hash of the ``tokenizer.json``."""
 
     @property
     def backend(self) -> str:
         """Which library encodes: ``"fastokens"`` or ``"tokenizers"``."""
-        return "fastokens" if self._encoder.fast is not None else "tokenizers"
+        return "fastokens" if self._core.encoder.fast is not None else "tokenizers"
 
     def encode(self, text: str) -> Ids:
         """The ids of `text`, control tokens recognised, nothing added: what transformers gives."""
-        return self._encoder.encode(text)
+        return self._core.encoder.encode(text)
 
     def encode_plain(self, texts: Sequence[str], *, first: bool = False) -> list[Ids]:
         """The ids of each text on its own, with no control token in any of them.
@@ -82,22 +72,12 @@ class Tokenizer:
         `first` says that ``texts[0]`` begins the input.
         """
         if first and self.vocabulary.first_prefixed and texts:
-            return [self._plain_first.encode(texts[0]), *self._plain.encode_batch(texts[1:])]
-        return self._plain.encode_batch(texts)
-
-    @functools.cached_property
-    def _plain(self) -> _Encoder:
-        spec = self.vocabulary.plain_spec(first=not self.vocabulary.first_prefixed)
-        fast = self._encoder.fast is not None
-        return _Encoder(json.dumps(spec, ensure_ascii=False), self.name, sample=_SAMPLE if fast else None)
-
-    @functools.cached_property
-    def _plain_first(self) -> _Encoder:
-        return _Encoder(json.dumps(self.vocabulary.plain_spec(), ensure_ascii=False), self.name, sample=None)
+            return [self._core.plain_first.encode(texts[0]), *self._core.plain.encode_batch(texts[1:])]
+        return self._core.plain.encode_batch(texts)
 
     def offsets(self, text: str, *, plain: bool) -> tuple[Ids, list[tuple[int, int]]]:
         """Ids with the character offsets that ``tokenizers`` reports: the last resort of attribution."""
-        encoder = self._plain if plain else self._encoder
+        encoder = self._core.plain if plain else self._core.encoder
         encoding = encoder.slow.encode(text, add_special_tokens=False)
         return np.asarray(encoding.ids, np.int32), encoding.offsets
 
@@ -112,6 +92,42 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, {self.vocabulary.size} ids, {self.backend})"
+
+
+class _Core:
+    """What follows from a ``tokenizer.json`` alone; shared by all tokenizers that have the same one."""
+
+    def __init__(self, spec_json: str, digest: str, name: str, fast: bool) -> None:
+        try:
+            self.vocabulary = Vocabulary(json.loads(spec_json))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TokenizerError(f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}") from error
+        self.digest = digest
+        self.name = name
+        controls = sorted(self.vocabulary.control)[:40]
+        sample = _SAMPLE + "".join(f"{text} x\n{text}" for text in controls)
+        self.encoder = _Encoder(spec_json, name, sample=sample if fast else None)
+
+    @functools.cached_property
+    def plain(self) -> _Encoder:
+        spec = self.vocabulary.plain_spec(first=not self.vocabulary.first_prefixed)
+        sample = _SAMPLE if self.encoder.fast is not None else None
+        return _Encoder(json.dumps(spec, ensure_ascii=False), self.name, sample=sample)
+
+    @functools.cached_property
+    def plain_first(self) -> _Encoder:
+        return _Encoder(json.dumps(self.vocabulary.plain_spec(), ensure_ascii=False), self.name, sample=None)
+
+
+_cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
+
+
+def _shared_core(spec_json: str, name: str, fast: bool) -> _Core:
+    digest = hashlib.sha256(spec_json.encode("utf-8", "surrogatepass")).hexdigest()
+    core = _cores.get((digest, fast))
+    if core is None:
+        core = _cores[digest, fast] = _Core(spec_json, digest, name, fast)
+    return core
 
 
 class _Encoder:
