@@ -210,9 +210,11 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
         else:
             owners.append(turn)
     first = next((k for k, turn in enumerate(rendering.turns) if turn >= 0), len(owners))
-    quoted = next((owner for owner in owners[:first] if owner >= 0), -1)
-    starts = [0, *rendering.ends[:-1]]
-    for k in range(first):
-        if owners[k] < 0 and rendering.origins[k] is None and (starts[k] < rendering.tail or rendering.tail == 0):
-            owners[k] = quoted
+    quoted = {owner for owner in owners[:first] if owner >= 0}
+    if len(quoted) == 1:
+        owner = quoted.pop()
+        for k in range(first):
+            before_prompt = rendering.tail == 0 or rendering.ends[k] <= rendering.tail
+            if owners[k] < 0 and rendering.origins[k] is None and before_prompt:
+                owners[k] = owner
     return owners

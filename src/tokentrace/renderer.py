@@ -15,6 +15,7 @@ import numpy as np
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
 from .formats.history import Change, keep_reasoning, last_user, parsed_arguments, patch_history
+from .formats.prefixes import missing_turns, turns_by_prefix
 from .formats.turns import PromptTails, Sampling, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
 from .rendered import RenderedTokens, field_name
@@ -204,16 +205,28 @@ class Renderer:
     ) -> Sampling:
         if not any(message["role"] == "assistant" for message in messages):
             return Sampling()
-        return find_sampled(
+
+        def render(some: Messages, prompt: bool) -> Rendering:
+            return self._run(learned, some, tools, prompt)
+
+        turns = sections(encoded.rendering)
+        notes: list[str] = []
+        missing = missing_turns(encoded.rendering, turns, messages)
+        if missing:
+            found, notes = turns_by_prefix(encoded.rendering, missing, messages, render)
+            turns = sorted((*turns, *found), key=lambda section: section.start)
+        sampling = find_sampled(
             encoded,
-            sections(encoded.rendering),
+            turns,
             messages,
             facts=self._facts(learned, tools),
             tails=learned.tails,
             has_tools=bool(tools),
-            render=lambda some, prompt: self._run(learned, some, tools, prompt),
+            render=render,
             tokenizer=self.tokenizer,
         )
+        sampling.notes += notes
+        return sampling
 
     def _facts(self, learned: _Learned, tools: TracedList | None) -> TurnFacts:
         if learned.facts is None:
