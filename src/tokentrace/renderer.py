@@ -213,7 +213,7 @@ class Renderer:
         notes: list[str] = []
         missing = missing_turns(encoded.rendering, turns, messages)
         if missing:
-            found, notes = turns_by_prefix(encoded.rendering, missing, messages, render)
+            found, notes = turns_by_prefix(encoded.rendering, missing, messages, render, self.tokenizer)
             turns = sorted((*turns, *found), key=lambda section: section.start)
         sampling = find_sampled(
             encoded,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from ..errors import TokentraceError
 from ..template.trace import Rendering
-from .turns import Messages, Render, Section
+from ..tokens.tokenizer import Tokenizer
+from .turns import Messages, Render, Section, cut_points, matched_prefix
 
 
 def missing_turns(rendering: Rendering, turns: list[Section], messages: Messages) -> list[int]:
@@ -25,14 +26,15 @@ def missing_turns(rendering: Rendering, turns: list[Section], messages: Messages
 
 
 def turns_by_prefix(
-    rendering: Rendering, missing: list[int], messages: Messages, render: Render
+    rendering: Rendering, missing: list[int], messages: Messages, render: Render, tokenizer: Tokenizer
 ) -> tuple[list[Section], list[str]]:
     """The turns of `missing` messages, and notes on those that could not be proven."""
     found: list[Section] = []
     notes: list[str] = []
     for index in missing:
-        start = _shared(rendering, messages[:index], render, True)
-        end = _shared(rendering, messages[: index + 1], render, False)
+        start = _after_prompt(rendering, messages[:index], render, tokenizer)
+        last = index == len(messages) - 1
+        end = len(rendering.text) if last else _shared(rendering, messages[: index + 1], render)
         if start is None or end is None or end < start:
             notes.append(
                 f"message {index}: the template does not say where its turn stands, and it cannot be proven; "
@@ -48,12 +50,27 @@ def turns_by_prefix(
     return found, notes
 
 
-def _shared(rendering: Rendering, messages: Messages, render: Render, prompt: bool) -> int | None:
+def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:
+    """Where the generation prompt after `messages` ends in the rendering, which may have less of it."""
+    before = _shared(rendering, messages, render)
+    if not messages or before is None:
+        return before
+    try:
+        prompt = render(messages, True).text
+    except TokentraceError:
+        return None
+    tail = prompt[before:]
+    if not prompt.startswith(rendering.text[:before]) or not tail:
+        return before
+    return before + matched_prefix(rendering.text[before:], tail, cut_points(tail, tokenizer))
+
+
+def _shared(rendering: Rendering, messages: Messages, render: Render) -> int | None:
     """How long the rendering of `messages` is, if the whole rendering begins with it."""
     if not messages:
         return 0
     try:
-        text = render(messages, prompt).text
+        text = render(messages, False).text
     except TokentraceError:
         return None
     return len(text) if rendering.text.startswith(text) else None

@@ -360,18 +360,18 @@ def find_sampled(
 
 def _prompt_in(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
     """How many characters at the head of a turn are scaffold up to the end of its generation prompt."""
-    cuts = _cuts(tail, tokenizer)
+    cuts = cut_points(tail, tokenizer)
     head = tail[: cuts[0]]
     best, end, at = 0, 0, 0
     while at >= 0:
-        length = _matched(scaffold[at:], tail, cuts)
+        length = matched_prefix(scaffold[at:], tail, cuts)
         if length > best:
             best, end = length, at + length
         at = scaffold.find(head, at + 1)
     return end if best else None
 
 
-def _cuts(tail: str, tokenizer: Tokenizer) -> list[int]:
+def cut_points(tail: str, tokenizer: Tokenizer) -> list[int]:
     """Where a generation prompt may be cut off: at a tag, before and after a control token, at its end."""
     cuts = {at for at, char in enumerate(tail) if char == "<"}
     if tokenizer.vocabulary.control_pattern is not None:
@@ -381,7 +381,7 @@ def _cuts(tail: str, tokenizer: Tokenizer) -> list[int]:
     return sorted(cut for cut in cuts | {len(tail)} if cut)
 
 
-def _matched(scaffold: str, tail: str, cuts: Sequence[int]) -> int:
+def matched_prefix(scaffold: str, tail: str, cuts: Sequence[int]) -> int:
     """How much of the prompt the scaffold begins with: all of it, all of the scaffold, or up to a cut."""
     length = common_prefix(scaffold, tail)
     if length in (len(tail), len(scaffold)):

@@ -121,7 +121,7 @@ def run(
         problem = f"the template needs something that is not there: {_plain_names(str(error))}"
         raise TemplateError(problem, message=at(), line=line_of(error)) from error
     except jinja2.exceptions.SecurityError as error:
-        problem = f"the template tried something that is not allowed: {error.message}"
+        problem = f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
         raise TemplateError(problem, message=at(), line=line_of(error)) from error
     except jinja2.exceptions.TemplateError as error:
         problem = f"the template refused the conversation: {error.message}"

@@ -28,8 +28,12 @@ from .traced import (
     TRACED_TYPES,
     UNKNOWN,
     TooLarge,
+    TracedBool,
     TracedDict,
+    TracedFloat,
+    TracedInt,
     TracedList,
+    TracedNone,
     TracedStr,
     check_pieces,
     check_size,
@@ -48,6 +52,13 @@ _SAFE_STR_METHODS: Final = frozenset(
 _LOOP_ATTRIBUTES: Final = frozenset(
     ("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem")
 )
+_PLAIN_TYPES: Final[dict[type, type]] = {
+    TracedList: list,
+    TracedInt: int,
+    TracedFloat: float,
+    TracedBool: int,
+    TracedNone: type(None),
+}
 _MARKING_HOOKS: Final = frozenset({"turn", "leave", "assigned"})
 _MAX_BITS: Final = 100_000
 _MISSING: Final = object()
@@ -257,8 +268,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             if attribute in ("format", "format_map"):
                 return self._formatter(obj, attribute)
             return self._no_attribute(obj, attribute, str)
-        elif kind is TracedList:
-            return self._no_attribute(obj, attribute, list)
+        elif kind in _PLAIN_TYPES:
+            return self._no_attribute(obj, attribute, _PLAIN_TYPES[kind])
         return super().getattr(obj, attribute)
 
     def _no_attribute(self, obj: Any, attribute: str, base: type) -> Any:
@@ -278,7 +289,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                 return obj[argument]
             except IndexError:
                 return self.undefined(obj=obj, name=argument)  # type: ignore[arg-type]
-        elif isinstance(obj, str) and isinstance(argument, str):
+        elif isinstance(argument, str) and (isinstance(obj, str) or type(obj) in _PLAIN_TYPES):
             return self.getattr(obj, argument)
         return super().getitem(obj, argument)
 
@@ -363,6 +374,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
                     (check_pieces if isinstance(one, (list, tuple)) else check_size)(len(one) * other)
+                    context.trace.spend(len(one) * other // 64)
                     return _promoted(one) * other if isinstance(one, str) else one * other
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()

@@ -11,9 +11,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from jinja2.filters import do_title, do_truncate, do_xmlattr
+from jinja2.filters import do_sum, do_title, do_truncate, do_wordwrap, do_xmlattr
 from jinja2.tests import test_float, test_in, test_number
 from jinja2.utils import pass_environment, pass_eval_context
 
@@ -25,6 +25,7 @@ from .traced import (
     TracedInt,
     TracedNone,
     TracedStr,
+    check_pieces,
     check_size,
     is_traced_deep,
     join_traced,
@@ -36,6 +37,7 @@ from .traced import (
 )
 
 _MAX_COUNT: Final = 1_000_000
+_PERCENT_FIELD: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%(]*)")
 CODE_POINT: Final = re.compile(r"c\}")
 """The end of a field like ``{:c}``, which makes a character of a number."""
 
@@ -63,7 +65,6 @@ KEEPS_TRACE: Final = frozenset(
             "selectattr",
             "slice",
             "sort",
-            "sum",
             "trim",
         ),
         *("unique", "upper", "wordcount"),
@@ -154,7 +155,22 @@ def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int | None = None
 ) -> str:
     text = _promote(s) if isinstance(s, str) else s
-    return cast(str, do_truncate(environment, text, length, killwords, end, leeway))
+    return do_truncate(environment, text, length, killwords, end, leeway)
+
+
+def _wordwrap(environment: Any, s: str, width: int = 79, *args: Any, **kwargs: Any) -> str:
+    between = kwargs.get("wrapstring", args[1] if len(args) > 1 else None)
+    if between is not None and len(between) > 100:
+        check_size(len(s) * len(between))
+    text = do_wordwrap(environment, s, width, *args, **kwargs)
+    return traced(text, UNKNOWN) if text and (is_traced_deep(s) or is_traced_deep(between)) else text
+
+
+def _sum(environment: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
+    if isinstance(start, (list, tuple)) and attribute is None:
+        iterable = list(iterable)
+        check_pieces(sum(len(item) for item in iterable if isinstance(item, (list, tuple))))
+    return do_sum(environment, iterable, attribute, start)
 
 
 def _xmlattr(context: Any, d: Any, autospace: bool = True) -> str:
@@ -173,6 +189,8 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "safe": _safe,
     "replace": _replace,
     "truncate": pass_environment(_truncate),
+    "wordwrap": pass_environment(_wordwrap),
+    "sum": pass_environment(_sum),
     "xmlattr": pass_eval_context(_xmlattr),
 }
 
@@ -222,31 +240,33 @@ def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_percent(template: str, values: Any) -> None:
     """Refuse widths and repetitions that would print gigabytes."""
-    size = _numbers(template) + len(template)
+    size = len(template) + sum(map(_numbers, _PERCENT_FIELD.findall(template)))
     if isinstance(values, Mapping):
         names = Counter(re.findall(r"%\(([^)]*)\)", template))
         size += sum(times * _size(values.get(name)) for name, times in names.items())
     else:
         queue = values if isinstance(values, tuple) else (values,)
-        size += sum(_size(value) for value in queue)
+        size += sum(map(_size, queue))
         if "*" in template:
             size += sum(abs(value) for value in queue if isinstance(value, int))
     check_size(size)
 
 
 def check_format(template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """The same for ``str.format``. A width may be an argument itself."""
-    size = _numbers(template) + len(template)
-    nested = False
+    """The same for ``str.format`` and ``format_map``, where a width may be an argument itself."""
+    if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
+        kwargs = args[0]
     given: list[Any] = [*args, *kwargs.values()]
     largest = max(map(_size, given), default=0)
+    size = len(template)
     for _, name, spec, _ in string.Formatter().parse(str.__getitem__(template, slice(None))):
-        if name is not None:
-            value = kwargs.get(name) if not name.isdigit() else args[int(name)] if int(name) < len(args) else None
-            size += largest if value is None else _size(value)
-            nested = nested or "{" in (spec or "")
-    if nested:  # whatever is given may end up as a width
-        size += sum(_numbers(str(value)) for value in given)
+        if name is None:
+            continue
+        value = kwargs.get(name) if not name.isdigit() else args[int(name)] if int(name) < len(args) else None
+        size += largest if value is None else _size(value)
+        size += _numbers(spec or "")
+        if "{" in (spec or ""):  # whatever is given may end up as a width
+            size += sum(_numbers(str(part)) for part in given)
     check_size(size)
 
 

@@ -184,6 +184,8 @@ class _Writer:
 def _key(key: Any) -> str:
     if isinstance(key, str):
         return key
+    if type(key) is int:
+        return int.__repr__(key)
     if key is None or isinstance(key, (bool, int, float, TracedNone)):
         dumped = json.dumps({None if isinstance(key, TracedNone) else key: 0})
         return str(json.loads(dumped).popitem()[0])

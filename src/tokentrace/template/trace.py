@@ -86,8 +86,7 @@ class Trace:
         if kind is TracedDict:
             origin = item.origin
             if len(origin) == 2 and origin[0] == "messages":
-                self.current = origin[1]
-                return self.marks[self.current + 1]
+                return self._begin(origin[1], item)
         elif kind is dict:
             return self._rebuilt(item)
         elif len(self.stack) == 1 and self.stack[0] == -1:
@@ -95,6 +94,17 @@ class Trace:
             self.current = self.rounds
             return mark(self.rounds)
         return None
+
+    def _begin(self, message: Any, item: TracedDict) -> Mark | None:
+        """The turn of `message` begins. Inside another's turn only later messages have one (results, written with
+        the call they answer); a look back, or at what an assistant said, is a look and no turn."""
+        around = self.stack[-1] if self.stack else -1
+        if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):
+            message = around
+        if message == self.current:
+            return None
+        self.current = message
+        return self.marks[message + 1]
 
     def assigned(self, value: Any) -> Mark | None:
         """``{% set message = messages[i] %}`` inside a loop over ``i`` begins a turn as well."""

@@ -29,7 +29,7 @@ KEY: Final = "<key>"
 
 MAX_TEXT: Final = 64 * 1024 * 1024
 """No single value inside a template may grow past this many characters."""
-MAX_PIECES: Final = 4_000_000
+MAX_PIECES: Final = 2_000_000
 """No value may fall into more pieces than this: each is a string of its own."""
 
 _new: Callable[[type[TracedStr], str], TracedStr]

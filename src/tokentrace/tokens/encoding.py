@@ -102,7 +102,9 @@ def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[b
     control = signed < 0
     lengths = np.abs(signed)
     ends = np.cumsum(lengths, dtype=np.int64)
-    if (ends[-1] if len(ends) else 0) != (units[-1] if units else 0):
+    if (ends[-1] if len(ends) else 0) != (units[-1] if units else 0) or not (
+        vocabulary.exact or vocabulary.spells(ids.tolist(), rendering.text.encode("utf-8"))
+    ):
         return _encode_apart(tokenizer, rendering, trusted, policy)
     starts = ends - lengths
     span_ends = np.asarray(units, np.int64)
@@ -151,9 +153,9 @@ def _encode_apart(
     found = _find_control(tokenizer, text, [(0, len(text))] if everything else _stretches(rendering, trusted))
     runs: list[tuple[int, int]] = []
     at = 0
-    for start, end, _ in found:
-        runs.append((at, start))
-        at = end
+    for control in found:
+        runs.append((at, control.start))
+        at = control.end
     runs.append((at, len(text)))
     filled = [run for run in runs if run[0] < run[1]]
     begins = bool(filled) and filled[0][0] == 0
@@ -161,25 +163,29 @@ def _encode_apart(
     parts: list[Ids] = []
     starts: list[Positions] = []
     ends: list[Positions] = []
+    begins_at: list[Positions] = []
     for index, run in enumerate(runs):
         if run in encoded:
-            ids, run_starts, run_ends = _align(tokenizer, text[run[0] : run[1]], encoded[run])
+            ids, run_starts, run_ends = _align(tokenizer, text[run[0] : run[1]], encoded[run], first=run[0] == 0)
             if not everything:
                 _check_plain(tokenizer, ids)
             parts.append(ids)
             starts.append(run_starts + run[0])
             ends.append(run_ends + run[0])
+            begins_at.append(starts[-1])
         if index < len(found):
-            start, end, token = found[index]
-            parts.append(np.asarray([token.id], np.int32))
-            starts.append(np.asarray([start], np.int64))
-            ends.append(np.asarray([end], np.int64))
+            control = found[index]
+            parts.append(np.asarray([control.token.id], np.int32))
+            starts.append(np.asarray([control.start], np.int64))
+            ends.append(np.asarray([control.end], np.int64))
+            begins_at.append(np.asarray([control.text_start], np.int64))
     ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     all_starts = np.concatenate(starts) if starts else np.zeros(0, np.int64)
     all_ends = np.concatenate(ends) if ends else np.zeros(0, np.int64)
     span_ends = np.asarray(rendering.ends, np.int64)
     last = max(len(span_ends) - 1, 0)
-    spans = np.minimum(np.searchsorted(span_ends, all_starts, "right"), last).astype(np.int32)
+    own = np.concatenate(begins_at) if begins_at else all_starts
+    spans = np.minimum(np.searchsorted(span_ends, own, "right"), last).astype(np.int32)
     return Encoded(ids, spans, all_starts, all_ends, tokenizer.vocabulary.is_control[ids], rendering, None)
 
 
@@ -197,12 +203,21 @@ def _stretches(rendering: Rendering, trusted: Sequence[bool]) -> list[tuple[int,
     return out
 
 
-def _find_control(
-    tokenizer: Tokenizer, text: str, stretches: Sequence[tuple[int, int]]
-) -> list[tuple[int, int, ControlToken]]:
-    """Control tokens inside the stretches, leftmost and longest first, with the space they absorb."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A control token in a text: where it stands with the white space it absorbs, and where its own text does."""
+
+    start: int
+    end: int
+    text_start: int
+    text_end: int
+    token: ControlToken
+
+
+def _find_control(tokenizer: Tokenizer, text: str, stretches: Sequence[tuple[int, int]]) -> list[_Found]:
+    """Control tokens inside the stretches, leftmost and longest first."""
     pattern = tokenizer.vocabulary.control_pattern
-    found: list[tuple[int, int, ControlToken]] = []
+    found: list[_Found] = []
     if pattern is None:
         return found
     at = 0
@@ -210,6 +225,7 @@ def _find_control(
         position = max(begin, at)
         while match := pattern.search(text, position, stop):
             start, end = match.span()
+            own_start, own_end = match.span()
             token = tokenizer.vocabulary.control[match[0]]
             position = end
             if token.single_word and (_is_word(text[start - 1 : start]) or _is_word(text[end : end + 1])):
@@ -219,7 +235,7 @@ def _find_control(
                 start = at + len(text[at:start].rstrip())
             if token.rstrip:
                 end = len(text) - len(text[end:].lstrip())
-            found.append((start, end, token))
+            found.append(_Found(start, end, own_start, own_end, token))
             at = position = end
     return found
 
@@ -231,10 +247,10 @@ def _is_word(character: str) -> bool:
 def _reject_forged(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[bool]) -> None:
     """Raise ForgedControl for the first control token that touches an untrusted span."""
     text, ends = rendering.text, rendering.ends
-    for start, end, token in _find_control(tokenizer, text, [(0, len(text))]):
-        for span in range(bisect.bisect_right(ends, start), bisect.bisect_left(ends, end) + 1):
+    for found in _find_control(tokenizer, text, [(0, len(text))]):
+        for span in range(bisect.bisect_right(ends, found.text_start), bisect.bisect_left(ends, found.text_end) + 1):
             if not trusted[span]:
-                raise ForgedControl(span, token.text)
+                raise ForgedControl(span, found.token.text)
 
 
 def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
@@ -248,18 +264,19 @@ def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
         )
 
 
-def _align(tokenizer: Tokenizer, run: str, ids: Ids) -> tuple[Ids, Positions, Positions]:
-    """Where each token of a run stands, in characters of the run."""
+def _align(tokenizer: Tokenizer, run: str, ids: Ids, *, first: bool) -> tuple[Ids, Positions, Positions]:
+    """Where each token of a run stands, in characters of the run. `first`: the run begins the text."""
     vocabulary = tokenizer.vocabulary
     normal = unicodedata.normalize("NFC", run) if vocabulary.nfc else run
     lengths = vocabulary.byte_lengths[ids].astype(np.int64)
     raw = normal.encode("utf-8")
     total = int(lengths.sum()) if (lengths >= 0).all() else -1
+    spelled = raw
     if total == len(raw) + 1 and vocabulary.spaced and len(ids):
+        spelled = b" " + raw
         lengths[0] -= 1  # a space that the tokenizer put before the first word
-        total -= 1
-    if total != len(raw):
-        return _align_by_offsets(tokenizer, run)
+    if total != len(spelled) or not (vocabulary.exact or vocabulary.spells(ids.tolist(), spelled)):
+        return _align_by_offsets(tokenizer, run, first=first)
     ends = np.cumsum(lengths)
     starts = ends - lengths
     if len(raw) != len(normal):  # bytes to characters
@@ -269,7 +286,7 @@ def _align(tokenizer: Tokenizer, run: str, ids: Ids) -> tuple[Ids, Positions, Po
     if normal is not run and normal != run:
         origin = _origins_of_normal(run, normal)
         if origin is None:
-            return _align_by_offsets(tokenizer, run)
+            return _align_by_offsets(tokenizer, run, first=first)
         starts, ends = origin[starts], origin[ends]
     return ids, starts, ends
 
@@ -290,9 +307,9 @@ def _origins_of_normal(run: str, normal: str) -> Positions | None:
     return np.asarray([*positions, len(run)], np.int64)
 
 
-def _align_by_offsets(tokenizer: Tokenizer, run: str) -> tuple[Ids, Positions, Positions]:
+def _align_by_offsets(tokenizer: Tokenizer, run: str, *, first: bool) -> tuple[Ids, Positions, Positions]:
     """The last resort: the offsets that the reference implementation reports for this run."""
-    ids, offsets = tokenizer.offsets(run, plain=True)
+    ids, offsets = tokenizer.offsets(run, first=first)
     pairs = np.asarray(offsets, np.int64).reshape(-1, 2)
     starts = np.maximum.accumulate(pairs[:, 0]) if len(pairs) else pairs[:, 0]
     return ids, starts, np.maximum(pairs[:, 1], starts)

@@ -26,10 +26,15 @@ def load_tokenizer(source: Any) -> Tokenizer:
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, (str, Path)):
-        path = Path(source).expanduser()
-        if path.is_dir():
+        path = Path(source)
+        try:
+            path = path.expanduser()
+            is_folder, is_file = path.is_dir(), path.is_file()
+        except (OSError, RuntimeError, ValueError) as error:  # too long, no such home, not a path at all
+            raise TokenizerError(f"{str(source)[:200]!r} is no path: {error}"[:600]) from error
+        if is_folder:
             return _from_folder(path, str(source))
-        if path.is_file():
+        if is_file:
             return _from_folder(path.parent, str(source), path.name)
         return _from_folder(_from_hub(str(source)), str(source))
     if callable(getattr(source, "apply_chat_template", None)):
@@ -66,7 +71,7 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
         raise TokenizerError(f"there is no tokenizer.json in {name}{found}")
     config = _read(folder / "tokenizer_config.json")
     special = _read(folder / "special_tokens_map.json")
-    spec_json = path.read_text(encoding="utf-8")
+    spec_json = _text(path)
     return Tokenizer(
         spec_json,
         name=name,
@@ -74,6 +79,13 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
         variables=_special_tokens(special) | _special_tokens(config),
         eos_ids=_eos_ids(_read(folder / "generation_config.json")),
     )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path.name} cannot be read: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -106,9 +118,9 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     found |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
     single = folder / "chat_template.jinja"
     if single.is_file():
-        found["default"] = single.read_text(encoding="utf-8")
+        found["default"] = _text(single)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
+        found[path.stem] = _text(path)
     return found
 
 
@@ -117,7 +129,10 @@ def named_templates(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):
-        return {str(row["name"]): str(row["template"]) for row in value}
+        try:
+            return {str(row["name"]): str(row["template"]) for row in value}
+        except (KeyError, TypeError) as error:
+            raise TokenizerError("a list of chat templates has rows with a name and a template each") from error
     return {str(name): str(text) for name, text in value.items()} if isinstance(value, Mapping) else {}
 
 

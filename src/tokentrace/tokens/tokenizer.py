@@ -75,9 +75,9 @@ class Tokenizer:
             return [self._core.plain_first.encode(texts[0]), *self._core.plain.encode_batch(texts[1:])]
         return self._core.plain.encode_batch(texts)
 
-    def offsets(self, text: str, *, plain: bool) -> tuple[Ids, list[tuple[int, int]]]:
-        """Ids with the character offsets that ``tokenizers`` reports: the last resort of attribution."""
-        encoder = self._core.plain if plain else self._core.encoder
+    def offsets(self, text: str, *, first: bool) -> tuple[Ids, list[tuple[int, int]]]:
+        """Plain ids with the character offsets that ``tokenizers`` reports: the last resort of attribution."""
+        encoder = self._core.plain_first if first and self.vocabulary.first_prefixed else self._core.plain
         encoding = encoder.slow.encode(text, add_special_tokens=False)
         return np.asarray(encoding.ids, np.int32), encoding.offsets
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-_UNREACHABLE: Final = "\x00"
+_UNREACHABLE: Final = f"\x00{secrets.token_hex(16)}"
 """Put before the name of a control token that also stands in the model's vocabulary, so that plain text
-cannot reach it: no pre-tokenizer leaves a NUL and such a name together in one piece that merges know."""
+cannot reach it: nobody can spell what is drawn anew in each process."""
 
 _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -82,6 +83,10 @@ class Vocabulary:
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
         """Whether text is put into Unicode's composed form before it is encoded."""
+        strips = any(token.lstrip or token.rstrip for token in rows)
+        prefixed = any(node.get("add_prefix_space") for node in _nodes(spec.get("pre_tokenizer")))
+        self.exact = self.byte_level and not strips and not prefixed and set(kinds) <= {"NFC", "Sequence"}
+        """Whether tokens spell the (composed) text byte for byte, so that lengths which add up are proof enough."""
         self.first_prefixed = any(node.get("prepend_scheme") == "first" for node in _nodes(spec.get("pre_tokenizer")))
 
     def _unknown(self, model: dict[str, Any]) -> int | None:
@@ -152,6 +157,10 @@ class Vocabulary:
             return token.text.encode("utf-8", "surrogatepass")
         name = self._names[index] if 0 <= index < self.size else None
         return b"" if name is None else self._spelled(name)
+
+    def spells(self, ids: Iterable[int], raw: bytes) -> bool:
+        """Whether the tokens, one after another, spell these very bytes."""
+        return b"".join(map(self.token_bytes, ids)) == raw
 
     def plain_spec(self, *, first: bool = True) -> dict[str, Any]:
         """The same tokenizer without control tokens: whatever text it is given stays text.
