@@ -142,7 +142,7 @@ class Renderer:
             return None
         try:
             key = json.dumps(checked)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             return wrap_tools(checked)
         wrapped = self._tools.get(key)
         if wrapped is None:
@@ -353,9 +353,12 @@ def create_renderer(
 
 
 def _check_trusted(trusted: Iterable[str]) -> frozenset[str]:
-    if isinstance(trusted, str):
-        raise RendererError(f"trusted is a set of roles, not the string {trusted!r}")
-    return frozenset(trusted)
+    if isinstance(trusted, str) or not isinstance(trusted, Iterable):
+        raise RendererError(f"trusted is a set of roles, not {trusted!r}")
+    roles = list(trusted)
+    if not all(isinstance(role, str) for role in roles):
+        raise RendererError(f"trusted is a set of roles, which are strings, not {roles!r}")
+    return frozenset(roles)
 
 
 def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
@@ -413,7 +416,7 @@ class RendererPool:
 
 def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
     """A pool of `size` renderers, made as `create_renderer` makes one."""
-    if size < 1:
+    if not isinstance(size, int) or size < 1:
         raise RendererError(f"a pool needs at least one renderer, not {size}")
     loaded = load_tokenizer(name_or_path)
     return RendererPool([create_renderer(loaded, renderer, **settings) for _ in range(size)])

@@ -88,7 +88,12 @@ def keep_reasoning(
                 changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
                 break
         else:
-            notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
+            spans = contexts.as_elsewhere(index, old)
+            if spans is None:
+                notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
+            else:
+                replaced[section.start] = spans
+                changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
     return _spliced(rendering, replaced), changes, notes
 
 
@@ -122,6 +127,41 @@ class _Contexts:
             yield from self._turn(index, (*head, *range(begin, stop)))
             yield from self._turn(index, tuple(range(stop)))
 
+    def as_elsewhere(self, index: int, old: list[Span]) -> list[Span] | None:
+        """`old` with its reasoning where the template writes that of other turns, for templates that show it in
+        some turns only (beside tool calls, say). None where no turn tells how, or the turn begins otherwise."""
+        found = reasoning_of(self._messages[index])
+        if found is None or found[1] == "content":
+            return None
+        origin: Origin = ("messages", index, found[1])
+        for before, opening, closing in self._frames():
+            if _text(old).startswith(before):
+                block: list[Span] = [(opening, index, None), (found[0], index, origin), (closing, index, None)]
+                end = len(_text(old))
+                return [*_slice_spans(old, 0, len(before)), *block, *_slice_spans(old, len(before), end)]
+        return None
+
+    def _frames(self) -> Iterator[tuple[str, str, str]]:
+        """How the template writes reasoning: what stands before it in the turn, what opens and what closes it.
+
+        Found by rendering a small exchange with reasoning and without: what is more is the reasoning's own.
+        """
+        call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
+        user = {"role": "user", "content": "question"}
+        for extra in ({}, {"tool_calls": [call]}):
+            spoken = {"role": "assistant", "content": "answer", **extra}
+            thought = {**spoken, "reasoning_content": "reasoning"}
+            try:
+                without, shown = (sections_of(self._render([user, said]), 1) for said in (spoken, thought))
+            except TokentraceError:
+                continue
+            before, after = _text(without), _text(shown)
+            shared = common_prefix(before, after)
+            added = after[shared : shared + len(after) - len(before)]
+            if added and after == before[:shared] + added + before[shared:] and "reasoning" in added:
+                opening, _, closing = added.partition("reasoning")
+                yield before[:shared], opening, closing
+
     def as_last(self, index: int) -> list[Span] | None:
         """The turn as it stood when it was the last message."""
         roles = [message["role"] for message in self._messages]
@@ -146,6 +186,16 @@ class _Contexts:
                 spans = _cut(rendering, section.start, section.end)
                 yield [(text, index, _renumbered(origin, chosen)) for text, _, origin in spans]
                 return
+
+
+def sections_of(rendering: Rendering, message: int) -> list[Span]:
+    """The spans of one message's turn."""
+    return [
+        span
+        for section in sections(rendering)
+        if section.message == message
+        for span in _cut(rendering, section.start, section.end)
+    ]
 
 
 def _renumbered(origin: Origin | None, chosen: Sequence[int]) -> Origin | None:

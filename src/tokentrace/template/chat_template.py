@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import jinja2
 from jinja2 import nodes
 
-from ..errors import TemplateError, TemplateLimitError
+from ..errors import InputError, TemplateError, TemplateLimitError
 from .environment import TracingEnvironment
 from .trace import Rendering, Trace, collect
 from .traced import Origin, TooLarge, TracedDict, TracedList, traced, wrap
@@ -160,8 +160,11 @@ def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
     """Tool schemas with their origins; each remembers its JSON, as the same tools come again and again."""
     wrapped = wrap([dict(tool) for tool in tools], ("tools",))
     assert isinstance(wrapped, TracedList)
-    for tool in wrapped:
-        _remember_json(tool)
+    for index, tool in enumerate(wrapped):
+        try:
+            _remember_json(tool)
+        except RecursionError:
+            raise InputError("is nested too deeply, or contains itself", field=f"tools.{index}") from None
     return wrapped
 
 

@@ -33,6 +33,7 @@ from .traced import (
     TracedFloat,
     TracedInt,
     TracedList,
+    TracedMarkup,
     TracedNone,
     TracedStr,
     check_pieces,
@@ -62,6 +63,8 @@ _PLAIN_TYPES: Final[dict[type, type]] = {
 _MARKING_HOOKS: Final = frozenset({"turn", "leave", "assigned"})
 _MAX_BITS: Final = 100_000
 _MISSING: Final = object()
+_PLAIN_TEXT: Final = frozenset({str, TracedStr})
+"""Text that is joined as it is. Markup escapes what it is joined with."""
 
 
 def _flatten(node: nodes.Expr, kind: type[nodes.Expr]) -> list[nodes.Expr]:
@@ -262,7 +265,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             value = object.__getattribute__(obj, "_Namespace__attrs").get(attribute, _MISSING)
             if value is not _MISSING:
                 return value
-        elif kind is TracedStr or kind is str:
+        elif kind is TracedStr or kind is str or isinstance(obj, TracedStr):
             if attribute in _SAFE_STR_METHODS:
                 return getattr(_promoted(obj), attribute)
             if attribute in ("format", "format_map"):
@@ -319,6 +322,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         kind = type(__obj)
         if kind is TracedStr and __name in _SAFE_STR_METHODS:
             return getattr(__obj, __name)(*args, **kwargs)
+        if kind is TracedMarkup and __name in _SAFE_STR_METHODS:
+            return __obj.method(__name, args, kwargs)
         if kind is str and __name in _SAFE_STR_METHODS:
             return getattr(traced(__obj, None), __name)(*args, **kwargs)
         if kind is TracedDict and __name in _SAFE_DICT_METHODS:
@@ -345,27 +350,30 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     # -- operators
 
-    def add(self, first: Any, *others: Any) -> Any:
+    def add(self, *parts: Any) -> Any:
         """``a + b + …``, left to right, as Python has it."""
-        if isinstance(first, str) and all(isinstance(other, str) for other in others):
-            return join_traced((first, *others))
-        for other in others:
-            first = first + other
-            if isinstance(first, (list, tuple)):
-                check_pieces(len(first))
-            elif isinstance(first, bytes):
-                check_size(len(first))
-        return first
+        if all(type(part) in _PLAIN_TEXT for part in parts):
+            return join_traced(parts)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+            if isinstance(total, (list, tuple)):
+                check_pieces(len(total))
+            elif isinstance(total, (str, bytes)):
+                check_size(len(total))
+        return total
 
     def summands(self, *parts: Any) -> tuple[Any, ...]:
-        """What printing ``a + b + …`` prints: the parts themselves if all are strings, else their sum."""
+        """What printing ``a + b + …`` prints: the parts themselves if all are text, else their sum."""
         for part in parts:
-            if not isinstance(part, str):
+            if type(part) not in _PLAIN_TEXT:
                 return (self.add(*parts),)
         return parts
 
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
         if name == "%":
+            if isinstance(left, TracedMarkup):
+                return left % right
             if isinstance(left, str):
                 filters.check_percent(left, right)
                 return percent_format(left, right)
@@ -385,7 +393,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
 def _promoted(text: str) -> TracedStr:
     """A constant of the template as a traced string, so that what it is joined with keeps its trace."""
-    return text if type(text) is TracedStr else traced(text, None)
+    return text if isinstance(text, TracedStr) else traced(text, None)
 
 
 def _raise_exception(message: Any) -> None:

@@ -23,10 +23,13 @@ from .traced import (
     TooLarge,
     TracedBool,
     TracedInt,
+    TracedMarkup,
     TracedNone,
     TracedStr,
+    as_markup,
     check_pieces,
     check_size,
+    escaped,
     is_traced_deep,
     join_traced,
     mapped,
@@ -34,6 +37,7 @@ from .traced import (
     plain,
     text_of,
     traced,
+    with_runs,
 )
 
 _MAX_COUNT: Final = 1_000_000
@@ -131,7 +135,7 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 def _title(value: Any) -> str:
     text = text_of(value)
-    return mapped(text, do_title) if type(text) is TracedStr else do_title(text)
+    return mapped(text, do_title) if isinstance(text, TracedStr) else do_title(text)
 
 
 def _center(value: Any, width: int = 80) -> str:
@@ -139,11 +143,20 @@ def _center(value: Any, width: int = 80) -> str:
 
 
 def _promote(text: str) -> TracedStr:
-    return text if type(text) is TracedStr else traced(text, None)
+    return text if isinstance(text, TracedStr) else traced(text, None)
 
 
 def _safe(value: Any) -> str:
-    return text_of(value)
+    return as_markup(text_of(value))
+
+
+def _escape(value: Any) -> str:
+    return value if isinstance(value, TracedMarkup) else as_markup(escaped(text_of(value)))
+
+
+def _forceescape(value: Any) -> str:
+    text = text_of(value)
+    return as_markup(escaped(with_runs(str.__getitem__(text, slice(None)), _promote(text).runs)))
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
@@ -187,6 +200,9 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "center": _center,
     "string": text_of,
     "safe": _safe,
+    "e": _escape,
+    "escape": _escape,
+    "forceescape": _forceescape,
     "replace": _replace,
     "truncate": pass_environment(_truncate),
     "wordwrap": pass_environment(_wordwrap),
@@ -210,7 +226,7 @@ def _loose(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if isinstance(result, str) and type(result) is not TracedStr and result:
+        if isinstance(result, str) and not isinstance(result, TracedStr) and result:
             values = (*args, *kwargs.values())
             if any(is_traced_deep(value) for value in values if not _is_machinery(value)):
                 return traced(str.__getitem__(result, slice(None)), UNKNOWN)
@@ -300,7 +316,7 @@ def format_pieces(template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             pieces.append(text_of(value))
     except (ValueError, IndexError):
         return None
-    if type(template) is TracedStr and any(origin is not None for _, origin in template.runs):
+    if isinstance(template, TracedStr) and any(origin is not None for _, origin in template.runs):
         return None
     return pieces
 

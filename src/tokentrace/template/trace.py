@@ -86,7 +86,7 @@ class Trace:
         if kind is TracedDict:
             origin = item.origin
             if len(origin) == 2 and origin[0] == "messages":
-                return self._begin(origin[1], item)
+                return self._begin(int(origin[1]), item)
         elif kind is dict:
             return self._rebuilt(item)
         elif len(self.stack) == 1 and self.stack[0] == -1:
@@ -95,7 +95,7 @@ class Trace:
             return mark(self.rounds)
         return None
 
-    def _begin(self, message: Any, item: TracedDict) -> Mark | None:
+    def _begin(self, message: int, item: TracedDict) -> Mark | None:
         """The turn of `message` begins. Inside another's turn only later messages have one (results, written with
         the call they answer); a look back, or at what an assistant said, is a look and no turn."""
         around = self.stack[-1] if self.stack else -1

@@ -18,6 +18,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, SupportsIndex, TypeAlias, cast
 
+from markupsafe import Markup
+
 Origin: TypeAlias = tuple[str | int, ...]
 Run: TypeAlias = tuple[int, Origin | None]
 Runs: TypeAlias = tuple[Run, ...]
@@ -349,7 +351,7 @@ def join_traced(parts: Iterable[str]) -> TracedStr:
     for part in parts:
         if not part:
             continue
-        if type(part) is TracedStr:
+        if isinstance(part, TracedStr):
             for end, origin in part.runs:
                 if origin == last:
                     runs[-1] = (at + end, origin)
@@ -379,6 +381,57 @@ def join_with(separator: str, parts: Iterable[Any]) -> TracedStr:
             pieces.append(separator)
         pieces.append(part)
     return join_traced(pieces)
+
+
+class TracedMarkup(TracedStr):
+    """What ``|safe`` and ``|escape`` give: text that escapes whatever plain text is added to it, as Markup does."""
+
+    __slots__ = ()
+
+    def __html__(self) -> TracedMarkup:
+        return self
+
+    def __add__(self, other: str) -> TracedStr:
+        return as_markup(join_traced((self, escaped(other)))) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> TracedStr:
+        return as_markup(join_traced((escaped(other), self))) if isinstance(other, str) else NotImplemented
+
+    def __getitem__(self, key: SupportsIndex | slice) -> TracedStr:
+        return as_markup(TracedStr.__getitem__(self, key))
+
+    def __mod__(self, values: Any) -> str:
+        return as_markup(traced(str(Markup(_slice(self, slice(None))) % values), UNKNOWN))
+
+    def method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A method of Markup: text it is given is escaped, text it returns is markup."""
+        result = getattr(Markup(_slice(self, slice(None))), name)(*args, **kwargs)
+        if not isinstance(result, (str, list, tuple)):
+            return result
+        own = getattr(traced_copy(self), name)(*(escaped(a) if isinstance(a, str) else a for a in args), **kwargs)
+        if own != result:
+            own = traced(result, UNKNOWN) if isinstance(result, str) else [traced(part, UNKNOWN) for part in result]
+        return as_markup(own) if isinstance(own, str) else type(result)(map(as_markup, own))
+
+
+_ESCAPES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"}
+
+
+def traced_copy(text: TracedStr) -> TracedStr:
+    return with_runs(_slice(text, slice(None)), text.runs)
+
+
+def as_markup(text: str) -> TracedMarkup:
+    self = str.__new__(TracedMarkup, _slice(text, slice(None)))
+    self.runs = text.runs if isinstance(text, TracedStr) else traced(text, None).runs
+    return self
+
+
+def escaped(text: str) -> str:
+    """The text with HTML's characters escaped, unless it is markup already."""
+    if isinstance(text, TracedMarkup) or not any(char in text for char in _ESCAPES):
+        return text
+    return join_traced([derived(char, _ESCAPES.get(char, char)) for char in text])
 
 
 class TracedBytes(bytes):

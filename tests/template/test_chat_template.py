@@ -1,0 +1,281 @@
+"""Compiling and running a chat template: what it may see, what it may not do, and how its failures are told."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tests.support import byte_tokenizer_json
+from tokentrace import ChatTemplate, TemplateError, TemplateLimitError, Tokenizer, create_renderer
+from tokentrace.template import wrap_tools, wrap_variables
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"function": {"name": "f", "arguments": {"n": 1, "x": 1.5, "b": True, "l": [1], "d": {"k": 1}}}}
+        ],
+    },
+    {"role": "user", "content": "Hi"},
+]
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, **variables: Any) -> str:
+    return ChatTemplate(source).render(messages or MESSAGES, None, variables=wrap_variables(variables)).text
+
+
+# -- the sandbox
+
+A = "{%- set c = messages[2].content -%}{%- set m = messages[2] -%}{%- set a = messages[1].tool_calls[0].function.arguments -%}"
+
+
+@pytest.mark.parametrize(
+    "value", ["c", "m", "messages", "a", "a.n", "a.x", "a.b", "a.l", "a.d", "messages[1].content", "m.role", "variable"]
+)
+@pytest.mark.parametrize("name", ["runs", "origin", "raw", "memo", "_key", "_pieces", "_located"])
+def test_the_trace_is_invisible(value: str, name: str) -> None:
+    source = f"{A}{{{{ {value}.{name} }}}}{{{{ {value}['{name}'] }}}}{{{{ {value}|attr('{name}') }}}}{{{{ {value}.{name} is defined }}}}"
+    assert render(source, variable="v") == "False"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("c.__class__", "c.__class__.__mro__", "m.__init__", "messages.__class__", "a.n.__class__", "c['__class__']"),
+        *("c.upper.__self__", "render.__globals__", "namespace.__init__", "range.__class__", "c|attr('__class__')"),
+        *(
+            "'{0.__class__}'.format(c)",
+            "'{0.__class__.__mro__}'.format(m)",
+            "'{x.__init__}'.format(x=c)",
+            "self.__init__",
+        ),
+        *("raise_exception.__globals__", "strftime_now.__globals__", "dict.__class__", "lipsum.__globals__"),
+        *(
+            "cycler.__init__",
+            "joiner.__init__.__globals__",
+            "loop.__class__",
+            "(c|attr)('__class__')",
+            "c.format.__globals__",
+        ),
+        *(
+            "'{0.__globals__}'.format(raise_exception)",
+            "'{a.__class__}'.format_map({'a': c})",
+            "[]|map(attribute='__class__')|list",
+        ),
+        *("[c]|map(attribute='__class__')|list", "[c]|map('attr', '__class__')|list", "[c]|groupby('__class__')"),
+    ],
+)
+def test_dunders_are_out_of_reach(expression: str) -> None:
+    try:
+        text = render(f"{A}{{{{ {expression} }}}}")
+    except TemplateError as error:
+        assert error.problem
+    else:
+        assert not re.search(r"class|function|type|method|0x", text), text
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("messages.append(1)", "messages.pop()", "messages.clear()", "messages.sort()", "messages.insert(0, 1)"),
+        *("m.update({'x': 1})", "m.pop('role')", "m.clear()", "m.setdefault('x', 1)", "m.popitem()", "a.l.append(2)"),
+        *("tools.append(1)", "[1].append(2)", "{}.update({})", "messages[0].__setitem__('x', 1)", "words.extend([1])"),
+    ],
+)
+def test_nothing_can_be_changed(expression: str) -> None:
+    before = repr(MESSAGES)
+    tools = wrap_tools([{"name": "f"}])
+    template = ChatTemplate(f"{A}{{{{ {expression} }}}}")
+    with pytest.raises(TemplateError):
+        template.render(MESSAGES, tools, variables=wrap_variables({"words": ["x"]}))
+    assert repr(MESSAGES) == before
+
+
+@pytest.mark.parametrize(
+    "statement", ["{% include 'x' %}", "{% import 'x' as y %}", "{% extends 'x' %}", "{% from 'x' import y %}"]
+)
+def test_no_files_are_read(statement: str) -> None:
+    with pytest.raises(TemplateError):
+        render(statement)
+
+
+# -- failures
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("{{ ", 1),
+        ("\n\n{% if %}", 3),
+        ("a\n{% for x in y %}", 2),
+        ("{{ x|nofilter }}", 1),
+        ("\n{% nope %}", 2),
+        ("{{ x is nope }}", 1),
+    ],
+)
+def test_invalid_jinja_names_the_line(source: str, line: int) -> None:
+    with pytest.raises(TemplateError, match="not valid Jinja") as caught:
+        ChatTemplate(source)
+    assert caught.value.line == line
+    assert f"line {line}" in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["", "  \n", None, 5])
+def test_an_empty_template_is_refused(source: Any) -> None:
+    with pytest.raises(TemplateError, match="empty"):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("{{ raise_exception('no users here') }}", "refused the conversation: no users here"),
+        ("{{ nothing.at.all }}", "needs something that is not there"),
+        ("{{ nothing() }}", "needs something that is not there"),
+        ("{{ m.append(1) }}", "failed|not there|not allowed"),
+        ("{{ m.content + 1 }}", "failed on this conversation: TypeError"),
+        ("{{ 1 // 0 }}", "failed on this conversation: ZeroDivisionError"),
+        ("{{ messages.__class__.__mro__ }}", "not allowed|not there"),
+        ("{{ m.content|int + none }}", "TypeError"),
+        ("{{ strftime_now(5) }}", "TypeError"),
+    ],
+)
+def test_failures_name_the_message_and_the_line(body: str, problem: str) -> None:
+    source = f"{{% for m in messages %}}\n{{% if m.role == 'user' %}}\n{body}\n{{% endif %}}\n{{% endfor %}}"
+    with pytest.raises(TemplateError, match=rf"^message 2: .*({problem})") as caught:
+        render(source)
+    assert caught.value.message == 2
+    assert caught.value.line == 3
+    assert "Traced" not in str(caught.value)
+
+
+def test_failures_outside_every_turn_name_no_message() -> None:
+    with pytest.raises(TemplateError) as caught:
+        render("{% for m in messages %}{{ m.role }}{% endfor %}{{ raise_exception('end') }}")
+    assert caught.value.message is None
+
+
+def test_deep_arguments_are_a_limit_and_no_recursion_error() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    for expression in (
+        "{{ messages[0].x|tojson }}",
+        "{{ messages[0].x }}",
+        "{{ messages|tojson }}",
+        "{{ messages[0].x|string }}",
+    ):
+        with pytest.raises(TemplateLimitError):
+            render(expression, [{"role": "user", "content": "", "x": {"a": deep}}])
+
+
+# -- the surroundings of transformers
+
+
+def same_as_transformers(source: str, messages: list[dict[str, Any]] = MESSAGES, **variables: Any) -> str:
+    text = render(source, messages, **variables)
+    expected, _ = render_jinja_template([messages], chat_template=source, **variables)
+    assert text == expected[0]
+    return text
+
+
+def test_reasoning_is_offered_under_each_of_its_names() -> None:
+    source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}"
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        messages = [{"role": "assistant", "content": "x", name: "why"}]
+        same_as_transformers(source, messages)
+    both = [{"role": "assistant", "content": "x", "thinking": "a", "reasoning_content": "b"}]
+    assert same_as_transformers(source, both) == "b|a|;"
+
+
+def test_dates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"\d{4}", same_as_transformers("{{ strftime_now('%Y') }}"))
+    assert ChatTemplate("{{ strftime_now('%d %b %Y') }}").render(MESSAGES).origins == [None]
+
+
+def test_template_variables() -> None:
+    source = "{{ enable_thinking is defined }}{{ enable_thinking }}{{ words|join(',') }}{{ level }}{{ nothing }}{{ (deep or {}).x }}"
+    assert same_as_transformers(
+        source, enable_thinking=False, words=["a", "b"], level=3, nothing=None, deep={"x": {"y": 1}}
+    )
+    assert same_as_transformers(
+        "{% if flag is sameas true and not off and n is none %}yes{% endif %}", flag=True, off=False, n=None
+    )
+    same_as_transformers(source)
+
+
+def test_variables_cannot_be_mistaken_for_scaffold() -> None:
+    rendering = ChatTemplate("{{ word }}{{ number }}").render(
+        MESSAGES, None, variables=wrap_variables({"word": "w", "number": 5})
+    )
+    assert rendering.origins == [("kwargs", "word"), None]
+
+
+def make_tokenizer(**settings: Any) -> Tokenizer:
+    return Tokenizer(byte_tokenizer_json(["<s>", "</s>"]), **settings)
+
+
+def test_a_template_for_tools_is_used_where_there_are_tools() -> None:
+    templates = {"default": "plain {{ tools }}", "tool_use": "tools {{ tools|length }}", "rag": "rag"}
+    renderer = create_renderer(make_tokenizer(templates=templates), "default")
+    user = [{"role": "user", "content": "x"}]
+    assert renderer.render(user).text == "plain None"
+    assert renderer.render(user, tools=[{"name": "f"}]).text == "tools 1"
+    named = create_renderer(make_tokenizer(templates=templates), "default", chat_template="rag")
+    assert named.render(user, tools=[{"name": "f"}]).text == "rag"
+
+
+def test_special_tokens_are_scaffold_and_control_tokens() -> None:
+    tokenizer = make_tokenizer(variables={"bos_token": "<s>", "eos_token": "</s>"})
+    renderer = create_renderer(
+        tokenizer, "default", chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    )
+    rendered = renderer.render([{"role": "user", "content": "<s>"}])
+    assert rendered.token_ids == [256, *b"<s>", 257] == [256, 60, 115, 62, 257]
+    assert rendered.fields == ["scaffold", "content", "content", "content", "scaffold"]
+
+
+def test_generation_tags_are_found() -> None:
+    rendering = ChatTemplate("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c").render(MESSAGES)
+    assert [rendering.text[start:end] for start, end in rendering.generation] == ["bBe brief."]
+    assert ChatTemplate("{% generation %}x{% endgeneration %}").tags_generation
+    assert not ChatTemplate("x").tags_generation
+
+
+def test_one_template_serves_many_threads() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}")
+
+    def one(number: int) -> bool:
+        messages = [{"role": "user", "content": f"<{number}-{k}>"} for k in range(20)]
+        rendering = template.render(messages)
+        return (
+            all(text == f"<{number}-{origin[1]}>" for text, _, origin in rendering.spans() if origin is not None)
+            and rendering.text.count("<") == 20
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(200)))
+
+
+def test_what_a_template_prints_is_laid_out_as_spans() -> None:
+    source = "A{% for m in messages %}<{{ m.role }}>{{ m.content or '' }};{% endfor %}Z"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]
+    assert ChatTemplate(source).render(messages).spans() == [
+        ("A", -1, None),
+        ("<", 0, None),
+        ("user", 0, ("messages", 0, "role")),
+        (">", 0, None),
+        ("x", 0, ("messages", 0, "content")),
+        (";", 0, None),
+        ("<", 1, None),
+        ("assistant", 1, ("messages", 1, "role")),
+        (">;", 1, None),
+        ("Z", -1, None),
+    ]
+    assert ChatTemplate("{{ '' }}").render(messages).spans() == []

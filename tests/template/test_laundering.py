@@ -1,0 +1,224 @@
+"""No way through a template turns a user's text into the template's own.
+
+The content is spelled in Greek letters, which no snippet uses. Wherever one shows up in the output, it has to be
+credited to that very field, or to nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokentrace import ChatTemplate, InputError, create_renderer
+from tokentrace.template import KEY, UNKNOWN, Rendering, wrap_tools, wrap_variables
+
+CONTENT = "λόγος Ωμέγα\nψυχή"
+GREEK = frozenset(CONTENT + CONTENT.upper() + CONTENT.lower() + CONTENT.title()) - frozenset(" \n")
+MESSAGES = [
+    {"role": "user", "content": CONTENT, "number": 955},
+    {"role": "user", "content": [{"type": "text", "text": CONTENT}], "tags": {CONTENT: 1, "inner": {"deep": CONTENT}}},
+]
+ORIGIN = ("messages", 0, "content")
+
+
+def render(source: str, **variables: Any) -> Rendering:
+    setup = "{%- set m = messages[0] -%}{%- set c = m.content -%}"
+    return ChatTemplate(setup + source).render(MESSAGES, None, variables=wrap_variables(variables))
+
+
+EXACT = {
+    "alone": "{{ c }}",
+    "concat": "{{ '<' ~ c ~ '>' }}",
+    "sum": "{{ '<' + c + '>' }}",
+    "product": "{{ c * 2 }}{{ 2 * c }}",
+    "join": "{{ ', '.join([c, 'x', c]) }}",
+    "join_filter": "{{ [c, 'x']|join('-') }}",
+    "join_on_content": "{{ ['a', 'b']|join(c) }}{{ c.join(['a', 'b']) }}",
+    "join_of_constant": "{{ 'abc'|join(c) }}",
+    "replace_in_constant": "{{ 'ab'.replace('a', c) }}",
+    "replace_filter_in_constant": "{{ 'ab'|replace('a', c) }}",
+    "replace_filter_block": "{% filter replace('a', messages[0].content) %}ab{% endfilter %}",
+    "replace_empty": "{{ 'ab'.replace('', c) }}",
+    "percent": "{{ '%s' % c }}{{ '<%s|%s>' % (c, 1) }}",
+    "percent_filter": "{{ '<%s>'|format(c) }}",
+    "str_format": "{{ '{}'.format(c) }}{{ '<{0}{x}>'.format(c, x=c) }}",
+    "characters": "{{ c|list|join }}{% for x in c %}{{ x }}{% endfor %}",
+    "reversed_twice": "{{ c[::-1][::-1] }}{{ c|reverse|reverse }}",
+    "slices": "{{ c[1:] ~ c[0] ~ c[::2] ~ c[-3] }}",
+    "case": "{{ c.upper() }}{{ c|lower }}{{ c.title() }}{{ c|title }}{{ c|capitalize }}{{ c.swapcase() }}{{ c.casefold() }}",
+    "strip": "{{ c.strip() }}{{ c|trim }}{{ (' ' ~ c ~ ' ').strip() }}{{ c.rstrip('x') }}",
+    "split": "{{ c.split()|join }}{{ c.split(' ')[1] }}{{ c.rsplit('\\n', 1)|last }}{{ c.splitlines()[0] }}{{ c.partition(' ')[2] }}",
+    "padding": "{{ c.center(40) }}{{ c.ljust(40, '.') }}{{ c.rjust(40) }}{{ c.zfill(40) }}{{ c|center(60) }}",
+    "fill": "{{ 'x'.center(9, c[0]) }}{{ 'x'.ljust(9, c[0]) }}{{ 'x'.rjust(9, c[0]) }}",
+    "indent": "{{ c|indent(2) }}{{ 'a\\nb'|indent(c) }}{{ 'a\\nb'|indent(c, true) }}",
+    "truncate": "{{ c|truncate(9, true, '', 0) }}{{ 'abcdefghij'|truncate(3, true, c[:2], 0) }}",
+    "translate": "{{ 'a'.translate({97: c}) }}",
+    "expandtabs": "{{ (c ~ '\\t').expandtabs() }}",
+    "string": "{{ c|string }}{{ c|safe }}{{ c|string|safe|string }}",
+    "default": "{{ nope|default(c) }}{{ nope or c }}{{ c and c }}{{ c if true }}",
+    "set": "{% set x = c %}{{ x }}{% set x %}a{{ c }}b{% endset %}{{ x }}{{ x|upper }}",
+    "filter_block": "{% filter upper %}{{ c }}{% endfilter %}",
+    "namespace": "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ c %}{% endfor %}{{ ns.x }}{{ ns['x'] }}",
+    "macro": "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(c) }}{{ f(f(c)) }}{% set y = f(c) %}{{ y[1:-1] }}",
+    "macro_varargs": "{% macro f() %}{{ varargs[0] }}{{ kwargs.k }}{% endmacro %}{{ f(c, k=c) }}",
+    "caller": "{% macro f() %}[{{ caller(c) }}]{% endmacro %}{% call(x) f() %}{{ x }}{{ c }}{% endcall %}",
+    "recursive_loop": "{% for x in [[c], c] recursive %}{{ x if x is string else loop(x) }}{% endfor %}",
+    "generation": "{% generation %}{{ c }}{% endgeneration %}",
+    "generation_in_a_buffer": "{% set x %}{% generation %}{{ c }}{% endgeneration %}{% endset %}{{ x }}",
+    "generation_in_a_macro": "{% macro f(x) %}{% generation %}{{ x }}{% endgeneration %}{% endmacro %}{{ f(c) }}{{ f(c)|upper }}",
+    "generation_nested": "{% generation %}{% generation %}{{ c }}{% endgeneration %}{% endgeneration %}",
+    "joiner": "{% set j = joiner(c) %}{{ j() }}{{ j() }}",
+    "cycler": "{% set y = cycler('a', c) %}{{ y.next() }}{{ y.next() }}{{ y.current }}",
+    "changed": "{% for x in [c] %}{{ loop.previtem or x }}{{ loop.nextitem }}{% endfor %}",
+    "dict_value": "{{ {'a': c}.a }}{{ dict(a=c)['a'] }}{{ dict(m).content }}{{ m.get('content') }}{{ m['content'] }}",
+    "dict_key": "{% for k in {c: 1} %}{{ k }}{% endfor %}{{ {c: 1}|list|first }}{{ {c: 1}.keys()|first }}",
+    "built_dicts": "{{ {'a': c}|items|list|last|last }}{{ ({'a': c}|dictsort)[0][1] }}{{ {'a': {'b': c}}['a']['b'] }}",
+    "aggregates": "{{ [c, 'a']|max }}{{ [c]|min }}{{ [c]|first }}{{ [c]|last }}{{ [c]|random }}{{ [c]|sort|first }}{{ [c]|unique|first }}",
+    "groups": "{{ [c, 'x']|batch(1)|first|first }}{{ [c]|slice(1)|first|first }}{{ [{'k': c}]|groupby('k')|first|first }}",
+    "map": "{{ [c]|map('upper')|first }}{{ [m]|map(attribute='content')|first }}{{ [c]|select('string')|first }}{{ [c]|reject('none')|join }}",
+    "map_default": "{{ [m]|map(attribute='nope', default=messages[0].content)|first }}",
+    "tojson": "{{ c|tojson }}{{ [c]|tojson }}{{ {'k': c, c: 1}|tojson(indent=2) }}{{ (c ~ '\"')|tojson }}",
+    "tojson_sliced": "{{ (c|tojson)[1:-1] }}{{ ([c]|tojson)[2:-2].replace('\\\\n', '\\n') }}{{ (m|tojson).split('content')[1][4:9] }}",
+    "removed_affixes": "{{ c.removeprefix('x') }}{{ ('a' ~ c).removeprefix('a') }}{{ (c ~ 'a').removesuffix('a') }}",
+    "unpacking": "{% set x, y = [c, 1] %}{{ x }}{% for x, y in [(c, 1)] %}{{ x }}{% endfor %}",
+    "methods_in_variables": "{% set f = c.upper %}{{ f() }}{% set g = ', '.join %}{{ g([c]) }}{% set r = 'a'.replace %}{{ r('a', c) }}",
+    "formatter_in_a_variable": "{% set f = '{}'.format %}{{ f(c) }}",
+    "attr": "{{ (c|attr('strip'))() }}",
+    "with": "{% with x = c %}{{ x }}{% endwith %}",
+    "conditional": "{{ (c if c else 'a') ~ '' }}{{ [c, 'a'][0] }}{{ (c, 1)[0] }}",
+    "raise_and_back": "{{ [c]|sum(start=[]) if false else c }}",
+}
+
+LOSSY = {
+    "cycle": "{% for x in [1, 2] %}{{ loop.cycle('a', c) }}{% endfor %}",
+    "encode": "{{ c.encode().decode() }}{{ c.encode('utf-16').decode('utf-16') }}",
+    "encode_slice": "{{ c.encode()[0:].decode() }}{{ c.encode()[::-1][::-1].decode() }}",
+    "encode_methods": "{{ c.encode().replace(c[0].encode(), c[0].encode()).decode() }}{{ (c.encode() + c.encode()).decode() }}",
+    "encode_split": "{{ c.encode().split()[0].decode() }}{{ c.encode().strip().decode() }}{{ c.encode()|string }}",
+    "encode_in_a_variable": "{% set b = c.encode()[0:] %}{% set d = b.decode %}{{ d() }}",
+    "latin": "{{ c.encode('utf-8')[0:].decode('latin-1').encode('latin-1').decode() }}",
+    "code_points": "{% for b in c.encode('utf-32-le')[::4] %}{{ '%c' % (b + 768) }}{% endfor %}",
+    "code_point_percent": "{{ '%c' % m.number }}{{ '%c' % (m.number + 0) }}{{ '%c' % c[0] }}",
+    "code_point_format": "{{ '{:c}'.format(m.number) }}{{ '{:c}'.format(m.number + 0) }}",
+    "code_point_mapping": "{{ '%(x)c' % {'x': m.number + 0} }}{{ '{x:>5c}'.format(x=m.number + 0) }}",
+    "code_point_filter": "{{ '%c'|format(m.number + 0) }}{{ '%5c'|format(m.number + 0) }}",
+    "maketrans": "{{ 'a'.translate('a'.maketrans('a', c[0])) }}{{ 'a'.translate(''.maketrans({'a': c})) }}",
+    "translate_number": "{{ 'a'.translate({97: m.number}) }}{{ 'a'.translate({97: m.number + 0}) }}",
+    "format_map": "{{ '{x}'.format_map({'x': c}) }}{{ '{0[x]}'.format({'x': c}) }}{{ '{0.content}'.format(m) }}",
+    "format_spec": "{{ '{:>50}'.format(c) }}{{ '{!s}'.format(c) }}{{ '{:{x}}'.format('a', x=c[0] ~ '>9') }}",
+    "percent_spec": "{{ '%50s' % c }}{{ '%r' % c }}{{ '%(k)s' % {'k': c} }}",
+    "percent_traced_template": "{{ c % () }}{{ (c ~ '%s') % 'a' }}",
+    "format_traced_template": "{{ c.format() }}{{ (c ~ '{}').format('a') }}",
+    "escape": "{{ c|e }}{{ c|escape|string }}{{ c|forceescape }}{{ c|escape|safe }}{{ (c|e) ~ '' }}{{ (c|e) + '' }}",
+    "xmlattr": "{{ {'a': c}|xmlattr }}{{ {'a': c}|xmlattr|string|trim }}",
+    "urlize": "{{ c|urlize }}{{ c|striptags }}{{ c|wordwrap(3) }}{{ c|pprint }}",
+    "wordwrap": "{{ 'aaaa bbbb'|wordwrap(4, wrapstring=c) }}",
+    "lists": "{{ [c] }}{{ [c]|string }}{{ (c,) }}{{ {'a': c} }}{{ {'a': c}|string }}{{ [c] ~ '' }}{{ [[c]] }}",
+    "views": "{{ {'a': c}.values() }}{{ {'a': c}.items() }}{{ {c: 1}.keys() }}{{ m.items()|list|string }}",
+    "objects": "{{ namespace(x=c) }}{{ dict(a=c) }}{{ [c]|map('upper')|list }}",
+    "undefined": "{{ {'a': c}.nope }}{{ c.nope }}",
+    "join_of_lists": "{{ [[c]]|join }}{{ [{'a': c}]|join(',') }}",
+    "replace_with_a_list": "{{ 'a'|replace('a', [c]) }}",
+    "print_of_a_method": "{{ [c.upper]|string }}",
+    "percent_of_list": "{{ '%s' % [[c]] }}{{ '{}'.format([c]) }}",
+    "strftime": "{{ strftime_now(c) }}",
+}
+
+
+def check(rendering: Rendering, allowed: set[Any]) -> None:
+    for text, _, origin in rendering.spans():
+        if GREEK & set(text):
+            assert origin in allowed, f"{text!r} is credited to {origin}"
+        elif origin is not None:
+            assert origin in allowed
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_text_that_can_be_followed_is_credited_to_its_field(name: str) -> None:
+    rendering = render(EXACT[name])
+    assert GREEK & set(rendering.text)
+    check(rendering, {ORIGIN, ("messages", 0)})
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_text_that_cannot_be_followed_is_credited_to_nobody(name: str) -> None:
+    rendering = render(LOSSY[name])
+    assert GREEK & set(rendering.text) or name == "undefined"
+    check(rendering, {ORIGIN, UNKNOWN})
+
+
+@pytest.mark.parametrize(
+    ("source", "origins"),
+    [
+        (
+            "{{ messages[1].tags|tojson }}",
+            {("messages", 1, "tags", CONTENT, KEY), ("messages", 1, "tags", "inner", "deep")},
+        ),
+        ("{% for k, v in messages[1].tags.items() %}{{ k }}{{ v.deep }}{% endfor %}", None),
+        ("{{ messages[1].tags }}", {("messages", 1, "tags")}),
+        ("{{ messages[1].tags ~ '' }}", {("messages", 1, "tags")}),
+        ("{{ messages[1].tags|list|join }}", {("messages", 1, "tags", CONTENT, KEY)}),
+        ("{{ messages[1].content }}", {("messages", 1, "content")}),
+        ("{{ messages[1].content[0].text }}", {("messages", 1, "content", 0, "text")}),
+        ("{{ messages[1] }}", {("messages", 1)}),
+        ("{{ messages }}", {("messages",)}),
+        ("{{ messages|string }}", {("messages",)}),
+        ("{{ kwarg }}{{ kwarg|upper }}", {("kwargs", "kwarg")}),
+        ("{{ documents[0].text }}", {("kwargs", "documents", 0, "text")}),
+    ],
+)
+def test_containers(source: str, origins: set[Any] | None) -> None:
+    rendering = render(source, kwarg=CONTENT, documents=[{"text": CONTENT}])
+    credited = {origin for text, _, origin in rendering.spans() if GREEK & set(text)}
+    assert credited == origins if origins else None not in credited
+
+
+def test_tool_schemas_are_credited_to_the_tools() -> None:
+    tools = wrap_tools([{"name": "f", "description": CONTENT, "parameters": {"properties": {CONTENT: {}}}}])
+    source = "{{ tools|tojson }}{{ tools[0].description }}{% for k in tools[0].parameters.properties %}{{ k }}{% endfor %}{{ tools }}"
+    rendering = ChatTemplate(source).render(MESSAGES, tools)
+    assert {origin[0] for text, _, origin in rendering.spans() if GREEK & set(text) and origin} == {"tools"}
+    assert None not in {origin for text, _, origin in rendering.spans() if GREEK & set(text)}
+
+
+SNIPPETS = {**EXACT, **LOSSY}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """A vocabulary of bytes, with one control token that the content spells."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (CONTENT, CONTENT[:2])])
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:fastokens cannot be used")
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_no_snippet_forges_a_control_token(name: str, tokenizer: Any) -> None:
+    source = "{%- set m = messages[0] -%}{%- set c = m.content -%}" + SNIPPETS[name]
+    renderer = create_renderer(tokenizer, "default", chat_template=source)
+    rendered = renderer.render(MESSAGES)
+    assert not rendered.control.any()
+    assert (
+        create_renderer(tokenizer, "default", chat_template="{{ messages[0].content }}", control_tokens="hf_compat")
+        .render(MESSAGES)
+        .control.all()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:fastokens cannot be used")
+@pytest.mark.parametrize("source", ["{{ messages }}", "{{ messages|tojson }}", "{{ messages[0] }}", "{{ tools }}"])
+def test_whole_conversations_can_be_printed(source: str, tokenizer: Any) -> None:
+    renderer = create_renderer(tokenizer, "default", chat_template=source)
+    rendered = renderer.render(MESSAGES, tools=[{"name": "f", "description": CONTENT}])
+    assert len(rendered.fields) == len(rendered.ids) > 0
+    with pytest.raises(InputError):
+        create_renderer(tokenizer, "default", chat_template=source, control_tokens="reject", trusted=()).render(
+            [{"role": "user", "content": CONTENT[:2]}], tools=[{"name": "f", "description": CONTENT[:2]}]
+        )

@@ -1,0 +1,160 @@
+"""A template that would never end, or fill the memory, is stopped and says so.
+
+Each runs in a process of its own with little memory, so that a limit that does not hold fails one test and not
+the machine. The timeout is a guard, not a measurement: all of them end in seconds.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tokentrace import ChatTemplate, TemplateError, TemplateLimitError
+
+RUN = textwrap.dedent(
+    """
+    import resource, sys
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    from tokentrace import ChatTemplate, TemplateError, TemplateLimitError
+    from tokentrace.template import trace
+    trace.MAX_STEPS = 200_000
+    messages = [{"role": "user", "content": "x" * 1_000, "n": 9}] * 3
+    try:
+        rendering = ChatTemplate(sys.stdin.read()).render(messages)
+    except TemplateLimitError as error:
+        print("limit", error)
+    except TemplateError as error:
+        print("error", error)
+    else:
+        print("rendered", len(rendering.text))
+    """
+)
+
+GROW = "{% set ns = namespace(x=START) %}{% for i in range(200) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x|length }}"
+
+ENDLESS = {
+    "nested_loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "big_ranges": "{% for a in range(99999) %}{% set x = range(99999)|list %}{% endfor %}",
+    "empty_ranges": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "macro_recursion": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    "macro_bombs": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "mutual_recursion": "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "caller_recursion": "{% macro f() %}{% call f() %}{{ caller() }}{% endcall %}{% endmacro %}"
+    "{% call f() %}x{% endcall %}",
+    "loop_recursion": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "loop_bombs": "{% for x in [60] recursive %}{% if x %}{{ loop([x - 1, x - 1]) }}{% endif %}{% endfor %}",
+    "printing": "{% for a in range(99999) %}{{ messages[0].content * 1000 }}{% endfor %}",
+    "printing_constants": "{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+    "printing_in_a_buffer": "{% set x %}{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}{% endset %}",
+    "filling_a_buffer": "{% set x %}{% for a in range(99999) %}{{ messages[0].content * 9999 }}{% endfor %}{% endset %}",
+    "product": "{{ 'x' * 10**10 }}",
+    "product_of_content": "{{ messages[0].content * 10**9 }}{{ 10**9 * messages[0].content }}",
+    "product_of_a_list": "{{ ([1] * 10**10)|length }}",
+    "product_of_a_tuple": "{{ ((1,) * 10**10)|length }}",
+    "product_of_a_traced_list": "{{ (messages * 10**10)|length }}",
+    "power": "{{ 10**(10**10) }}",
+    "power_of_content": "{{ messages[0].n ** (10**9) }}",
+    "power_of_a_constant": "{% set x = 2 %}{{ x ** 9999999999 }}",
+    "power_with_float": "{{ 10.0 ** (10**6) }}",
+    "huge_number_printed": "{{ 10 ** 9000 }}",
+    "squaring": GROW.replace("START", "99").replace("STEP", "ns.x * ns.x"),
+    "adding_numbers": "{% set ns = namespace(x=9**9999) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "doubling_strings": GROW.replace("START", "'x'").replace("STEP", "ns.x + ns.x"),
+    "doubling_content": GROW.replace("START", "messages[0].content").replace("STEP", "ns.x + ns.x"),
+    "doubling_by_concat": GROW.replace("START", "'x'").replace("STEP", "ns.x ~ ns.x"),
+    "doubling_by_join": GROW.replace("START", "'x'").replace("STEP", "[ns.x, ns.x]|join"),
+    "doubling_by_method": GROW.replace("START", "'x'").replace("STEP", "ns.x.join([ns.x, ns.x])"),
+    "doubling_by_format": GROW.replace("START", "'x'").replace("STEP", "'{0}{0}'.format(ns.x)"),
+    "doubling_by_percent": GROW.replace("START", "'x'").replace("STEP", "'%s%s' % (ns.x, ns.x)"),
+    "doubling_by_filter": GROW.replace("START", "'x'").replace("STEP", "'%s%s'|format(ns.x, ns.x)"),
+    "doubling_by_replace": GROW.replace("START", "'xx'").replace("STEP", "ns.x|replace('x', ns.x)"),
+    "doubling_by_macro": "{% macro d(x) %}{{ x }}{{ x }}{% endmacro %}"
+    + GROW.replace("START", "'x'").replace("STEP", "d(ns.x)"),
+    "doubling_lists": GROW.replace("START", "[1]").replace("STEP", "ns.x + ns.x"),
+    "doubling_tuples": GROW.replace("START", "(1,)").replace("STEP", "ns.x + ns.x"),
+    "doubling_traced_lists": GROW.replace("START", "messages").replace("STEP", "ns.x + ns.x"),
+    "doubling_lists_by_sum": GROW.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]|sum(start=[])"),
+    "doubling_bytes": GROW.replace("START", "'x'.encode()").replace("STEP", "ns.x + ns.x"),
+    "bytes_product": "{{ ('x'.encode() * 10**11)|length }}",
+    "bytes_center": "{{ 'x'.encode().center(10**11)|length }}",
+    "bytes_join": "{{ ('x' * 60000).encode().join([''.encode()] * 1000000)|length }}",
+    "nesting_lists": GROW.replace("START", "[]").replace("STEP", "[ns.x, ns.x]").replace("|length", "|string|length"),
+    "nesting_dicts": GROW.replace("START", "{}")
+    .replace("STEP", "{1: ns.x, 2: ns.x}")
+    .replace("|length", "|tojson|length"),
+    "deep_list": "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+    "center": "{{ 'x'|center(10**9) }}",
+    "center_method": "{{ 'x'.center(10**10)|length }}{{ messages[0].content.ljust(10**10) }}",
+    "zfill": "{{ '1'.zfill(10**10)|length }}",
+    "expandtabs": "{{ '\t'.expandtabs(10**10)|length }}",
+    "replace": "{{ ('x' * 100000)|replace('x', 'y' * 100000)|length }}",
+    "translate": "{{ ('x' * 100000).translate({120: 'y' * 100000})|length }}",
+    "join": "{{ ('x' * 100000)|join('y' * 100000)|length }}",
+    "indent": "{{ 'x\ny'|indent(10**10) }}",
+    "indent_many": "{{ ('x\n' * 100000)|indent(100000)|length }}",
+    "tojson_indent": "{{ [1]|tojson(indent=10**10) }}",
+    "slice": "{{ 'x'|slice(10**9)|list|length }}",
+    "batch": "{{ 'x'|batch(10**9, 'y')|list|length }}",
+    "round": "{{ 1.5|round(10**9) }}",
+    "wordwrap": "{{ ('x' * 1000000)|wordwrap(1, wrapstring='y' * 100000)|length }}",
+    "range": "{{ range(10**9)|list|length }}",
+    "range_backwards": "{{ range(10**9, 0, -1)|list|length }}",
+    "percent_width": "{{ '%1000000000d' % 1 }}",
+    "percent_precision": "{{ '%.1000000000f' % 1 }}",
+    "percent_star": "{{ '%*d' % (10**9, 1) }}",
+    "percent_star_in_a_mapping": "{{ '%(a)*d' % {'a': 1} }}",
+    "percent_many_widths": "{{ (('%999999d' * 60000) % ((1,) * 60000))|length }}",
+    "percent_many_values": "{% set x = 'x' * 6000000 %}{{ (('%s' * 1000) % ((x,) * 1000))|length }}",
+    "percent_many_names": "{% set x = 'x' * 6000000 %}{{ (('%(a)s' * 1000) % {'a': x})|length }}",
+    "percent_filter": "{{ ('%999999d' * 60000)|format(*([1] * 60000))|length }}",
+    "format_width": "{{ '{:1000000000}'.format(1) }}",
+    "format_nested_width": "{{ '{:{}}'.format(1, 10**9) }}",
+    "format_nested_text_width": "{{ '{:{}}'.format('x', '>' ~ 10**9)|length }}",
+    "format_named_width": "{{ '{:{w}}'.format('x', w=10**9)|length }}",
+    "format_indexed_width": "{{ '{0:{1[0]}}'.format('x', [10**9])|length }}",
+    "format_many_widths": "{{ ('{:999999}' * 60000).format(*([1] * 60000))|length }}",
+    "format_many_values": "{% set x = 'x' * 6000000 %}{{ ('{0}' * 1000).format(x)|length }}",
+    "format_map_values": "{% set x = 'x' * 6000000 %}{{ ('{a}' * 1000).format_map({'a': x})|length }}",
+    "format_filter_width": "{{ '%1000000000s'|format('x')|length }}",
+    "lipsum": "{{ lipsum(n=10**9) }}",
+    "lipsum_words": "{{ lipsum(n=1, min=10**9, max=10**9 + 1) }}",
+    "split": "{{ ('x ' * 6000000).split()|length }}",
+    "characters": "{{ ('x' * 6000000)|list|length }}",
+    "lists_in_a_list": "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, [0] * 6000000] %}"
+    "{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_templates_that_would_not_end(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], input=ENDLESS[name], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert done.stdout.split()[0] in ("limit", "error"), done.stdout[:200]
+
+
+def test_deep_nesting() -> None:
+    for source in (
+        "{{ " + "(" * 10_000 + "1" + ")" * 10_000 + " }}",
+        "{{ " + "[" * 10_000 + "]" * 10_000 + " }}",
+        "{% if true %}" * 5_000 + "{% endif %}" * 5_000,
+        "{% for x in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "-" * 20_000 + "1 }}",
+        "{{ 1" + " + 1" * 50_000 + " }}",
+        "{{ x" + ".x" * 20_000 + " }}",
+    ):
+        try:
+            ChatTemplate(source).render([{"role": "user", "content": "x"}])
+        except TemplateError as error:
+            assert str(error)
+
+
+def test_a_limit_names_the_message_and_the_line() -> None:
+    source = "{% for m in messages %}\n{% if m.role == 'tool' %}\n{{ 'x' * 10**10 }}{% endif %}{% endfor %}"
+    with pytest.raises(TemplateLimitError, match=r"^message 1: .*template line 3") as caught:
+        ChatTemplate(source).render([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}])
+    assert (caught.value.message, caught.value.line) == (1, 3)

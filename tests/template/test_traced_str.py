@@ -1,0 +1,491 @@
+"""A traced string is the string it traces, and knows the origin of each of its characters.
+
+The truth is modelled as a list of ``(character, origin)`` pairs, on which each method is written once more, naively.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import string
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokentrace.template.traced import UNKNOWN, Origin, TooLarge, TracedStr, join_traced, traced
+
+Pair = tuple[str, Origin | None]
+Pairs = list[Pair]
+
+CONTENT: Origin = ("messages", 0, "content")
+ROLE: Origin = ("messages", 1, "role")
+ORIGINS: list[Origin | None] = [None, CONTENT, ROLE, UNKNOWN]
+
+alphabet = st.sampled_from("aabBx-+0 \t\n\r\u2028.éßİŉǅΣς<|>%{}")
+origins = st.sampled_from(ORIGINS)
+pairs = st.lists(st.tuples(st.text(alphabet, max_size=5), origins), max_size=5).map(
+    lambda runs: [(char, origin) for text, origin in runs for char in text]
+)
+seps = st.text(alphabet, min_size=1, max_size=2)
+small = st.integers(-9, 9)
+
+
+def make(model: Pairs) -> TracedStr:
+    return join_traced([traced(char, origin) for char, origin in model])
+
+
+def seen(value: Any) -> Any:
+    """A result as pairs (strings), lists of pairs, or itself; plain strings count as scaffold."""
+    if isinstance(value, TracedStr):
+        return [(char, origin) for char, origin in zip(str.__str__(value)[:], expanded(value), strict=True)]
+    if isinstance(value, str):
+        return [(char, None) for char in value]
+    if isinstance(value, (list, tuple)):
+        return [seen(item) for item in value]
+    return value
+
+
+def expanded(value: TracedStr) -> list[Origin | None]:
+    """The origin of each character; fails unless the runs cover the text without gaps."""
+    out: list[Origin | None] = []
+    at = 0
+    for end, origin in value.runs:
+        assert end > at, f"a run that is empty or goes backwards: {value.runs}"
+        out += [origin] * (end - at)
+        at = end
+    assert at == len(value), f"runs end at {at}, the text at {len(value)}"
+    return out
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    """What a call gives, or which error it raises."""
+    try:
+        return function()
+    except (ValueError, TypeError, IndexError) as error:
+        return type(error)
+
+
+def plain_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return str.__getitem__(value, slice(None))
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain_text(item) for item in value)
+    return value
+
+
+def text(model: Pairs) -> str:
+    return "".join(char for char, _ in model)
+
+
+def scaffold(value: str) -> Pairs:
+    return [(char, None) for char in value]
+
+
+# -- the naive model
+
+
+def find(model: Pairs, sep: str, start: int = 0) -> int:
+    return next((at for at in range(start, len(model) - len(sep) + 1) if text(model[at : at + len(sep)]) == sep), -1)
+
+
+def split(model: Pairs, sep: str | None, maxsplit: int) -> list[Pairs]:
+    if sep is None:
+        out: list[Pairs] = []
+        at = 0
+        while True:
+            while at < len(model) and model[at][0].isspace():
+                at += 1
+            if at == len(model):
+                return out
+            if 0 <= maxsplit <= len(out):
+                return [*out, model[at:]]
+            start = at
+            while at < len(model) and not model[at][0].isspace():
+                at += 1
+            out.append(model[start:at])
+    out, start = [], 0
+    while (maxsplit < 0 or len(out) < maxsplit) and (at := find(model, sep, start)) >= 0:
+        out.append(model[start:at])
+        start = at + len(sep)
+    return [*out, model[start:]]
+
+
+def rsplit(model: Pairs, sep: str | None, maxsplit: int) -> list[Pairs]:
+    mirrored = split(model[::-1], sep and sep[::-1], maxsplit)
+    return [piece[::-1] for piece in mirrored][::-1]
+
+
+def strip(model: Pairs, chars: str | None, *, left: bool = True, right: bool = True) -> Pairs:
+    def goes(char: str) -> bool:
+        return char.isspace() if chars is None else char in chars
+
+    model = list(model)
+    while left and model and goes(model[0][0]):
+        model.pop(0)
+    while right and model and goes(model[-1][0]):
+        model.pop()
+    return model
+
+
+def replace(model: Pairs, old: str, new: Pairs, count: int) -> Pairs:
+    if old:
+        pieces = split(model, old, count)
+        return [pair for at, piece in enumerate(pieces) for pair in ([*new, *piece] if at else piece)]
+    out: Pairs = []
+    for at, pair in enumerate(model):
+        out += [*new, pair] if count < 0 or at < count else [pair]
+    return out + (new if count < 0 or count > len(model) else [])
+
+
+def partition(model: Pairs, sep: str) -> list[Pairs]:
+    at = find(model, sep)
+    return [model, [], []] if at < 0 else [model[:at], model[at : at + len(sep)], model[at + len(sep) :]]
+
+
+def splitlines(model: Pairs, keepends: bool) -> list[Pairs]:
+    out: list[Pairs] = []
+    rest = model
+    for line in text(model).splitlines(keepends=True):
+        body = line if keepends else line.splitlines()[0]
+        out.append(rest[: len(body)])
+        rest = rest[len(line) :]
+    return out
+
+
+def expandtabs(model: Pairs, size: int) -> Pairs:
+    out: Pairs = []
+    column = 0
+    for char, origin in model:
+        if char != "\t":
+            out.append((char, origin))
+            column = 0 if char in "\n\r" else column + 1
+        elif size > 0:
+            width = size - column % size
+            out += scaffold(" " * width)
+            column += width
+    return out
+
+
+# -- cutting and joining: same text, same origins
+
+
+def same(model: Pairs, function: Callable[[str], Any], truth: Callable[[], Any]) -> None:
+    """`function` does to a traced string what it does to a plain one, and the origins are those of `truth`."""
+    value = make(model)
+    expected = outcome(lambda: function(text(model)))
+    got = outcome(lambda: function(value))
+    assert plain_text(got) == expected
+    if not isinstance(expected, type):
+        assert seen(got) == truth()
+    assert seen(value) == model, "the string itself has changed"
+
+
+@given(pairs, st.none() | seps, small)
+def test_split(model: Pairs, sep: str | None, maxsplit: int) -> None:
+    same(model, lambda s: s.split(sep, maxsplit), lambda: split(model, sep, maxsplit))
+    same(model, lambda s: s.rsplit(sep, maxsplit), lambda: rsplit(model, sep, maxsplit))
+    same(model, lambda s: s.split(sep=sep, maxsplit=maxsplit), lambda: split(model, sep, maxsplit))
+    same(model, lambda s: s.split(sep), lambda: split(model, sep, -1))
+
+
+@given(pairs)
+def test_split_at_white_space(model: Pairs) -> None:
+    same(model, lambda s: s.split(), lambda: split(model, None, -1))
+    same(model, lambda s: s.rsplit(), lambda: rsplit(model, None, -1))
+
+
+def test_an_empty_separator_is_refused() -> None:
+    for call in ("split", "rsplit", "partition", "rpartition"):
+        with pytest.raises(ValueError, match="empty separator"):
+            getattr(traced("abc", CONTENT), call)("")
+
+
+@given(pairs, st.none() | seps)
+def test_strip(model: Pairs, chars: str | None) -> None:
+    same(model, lambda s: s.strip(chars), lambda: strip(model, chars))
+    same(model, lambda s: s.lstrip(chars), lambda: strip(model, chars, right=False))
+    same(model, lambda s: s.rstrip(chars), lambda: strip(model, chars, left=False))
+    same(model, lambda s: s.strip(), lambda: strip(model, None))
+
+
+@given(pairs, seps)
+def test_partition(model: Pairs, sep: str) -> None:
+    same(model, lambda s: s.partition(sep), lambda: partition(model, sep))
+    mirrored = [piece[::-1] for piece in partition(model[::-1], sep[::-1])][::-1]
+    same(model, lambda s: s.rpartition(sep), lambda: mirrored)
+
+
+@given(pairs, st.text(alphabet, max_size=2))
+def test_removing_affixes(model: Pairs, affix: str) -> None:
+    size = len(affix)
+    same(
+        model,
+        lambda s: s.removeprefix(affix),
+        lambda: model[size:] if text(model).startswith(affix) else model,
+    )
+    same(
+        model,
+        lambda s: s.removesuffix(affix),
+        lambda: model[: len(model) - size] if text(model).endswith(affix) else model,
+    )
+
+
+@given(pairs, st.text(alphabet, max_size=2), pairs, small)
+def test_replace(model: Pairs, old: str, new: Pairs, count: int) -> None:
+    replacement = make(new)
+    same(model, lambda s: s.replace(old, replacement, count), lambda: replace(model, old, new, count))
+    same(model, lambda s: s.replace(old, replacement), lambda: replace(model, old, new, -1))
+
+
+@given(pairs, st.booleans())
+def test_splitlines(model: Pairs, keepends: bool) -> None:
+    same(model, lambda s: s.splitlines(keepends), lambda: splitlines(model, keepends))
+    same(model, lambda s: s.splitlines(keepends=keepends), lambda: splitlines(model, keepends))
+
+
+@given(pairs, st.none() | small, st.none() | small, st.none() | small)
+def test_slices(model: Pairs, start: int | None, stop: int | None, step: int | None) -> None:
+    key = slice(start, stop, step)
+    same(model, lambda s: s[key], lambda: model[key])
+
+
+@given(pairs, small)
+def test_indices_and_iteration(model: Pairs, index: int) -> None:
+    same(model, lambda s: s[index], lambda: [model[index]])
+    same(model, list, lambda: [[pair] for pair in model])
+    same(model, lambda s: list(reversed(s)), lambda: [[pair] for pair in model[::-1]])
+
+
+@given(pairs, pairs, small)
+def test_sums_and_products(model: Pairs, other: Pairs, count: int) -> None:
+    same(model, lambda s: s + text(other), lambda: model + scaffold(text(other)))
+    same(model, lambda s: text(other) + s, lambda: scaffold(text(other)) + model)
+    assert seen(make(model) + make(other)) == model + other
+    same(model, lambda s: s * count, lambda: model * count)
+    same(model, lambda s: count * s, lambda: count * model)
+
+
+@given(pairs, st.lists(pairs, max_size=4))
+def test_join(separator: Pairs, parts: list[Pairs]) -> None:
+    truth = [pair for at, part in enumerate(parts) for pair in ([*separator, *part] if at else part)]
+    assert seen(make(separator).join([make(part) for part in parts])) == truth
+    assert seen(make(separator).join(iter([make(part) for part in parts]))) == truth
+
+
+def test_join_takes_strings_only() -> None:
+    with pytest.raises(TypeError, match="expected str"):
+        traced(", ", None).join(["a", 1])  # type: ignore[list-item]
+
+
+# -- padding
+
+
+@given(pairs, st.integers(-3, 25), st.tuples(alphabet, origins))
+def test_padding(model: Pairs, width: int, fill: Pair) -> None:
+    filler, pad = make([fill]), max(0, width - len(model))
+    same(model, lambda s: s.ljust(width, filler), lambda: model + [fill] * pad)
+    same(model, lambda s: s.rjust(width, filler), lambda: [fill] * pad + model)
+    left = len(text(model).center(width, "\0")) - len(text(model).center(width, "\0").lstrip("\0"))
+    if model:
+        same(model, lambda s: s.center(width, filler), lambda: [fill] * left + model + [fill] * (pad - left))
+    same(model, lambda s: s.center(width), lambda: outcome(lambda: centred(model, width)))
+
+
+def centred(model: Pairs, width: int) -> Pairs:
+    marked = "\1" * len(model)
+    at = 0
+    out: Pairs = []
+    for char in marked.center(width, "\0"):
+        out.append(model[at] if char == "\1" else (" ", None))
+        at += char == "\1"
+    return out
+
+
+@pytest.mark.parametrize("method", ["center", "ljust", "rjust"])
+def test_a_fill_is_one_character(method: str) -> None:
+    for fill in ("", "ab"):
+        with pytest.raises(TypeError):
+            getattr(traced("x", CONTENT), method)(5, fill)
+
+
+@given(pairs, st.integers(-3, 25))
+def test_zfill(model: Pairs, width: int) -> None:
+    pad = scaffold("0" * max(0, width - len(model)))
+    signed = text(model[:1]) in ("+", "-") and bool(model)
+    same(model, lambda s: s.zfill(width), lambda: model[:1] + pad + model[1:] if signed else pad + model)
+
+
+@given(pairs, st.integers(-2, 9))
+def test_expandtabs(model: Pairs, size: int) -> None:
+    same(model, lambda s: s.expandtabs(size), lambda: expandtabs(model, size))
+    same(model, lambda s: s.expandtabs(), lambda: expandtabs(model, 8))
+
+
+# -- mapping characters: the text is Python's; the origins are exact, or UNKNOWN where no one can say
+
+
+CASES = ("lower", "upper", "casefold", "swapcase", "title", "capitalize")
+
+
+@given(pairs, st.sampled_from(CASES))
+def test_case_mappings(model: Pairs, name: str) -> None:
+    value = make(model)
+    expected = getattr(text(model), name)()
+    got = getattr(value, name)()
+    assert got == expected
+    if len(expected) == len(model):
+        assert seen(got) == [(char, origin) for char, (_, origin) in zip(expected, model, strict=True)]
+    else:
+        assert set(expanded(got)) <= {origin for _, origin in model} | {UNKNOWN}
+    if len({origin for _, origin in model}) == 1:
+        assert set(expanded(got)) == {model[0][1]}
+
+
+def test_case_mappings_that_grow_keep_their_origins() -> None:
+    value = join_traced([traced("ß", CONTENT), "ß", traced("x", ROLE)])
+    assert seen(value.upper()) == [("S", CONTENT)] * 2 + [("S", None)] * 2 + [("X", ROLE)]
+
+
+@given(pairs)
+def test_translate(model: Pairs) -> None:
+    table = {ord("a"): "AA", ord("b"): None, ord("x"): ord("y")}
+    got = make(model).translate(table)
+    assert got == text(model).translate(table)
+    truth: Pairs = []
+    for char, origin in model:
+        if char == "x":
+            truth.append(("y", UNKNOWN))  # a number says nothing of where it came from
+        elif char == "a":
+            truth += scaffold("AA")
+        elif char != "b":
+            truth.append((char, origin))
+    assert seen(got) == truth
+
+
+def test_translate_keeps_the_origin_of_the_table() -> None:
+    assert seen(traced("a", None).translate({97: traced("evil", CONTENT)})) == [(char, CONTENT) for char in "evil"]
+
+
+# -- formatting
+
+
+def test_percent_format() -> None:
+    content = traced("hi", CONTENT)
+    assert seen(traced("<%s>", None) % content) == [("<", None), ("h", CONTENT), ("i", CONTENT), (">", None)]
+    assert seen("<%s>" % content)[1] == ("h", CONTENT)  # noqa: UP031: it is what is tested
+    assert seen(traced("%s-%s%%", None) % ("a", content))[-2:] == [("i", CONTENT), ("%", None)]
+    assert set(expanded(traced("%5s", None) % content)) == {UNKNOWN}
+    assert set(expanded(traced("%r", None) % content)) == {UNKNOWN}
+    assert set(expanded(traced("%(a)s", None) % {"a": content})) == {UNKNOWN}
+
+
+@given(
+    st.lists(st.sampled_from(["%s", "%d", "%5s", "%-4s|", "%r", "%%", "x", "%.1s", "%c", "%(k)s"]), max_size=5),
+    st.lists(st.text(alphabet, max_size=3) | st.integers(0, 300) | st.none(), max_size=4),
+)
+def test_percent_format_makes_the_text_that_python_makes(form: list[str], values: list[Any]) -> None:
+    template = "".join(form)
+    wrapped = tuple(traced(value, CONTENT) if isinstance(value, str) else value for value in values)
+    expected = outcome(lambda: template % tuple(values))
+    got = outcome(lambda: traced(template, None) % wrapped)
+    assert plain_text(got) == expected
+    if isinstance(got, TracedStr):
+        expanded(got)
+
+
+@given(pairs, st.sampled_from(["", "s", ">8", "*^9", "<3", ".2"]))
+def test_format_specs(model: Pairs, spec: str) -> None:
+    value = make(model)
+    got = format(value, spec)
+    assert got == format(text(model), spec)
+    assert isinstance(got, TracedStr)
+    if got and any(origin for _, origin in model):
+        assert None not in set(expanded(got)) or not spec
+
+
+@given(pairs, st.sampled_from(["utf-8", "utf-16-le", "ascii"]), st.sampled_from(["strict", "replace", "ignore"]))
+def test_encoding_and_back_is_of_unknown_origin(model: Pairs, encoding: str, errors: str) -> None:
+    expected = outcome(lambda: text(model).encode(encoding, errors))
+    got = outcome(lambda: make(model).encode(encoding, errors))
+    assert got == expected
+    if isinstance(got, bytes):
+        back = got.decode(encoding)
+        assert back == expected.decode(encoding)
+        assert set(expanded(back)) <= {UNKNOWN}
+
+
+# -- everything else is a plain string's
+
+
+@given(pairs, st.text(alphabet, max_size=2))
+def test_questions_have_the_answers_of_a_plain_string(model: Pairs, other: str) -> None:
+    value, plain = make(model), text(model)
+    for name in (name for name in dir(str) if name.startswith("is")):
+        assert getattr(value, name)() == getattr(plain, name)(), name
+    for name in ("startswith", "endswith", "count", "find", "rfind", "__contains__", "__eq__", "__lt__", "__ge__"):
+        assert getattr(value, name)(other) == getattr(plain, name)(other), name
+    assert hash(value) == hash(plain)
+    assert len(value) == len(plain)
+    assert bool(value) == bool(plain)
+    assert repr(value) == repr(plain)
+    assert {value: 1}[plain] == 1
+    assert str(value) is value
+
+
+def test_every_method_of_str_is_accounted_for() -> None:
+    """A method added by a later Python must be thought about before it can launder text."""
+    answers = {name for name in dir(str) if name.startswith(("is", "_"))} | {
+        *("startswith", "endswith", "count", "find", "rfind", "index", "rindex"),
+        *("format", "format_map", "maketrans"),  # the environment takes care of these
+    }
+    inherited = {name for name in dir(str) if getattr(TracedStr, name) is getattr(str, name)}
+    assert inherited - answers == set()
+
+
+def test_copies_are_plain_strings() -> None:
+    value = traced("hi", CONTENT)
+    for copied in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert copied == "hi"
+        assert type(copied) is str
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda s: s * 10**12,
+        lambda s: s.ljust(10**12),
+        lambda s: s.rjust(10**12),
+        lambda s: s.center(10**12),
+        lambda s: s.zfill(10**12),
+        lambda s: ("\t" + s).expandtabs(10**12),
+        lambda s: (s * 10**5).replace("x", s * 10**5),
+        lambda s: (s * 10**5).join([s] * 10**4),
+        lambda s: (s * 10**5).translate({ord("x"): "y" * 10**5}),
+        lambda s: (s * 10**4).translate({ord("x"): s * 10**5}),
+    ],
+    ids=[*("mul", "ljust", "rjust", "center", "zfill", "expandtabs", "replace", "join")]
+    + ["translate", "translate_traced"],
+)
+def test_values_do_not_grow_without_bounds(grow: Callable[[TracedStr], Any]) -> None:
+    with pytest.raises(TooLarge):
+        grow(traced("x", CONTENT))
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda s: s.split(), lambda s: s.split("x"), lambda s: s.rsplit(" "), lambda s: s.splitlines(), list]
+)
+def test_values_do_not_fall_into_too_many_pieces(
+    cut: Callable[[TracedStr], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokentrace.template.traced.MAX_PIECES", 1_000)
+    assert cut(traced("x \n", CONTENT) * 200)
+    with pytest.raises(TooLarge):
+        cut(traced("x \n", CONTENT) * 2_000)
+
+
+def test_a_limited_replace_is_not_taken_for_a_large_one() -> None:
+    value = traced("x" * 10_000, CONTENT)
+    assert len(value.replace("x", string.ascii_letters * 1_000, 2)) == 9_998 + 2 * 52_000
