@@ -214,9 +214,7 @@ OWN: dict[str, Conversation] = {
     "reminder_none": Conversation([reminder(None), HI]),  # type: ignore[arg-type]
     "users_and_task": Conversation([user("a"), user("b") | {"task": "query"}, user("c")]),
     "task_then_user": Conversation([user("a") | {"task": "query"}, user("b")]),
-    "task_then_result": Conversation(
-        [ASK, assistant("", PARIS), user("a") | {"task": "query"}, SUNNY], SIMPLE
-    ),
+    "task_then_result": Conversation([ASK, assistant("", PARIS), user("a") | {"task": "query"}, SUNNY], SIMPLE),
     "task_of_assistant": Conversation([HI, assistant("Hello.", reasoning="Hm.") | {"task": "title"}]),
     "task_none": Conversation([HI | {"task": None}]),
     "task_unknown": Conversation([HI | {"task": "sing"}]),
@@ -271,9 +269,7 @@ def test_reasoning_effort(name: str, mode: str, effort: str | None) -> None:
     ],
 )
 def test_thinking_can_be_asked_for_by_each_name(family: str, variables: dict[str, Any], mode: str) -> None:
-    assert render(family, [SYS, HI], **variables).text == expected(
-        family, [SYS, HI], None, thinking_mode=mode
-    )
+    assert render(family, [SYS, HI], **variables).text == expected(family, [SYS, HI], None, thinking_mode=mode)
 
 
 def test_user_parts_are_written_as_the_encoder_writes_blocks() -> None:

@@ -225,7 +225,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         answer="<|start|>assistant<|channel|>analysis<|message|>⟨reasoning⟩<|end|><|start|>assistant<|channel|>final"
         "<|message|>⟨content⟩<|return|>",
         call="<|start|>assistant to=functions.⟨name⟩<|channel|>commentary json<|message|>⟨arguments⟩<|call|>",
-        result="<|start|>functions.⟨name⟩ to=assistant<|channel|>commentary<|message|>⟨content⟩<|end|>",
+        result='<|start|>functions.⟨name⟩ to=assistant<|channel|>commentary<|message|>"⟨content⟩"<|end|>',
         reasoning="on the analysis channel; dropped once a final answer follows", tool_calls="harmony",
         ends="<|return|> at the very end, <|end|> in history, <|call|> after a call",
         notes="docs/gpt-oss.md lists where the template differs from openai-harmony",
@@ -234,7 +234,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "llama3", "Llama 3.1", "Llama 3.1 and 3.2",
         answer=_LLAMA + "⟨content⟩<|eot_id|>",
         call=_LLAMA + '{"name": "⟨name⟩", "parameters": ⟨arguments⟩}<|eot_id|>',
-        result="<|start_header_id|>ipython<|end_header_id|>\n\n⟨content⟩<|eot_id|>",
+        result='<|start_header_id|>ipython<|end_header_id|>\n\n"⟨content⟩"<|eot_id|>',
         reasoning="never shown", tool_calls="llama JSON, one call a turn", ends=_BY_CLOSE_ALONE,
     ),
     Family(

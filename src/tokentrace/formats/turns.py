@@ -126,6 +126,9 @@ class PromptTails:
         0 if the prompt was written before the turn began; None if it is nowhere. A turn that begins with the
         generation prompt of other circumstances than its own has that one.
         """
+        whole = text.find(tail, section.start, section.body + len(tail)) if tail else -1
+        if tail and 0 <= whole <= section.body:  # it may end inside a field: content that brings its own ``<think>``
+            return whole + len(tail) - section.start
         scaffold = text[section.start : section.body]
         length = self._prompt_in(scaffold, tail, tokenizer) if tail else None
         if length is None and tail and text.endswith(tail, 0, section.start):

@@ -21,6 +21,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from . import filters
 from .trace import Generated, join_buffer
@@ -36,6 +37,7 @@ from .traced import (
     TracedMarkup,
     TracedNone,
     TracedStr,
+    as_markup,
     check_pieces,
     check_size,
     is_traced,
@@ -265,6 +267,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             value = object.__getattribute__(obj, "_Namespace__attrs").get(attribute, _MISSING)
             if value is not _MISSING:
                 return value
+        elif kind is TracedMarkup and (attribute in _SAFE_STR_METHODS or attribute in ("unescape", "striptags")):
+            return lambda *args, **kwargs: obj.method(attribute, args, kwargs)
         elif kind is TracedStr or kind is str or isinstance(obj, TracedStr):
             if attribute in _SAFE_STR_METHODS:
                 return getattr(_promoted(obj), attribute)
@@ -299,13 +303,16 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def _formatter(self, text: str, name: str) -> Any:
         """``str.format``, sandboxed. Its result is traced piece by piece where that is simple, else UNKNOWN."""
         plain = str.__getitem__(text, slice(None))
-        sandboxed = SandboxedEnvironment.wrap_str_format(self, getattr(plain, name))
+        is_markup = isinstance(text, TracedMarkup)
+        sandboxed = SandboxedEnvironment.wrap_str_format(self, getattr(Markup(plain) if is_markup else plain, name))
         assert sandboxed is not None
 
         def format(*args: Any, **kwargs: Any) -> str:
             filters.check_format(plain, args, kwargs)
             result: str = sandboxed(*args, **kwargs)
             check_size(len(result))
+            if is_markup:
+                return as_markup(traced(str(result), UNKNOWN))
             values = (text, *args, *kwargs.values())
             if not filters.CODE_POINT.search(plain) and not any(map(is_traced_deep, values)):
                 return result
@@ -372,11 +379,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
         if name == "%":
-            if isinstance(left, TracedMarkup):
-                return left % right
             if isinstance(left, str):
                 filters.check_percent(left, right)
-                return percent_format(left, right)
+                return left % right if isinstance(left, TracedMarkup) else percent_format(left, right)
             return left % right
         if name == "*":
             for one, other in ((left, right), (right, left)):

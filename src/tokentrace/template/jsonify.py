@@ -111,7 +111,7 @@ class _Writer:
 
     def string(self, value: str, origin: Origin | None) -> None:
         """A JSON string. Escaping works character by character, so each run is escaped on its own."""
-        if type(value) is not TracedStr:
+        if not isinstance(value, TracedStr):
             self.write(self.escape(value), origin)
             return
         runs = value.runs

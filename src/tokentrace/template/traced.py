@@ -403,12 +403,25 @@ class TracedMarkup(TracedStr):
     def __mod__(self, values: Any) -> str:
         return as_markup(traced(str(Markup(_slice(self, slice(None))) % values), UNKNOWN))
 
+    def strip(self, chars: str | None = None, /) -> TracedStr:
+        return as_markup(TracedStr.strip(self, chars))
+
+    def lower(self) -> TracedStr:
+        return as_markup(TracedStr.lower(self))
+
+    def upper(self) -> TracedStr:
+        return as_markup(TracedStr.upper(self))
+
+    def capitalize(self) -> TracedStr:
+        return as_markup(TracedStr.capitalize(self))
+
     def method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of Markup: text it is given is escaped, text it returns is markup."""
         result = getattr(Markup(_slice(self, slice(None))), name)(*args, **kwargs)
         if not isinstance(result, (str, list, tuple)):
             return result
-        own = getattr(traced_copy(self), name)(*(escaped(a) if isinstance(a, str) else a for a in args), **kwargs)
+        mine = getattr(traced_copy(self), name, None)
+        own = mine and mine(*(escaped(a) if isinstance(a, str) else a for a in args), **kwargs)
         if own != result:
             own = traced(result, UNKNOWN) if isinstance(result, str) else [traced(part, UNKNOWN) for part in result]
         return as_markup(own) if isinstance(own, str) else type(result)(map(as_markup, own))

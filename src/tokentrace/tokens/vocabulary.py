@@ -80,6 +80,7 @@ class Vocabulary:
             "▁" in str(node) for node in (*normalizers, *decoders) if "type" in node
         )
         self.unknown = self._unknown(model)
+        self._bytes: dict[int, bytes] = {}
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
         """Whether text is put into Unicode's composed form before it is encoded."""
@@ -152,6 +153,12 @@ class Vocabulary:
 
     def token_bytes(self, index: int) -> bytes:
         """The bytes of a token; ``b""`` for an id the vocabulary does not have."""
+        known = self._bytes.get(index)
+        if known is None:
+            known = self._bytes[index] = self._token_bytes(index)
+        return known
+
+    def _token_bytes(self, index: int) -> bytes:
         token = self.added.get(index)
         if token is not None:
             return token.text.encode("utf-8", "surrogatepass")

