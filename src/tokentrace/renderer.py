@@ -14,7 +14,14 @@ import numpy as np
 
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
-from .formats.history import Change, keep_reasoning, last_user, parsed_arguments, patch_history
+from .formats.history import (
+    Change,
+    compare_turns,
+    keep_reasoning,
+    last_user,
+    parsed_arguments,
+    patch_history,
+)
 from .formats.prefixes import missing_turns, turns_by_prefix
 from .formats.turns import PromptTails, Sampling, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
@@ -85,9 +92,8 @@ class Renderer:
         """
         learned = self._for(tools)
         checked = check_messages(messages, more_roles=learned.template.constants)
-        shown: Messages = parsed_arguments(checked) if self.use_patched else checked
         wrapped = self._wrap_tools(tools)
-        rendering = self._run(learned, shown, wrapped, add_generation_prompt)
+        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
         rendering, changes, notes = self._with_history(learned, rendering, checked, shown, wrapped)
         encoded = self._encode(rendering, checked, tools)
         sampling = self._find_sampled(learned, encoded, shown, wrapped)
@@ -114,9 +120,8 @@ class Renderer:
         """The text alone, as spans: nothing is encoded."""
         learned = self._for(tools)
         checked = check_messages(messages, more_roles=learned.template.constants)
-        shown: Messages = parsed_arguments(checked) if self.use_patched else checked
         wrapped = self._wrap_tools(tools)
-        rendering = self._run(learned, shown, wrapped, add_generation_prompt)
+        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
         return self._with_history(learned, rendering, checked, shown, wrapped)[0]
 
     def get_stop_token_ids(self) -> list[int]:
@@ -151,6 +156,18 @@ class Renderer:
             wrapped = self._tools[key] = wrap_tools(checked)
         return wrapped
 
+    def _first(
+        self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool
+    ) -> tuple[Messages, Rendering]:
+        """The template's own rendering, and the messages as it was shown them: patched, with parsed arguments."""
+        if self.use_patched:
+            parsed = parsed_arguments(messages)
+            try:
+                return parsed, self._run(learned, parsed, tools, prompt)
+            except TemplateError:
+                pass  # a template that takes arguments as JSON strings only
+        return messages, self._run(learned, messages, tools, prompt)
+
     def _run(self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool) -> Rendering:
         return learned.template.render(messages, tools, add_generation_prompt=prompt, variables=self._variables)
 
@@ -166,13 +183,17 @@ class Renderer:
         notes: list[str] = []
         render = functools.partial(self._run, learned, tools=tools, prompt=False)
         if self.use_patched:
-            rendering, changes = patch_history(rendering, shown, render, given)
-        if self.preserve_all_thinking or self.use_patched:
-            rendering, kept, notes = keep_reasoning(rendering, shown, render)
-            changes = changes + kept
+            rendering, notes = patch_history(rendering, shown, render, given)
+            rendering, _, more = keep_reasoning(rendering, shown, render)
+            notes += more
+            try:
+                changes = compare_turns(render(given), rendering, given)
+            except TemplateError as refusal:
+                notes.append(f"the shipped template refuses this conversation as it was given ({refusal.problem})")
+        elif self.preserve_all_thinking:
+            rendering, changes, notes = keep_reasoning(rendering, shown, render)
         elif self.preserve_thinking_between_tool_calls:
-            since = last_user(shown)
-            rendering, changes, notes = keep_reasoning(rendering, shown, render, since=since)
+            rendering, changes, notes = keep_reasoning(rendering, shown, render, since=last_user(shown))
         return rendering, changes, notes
 
     def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:

@@ -32,15 +32,36 @@ def render(source: str, messages: list[dict[str, Any]] | None = None, **variable
 
 # -- the sandbox
 
-A = "{%- set c = messages[2].content -%}{%- set m = messages[2] -%}{%- set a = messages[1].tool_calls[0].function.arguments -%}"
+A = (
+    "{%- set c = messages[2].content -%}{%- set m = messages[2] -%}"
+    "{%- set a = messages[1].tool_calls[0].function.arguments -%}"
+)
 
 
 @pytest.mark.parametrize(
-    "value", ["c", "m", "messages", "a", "a.n", "a.x", "a.b", "a.l", "a.d", "messages[1].content", "m.role", "variable"]
+    "value",
+    [
+        "c",
+        "m",
+        "messages",
+        "a",
+        "a.n",
+        "a.x",
+        "a.b",
+        "a.l",
+        "a.d",
+        "messages[1].content",
+        "m.role",
+        "variable",
+        "(c|safe)",
+    ],
 )
-@pytest.mark.parametrize("name", ["runs", "origin", "raw", "memo", "_key", "_pieces", "_located"])
+@pytest.mark.parametrize("name", ["runs", "origin", "raw", "memo", "_key", "_pieces", "_located", "method"])
 def test_the_trace_is_invisible(value: str, name: str) -> None:
-    source = f"{A}{{{{ {value}.{name} }}}}{{{{ {value}['{name}'] }}}}{{{{ {value}|attr('{name}') }}}}{{{{ {value}.{name} is defined }}}}"
+    source = (
+        f"{A}{{{{ {value}.{name} }}}}{{{{ {value}['{name}'] }}}}{{{{ {value}|attr('{name}') }}}}"
+        f"{{{{ {value}.{name} is defined }}}}"
+    )
     assert render(source, variable="v") == "False"
 
 
@@ -55,6 +76,7 @@ def test_the_trace_is_invisible(value: str, name: str) -> None:
             "'{x.__init__}'.format(x=c)",
             "self.__init__",
         ),
+        *("('{0.__class__}'|safe).format(c)", "(c|safe).__class__", "(c|safe).format.__globals__", "(c|e).__html__"),
         *("raise_exception.__globals__", "strftime_now.__globals__", "dict.__class__", "lipsum.__globals__"),
         *(
             "cycler.__init__",
@@ -74,10 +96,9 @@ def test_the_trace_is_invisible(value: str, name: str) -> None:
 def test_dunders_are_out_of_reach(expression: str) -> None:
     try:
         text = render(f"{A}{{{{ {expression} }}}}")
-    except TemplateError as error:
-        assert error.problem
-    else:
-        assert not re.search(r"class|function|type|method|0x", text), text
+    except TemplateError:
+        return
+    assert not re.search(r"class|function|type|method|0x", text), text
 
 
 @pytest.mark.parametrize(
@@ -200,7 +221,10 @@ def test_dates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_template_variables() -> None:
-    source = "{{ enable_thinking is defined }}{{ enable_thinking }}{{ words|join(',') }}{{ level }}{{ nothing }}{{ (deep or {}).x }}"
+    source = (
+        "{{ enable_thinking is defined }}{{ enable_thinking }}{{ words|join(',') }}{{ level }}"
+        "{{ nothing }}{{ (deep or {}).x }}"
+    )
     assert same_as_transformers(
         source, enable_thinking=False, words=["a", "b"], level=3, nothing=None, deep={"x": {"y": 1}}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -58,7 +59,10 @@ def test_arguments_are_one_field(value: Any, chosen: dict[str, Any]) -> None:
     assert outer == expected({"name": "f", "arguments": arguments}, chosen)
 
 
-@given(st.dictionaries(scalars.filter(lambda key: key == key), scalars, max_size=4), options)
+@given(
+    st.dictionaries(scalars.filter(lambda key: not (isinstance(key, float) and math.isnan(key))), scalars, max_size=4),
+    options,
+)
 def test_keys_of_every_kind(value: dict[Any, Any], chosen: dict[str, Any]) -> None:
     try:
         text = expected(value, chosen)

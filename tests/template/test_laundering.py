@@ -46,9 +46,11 @@ EXACT = {
     "characters": "{{ c|list|join }}{% for x in c %}{{ x }}{% endfor %}",
     "reversed_twice": "{{ c[::-1][::-1] }}{{ c|reverse|reverse }}",
     "slices": "{{ c[1:] ~ c[0] ~ c[::2] ~ c[-3] }}",
-    "case": "{{ c.upper() }}{{ c|lower }}{{ c.title() }}{{ c|title }}{{ c|capitalize }}{{ c.swapcase() }}{{ c.casefold() }}",
+    "case": "{{ c.upper() }}{{ c|lower }}{{ c.title() }}{{ c|title }}{{ c|capitalize }}{{ c.swapcase() }}"
+    "{{ c.casefold() }}",
     "strip": "{{ c.strip() }}{{ c|trim }}{{ (' ' ~ c ~ ' ').strip() }}{{ c.rstrip('x') }}",
-    "split": "{{ c.split()|join }}{{ c.split(' ')[1] }}{{ c.rsplit('\\n', 1)|last }}{{ c.splitlines()[0] }}{{ c.partition(' ')[2] }}",
+    "split": "{{ c.split()|join }}{{ c.split(' ')[1] }}{{ c.rsplit('\\n', 1)|last }}"
+    "{{ c.splitlines()[0] }}{{ c.partition(' ')[2] }}",
     "padding": "{{ c.center(40) }}{{ c.ljust(40, '.') }}{{ c.rjust(40) }}{{ c.zfill(40) }}{{ c|center(60) }}",
     "fill": "{{ 'x'.center(9, c[0]) }}{{ 'x'.ljust(9, c[0]) }}{{ 'x'.rjust(9, c[0]) }}",
     "indent": "{{ c|indent(2) }}{{ 'a\\nb'|indent(c) }}{{ 'a\\nb'|indent(c, true) }}",
@@ -56,17 +58,27 @@ EXACT = {
     "translate": "{{ 'a'.translate({97: c}) }}",
     "expandtabs": "{{ (c ~ '\\t').expandtabs() }}",
     "string": "{{ c|string }}{{ c|safe }}{{ c|string|safe|string }}",
+    "safe": "{{ (c|safe) + 'x' }}{{ 'x' + (c|safe) }}{{ (c|safe) ~ 'x' }}{{ (c|safe) * 2 }}{{ (c|safe)[1:] }}",
+    "safe_joined": "{{ [c|safe]|join }}{{ [c|safe, 'x']|join(',') }}{{ ', '.join([c|safe]) }}{{ 'x'.join(c|safe) }}",
+    "safe_replacing": "{{ 'x'.replace('x', c|safe) }}{{ 'x'|replace('x', c|safe) }}{{ (c|safe)|list|join }}",
+    "safe_formatted": "{{ '%s' % (c|safe) }}{{ '{}'.format(c|safe) }}{{ '%s'|format(c|safe) }}{{ (c|safe)|tojson }}",
+    "safe_in_buffers": "{% set x %}{{ c|safe }}{% endset %}{{ x }}{% macro f(x) %}{{ x }}{% endmacro %}{{ f(c|safe) }}",
+    "safe_in_variables": "{% set f = (c|safe).upper %}{{ f() }}{% set g = (c|safe).split %}{{ g()|join }}",
+    "safe_looped": "{% for x in c|safe %}{{ x }}{% endfor %}{% for x in (c|safe).split() %}{{ x }}{% endfor %}",
+    "safe_cased": "{{ (c|safe).upper() }}{{ (c|safe)|title }}{{ (c|safe)|trim }}{{ (c|safe).strip().lower() }}",
     "default": "{{ nope|default(c) }}{{ nope or c }}{{ c and c }}{{ c if true }}",
     "set": "{% set x = c %}{{ x }}{% set x %}a{{ c }}b{% endset %}{{ x }}{{ x|upper }}",
     "filter_block": "{% filter upper %}{{ c }}{% endfilter %}",
-    "namespace": "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ c %}{% endfor %}{{ ns.x }}{{ ns['x'] }}",
+    "namespace": "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ c %}"
+    "{% endfor %}{{ ns.x }}{{ ns['x'] }}",
     "macro": "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(c) }}{{ f(f(c)) }}{% set y = f(c) %}{{ y[1:-1] }}",
     "macro_varargs": "{% macro f() %}{{ varargs[0] }}{{ kwargs.k }}{% endmacro %}{{ f(c, k=c) }}",
     "caller": "{% macro f() %}[{{ caller(c) }}]{% endmacro %}{% call(x) f() %}{{ x }}{{ c }}{% endcall %}",
     "recursive_loop": "{% for x in [[c], c] recursive %}{{ x if x is string else loop(x) }}{% endfor %}",
     "generation": "{% generation %}{{ c }}{% endgeneration %}",
     "generation_in_a_buffer": "{% set x %}{% generation %}{{ c }}{% endgeneration %}{% endset %}{{ x }}",
-    "generation_in_a_macro": "{% macro f(x) %}{% generation %}{{ x }}{% endgeneration %}{% endmacro %}{{ f(c) }}{{ f(c)|upper }}",
+    "generation_in_a_macro": "{% macro f(x) %}{% generation %}{{ x }}{% endgeneration %}{% endmacro %}"
+    "{{ f(c) }}{{ f(c)|upper }}",
     "generation_nested": "{% generation %}{% generation %}{{ c }}{% endgeneration %}{% endgeneration %}",
     "joiner": "{% set j = joiner(c) %}{{ j() }}{{ j() }}",
     "cycler": "{% set y = cycler('a', c) %}{{ y.next() }}{{ y.next() }}{{ y.current }}",
@@ -74,15 +86,20 @@ EXACT = {
     "dict_value": "{{ {'a': c}.a }}{{ dict(a=c)['a'] }}{{ dict(m).content }}{{ m.get('content') }}{{ m['content'] }}",
     "dict_key": "{% for k in {c: 1} %}{{ k }}{% endfor %}{{ {c: 1}|list|first }}{{ {c: 1}.keys()|first }}",
     "built_dicts": "{{ {'a': c}|items|list|last|last }}{{ ({'a': c}|dictsort)[0][1] }}{{ {'a': {'b': c}}['a']['b'] }}",
-    "aggregates": "{{ [c, 'a']|max }}{{ [c]|min }}{{ [c]|first }}{{ [c]|last }}{{ [c]|random }}{{ [c]|sort|first }}{{ [c]|unique|first }}",
-    "groups": "{{ [c, 'x']|batch(1)|first|first }}{{ [c]|slice(1)|first|first }}{{ [{'k': c}]|groupby('k')|first|first }}",
-    "map": "{{ [c]|map('upper')|first }}{{ [m]|map(attribute='content')|first }}{{ [c]|select('string')|first }}{{ [c]|reject('none')|join }}",
+    "aggregates": "{{ [c, 'a']|max }}{{ [c]|min }}{{ [c]|first }}{{ [c]|last }}{{ [c]|random }}"
+    "{{ [c]|sort|first }}{{ [c]|unique|first }}",
+    "groups": "{{ [c, 'x']|batch(1)|first|first }}{{ [c]|slice(1)|first|first }}"
+    "{{ [{'k': c}]|groupby('k')|first|first }}",
+    "map": "{{ [c]|map('upper')|first }}{{ [m]|map(attribute='content')|first }}"
+    "{{ [c]|select('string')|first }}{{ [c]|reject('none')|join }}",
     "map_default": "{{ [m]|map(attribute='nope', default=messages[0].content)|first }}",
     "tojson": "{{ c|tojson }}{{ [c]|tojson }}{{ {'k': c, c: 1}|tojson(indent=2) }}{{ (c ~ '\"')|tojson }}",
-    "tojson_sliced": "{{ (c|tojson)[1:-1] }}{{ ([c]|tojson)[2:-2].replace('\\\\n', '\\n') }}{{ (m|tojson).split('content')[1][4:9] }}",
+    "tojson_sliced": "{{ (c|tojson)[1:-1] }}{{ ([c]|tojson)[2:-2].replace('\\\\n', '\\n') }}"
+    "{{ (m|tojson).split('content')[1][4:9] }}",
     "removed_affixes": "{{ c.removeprefix('x') }}{{ ('a' ~ c).removeprefix('a') }}{{ (c ~ 'a').removesuffix('a') }}",
     "unpacking": "{% set x, y = [c, 1] %}{{ x }}{% for x, y in [(c, 1)] %}{{ x }}{% endfor %}",
-    "methods_in_variables": "{% set f = c.upper %}{{ f() }}{% set g = ', '.join %}{{ g([c]) }}{% set r = 'a'.replace %}{{ r('a', c) }}",
+    "methods_in_variables": "{% set f = c.upper %}{{ f() }}{% set g = ', '.join %}{{ g([c]) }}"
+    "{% set r = 'a'.replace %}{{ r('a', c) }}",
     "formatter_in_a_variable": "{% set f = '{}'.format %}{{ f(c) }}",
     "attr": "{{ (c|attr('strip'))() }}",
     "with": "{% with x = c %}{{ x }}{% endwith %}",
@@ -94,7 +111,8 @@ LOSSY = {
     "cycle": "{% for x in [1, 2] %}{{ loop.cycle('a', c) }}{% endfor %}",
     "encode": "{{ c.encode().decode() }}{{ c.encode('utf-16').decode('utf-16') }}",
     "encode_slice": "{{ c.encode()[0:].decode() }}{{ c.encode()[::-1][::-1].decode() }}",
-    "encode_methods": "{{ c.encode().replace(c[0].encode(), c[0].encode()).decode() }}{{ (c.encode() + c.encode()).decode() }}",
+    "encode_methods": "{{ c.encode().replace(c[0].encode(), c[0].encode()).decode() }}"
+    "{{ (c.encode() + c.encode()).decode() }}",
     "encode_split": "{{ c.encode().split()[0].decode() }}{{ c.encode().strip().decode() }}{{ c.encode()|string }}",
     "encode_in_a_variable": "{% set b = c.encode()[0:] %}{% set d = b.decode %}{{ d() }}",
     "latin": "{{ c.encode('utf-8')[0:].decode('latin-1').encode('latin-1').decode() }}",
@@ -111,6 +129,11 @@ LOSSY = {
     "percent_traced_template": "{{ c % () }}{{ (c ~ '%s') % 'a' }}",
     "format_traced_template": "{{ c.format() }}{{ (c ~ '{}').format('a') }}",
     "escape": "{{ c|e }}{{ c|escape|string }}{{ c|forceescape }}{{ c|escape|safe }}{{ (c|e) ~ '' }}{{ (c|e) + '' }}",
+    "safe_methods": "{{ (c|safe).join(['a', 'b']) }}{{ ('x'|safe).replace('x', c) }}{{ ('%s'|safe) % c }}"
+    "{{ ('{}'|safe).format(c) }}{{ ('x'|safe) + c }}{{ c + ('x'|safe) }}{{ ('x'|e) ~ c }}{{ (', '|safe).join([c]) }}",
+    "escaped_methods": "{{ (c|e).split()[0] }}{{ (c|e)[1:] }}{{ (c|e).upper() }}"
+    "{{ (c|e).encode().decode() }}{{ c|e|list|join }}",
+    "markup_methods": "{{ (c|safe).unescape() }}{{ (c|safe).striptags() }}{{ ('x'|safe).center(9, c[0]) }}",
     "xmlattr": "{{ {'a': c}|xmlattr }}{{ {'a': c}|xmlattr|string|trim }}",
     "urlize": "{{ c|urlize }}{{ c|striptags }}{{ c|wordwrap(3) }}{{ c|pprint }}",
     "wordwrap": "{{ 'aaaa bbbb'|wordwrap(4, wrapstring=c) }}",
@@ -176,7 +199,10 @@ def test_containers(source: str, origins: set[Any] | None) -> None:
 
 def test_tool_schemas_are_credited_to_the_tools() -> None:
     tools = wrap_tools([{"name": "f", "description": CONTENT, "parameters": {"properties": {CONTENT: {}}}}])
-    source = "{{ tools|tojson }}{{ tools[0].description }}{% for k in tools[0].parameters.properties %}{{ k }}{% endfor %}{{ tools }}"
+    source = (
+        "{{ tools|tojson }}{{ tools[0].description }}{% for k in tools[0].parameters.properties %}"
+        "{{ k }}{% endfor %}{{ tools }}"
+    )
     rendering = ChatTemplate(source).render(MESSAGES, tools)
     assert {origin[0] for text, _, origin in rendering.spans() if GREEK & set(text) and origin} == {"tools"}
     assert None not in {origin for text, _, origin in rendering.spans() if GREEK & set(text)}

@@ -375,7 +375,7 @@ def test_translate_keeps_the_origin_of_the_table() -> None:
 def test_percent_format() -> None:
     content = traced("hi", CONTENT)
     assert seen(traced("<%s>", None) % content) == [("<", None), ("h", CONTENT), ("i", CONTENT), (">", None)]
-    assert seen("<%s>" % content)[1] == ("h", CONTENT)  # noqa: UP031: it is what is tested
+    assert seen("<%s>" % content)[1] == ("h", CONTENT)  # noqa: UP031
     assert seen(traced("%s-%s%%", None) % ("a", content))[-2:] == [("i", CONTENT), ("%", None)]
     assert set(expanded(traced("%5s", None) % content)) == {UNKNOWN}
     assert set(expanded(traced("%r", None) % content)) == {UNKNOWN}
@@ -466,8 +466,10 @@ def test_copies_are_plain_strings() -> None:
         lambda s: (s * 10**5).translate({ord("x"): "y" * 10**5}),
         lambda s: (s * 10**4).translate({ord("x"): s * 10**5}),
     ],
-    ids=[*("mul", "ljust", "rjust", "center", "zfill", "expandtabs", "replace", "join")]
-    + ["translate", "translate_traced"],
+    ids=[
+        *("mul", "ljust", "rjust", "center", "zfill", "expandtabs", "replace", "join", "translate"),
+        "translate_traced",
+    ],
 )
 def test_values_do_not_grow_without_bounds(grow: Callable[[TracedStr], Any]) -> None:
     with pytest.raises(TooLarge):

@@ -6,6 +6,7 @@ text is put in place of the old one, and the trace proves that only reasoning wa
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from typing import Any
 from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
-from ..template.traced import Origin
-from .turns import Section, common_prefix, sections
+from ..template.traced import KEY, Origin
+from .turns import Section, common_prefix, is_role, sections
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], Rendering]
@@ -98,14 +99,32 @@ def keep_reasoning(
 
 
 def _inserted(old: list[Span], new: list[Span]) -> list[Span] | None:
-    """`new` with the end of `old`, if that is `old` with text added in one place; else None."""
+    """`new` with the end of `old`, if all that `old` says it says too, in the same order, and more; else None."""
     before, after = _text(old), _text(new)
     old_end, new_end = _body_end(old), _body_end(new)
-    shared = common_prefix(before[:old_end], after[:new_end])
-    rest = before[shared:old_end]
-    if not after[:new_end].endswith(rest) or new_end - len(rest) < shared:
+    if not _is_subsequence(before[:old_end], after[:new_end]):
+        return None
+    told, tells = _by_field(old), _by_field(new)
+    if any(not _is_subsequence(text, tells.get(origin, "")) for origin, text in told.items()):
         return None
     return [*_slice_spans(new, 0, new_end), *_slice_spans(old, old_end, len(before))]
+
+
+def _is_subsequence(short: str, long: str) -> bool:
+    at = 0
+    for char in short:
+        at = long.find(char, at) + 1
+        if not at:
+            return False
+    return True
+
+
+def _by_field(spans: Sequence[Span]) -> dict[Origin, str]:
+    fields: dict[Origin, str] = {}
+    for text, _, origin in spans:
+        if origin is not None:
+            fields[origin] = fields.get(origin, "") + text
+    return fields
 
 
 class _Contexts:
@@ -209,14 +228,14 @@ def _renumbered(origin: Origin | None, chosen: Sequence[int]) -> Origin | None:
 
 def patch_history(
     rendering: Rendering, messages: Messages, render: Render, given: Messages
-) -> tuple[Rendering, list[Change]]:
+) -> tuple[Rendering, list[str]]:
     """Every assistant turn as it stood when it was sampled, with its values as they were given.
 
     Turns are written as when they were last; white space that the template strips off a field is put back;
     booleans and null are spelled as in JSON; arguments given as a JSON string stay that string. `given` are
-    the messages before `parsed_arguments` made them fit for the template.
+    the messages before `parsed_arguments` made them fit for the template. Notes say where the template itself
+    moves things about, which no turn on its own can mend.
     """
-    changes: list[Change] = []
     replaced: dict[int, list[Span]] = {}
     contexts = _Contexts(messages, render)
     for section in sections(rendering):
@@ -225,15 +244,56 @@ def patch_history(
             continue
         old = _cut(rendering, section.start, section.end)
         new = (contexts.as_last(index) if index < len(messages) - 1 else None) or old
-        if _text(new) != _text(old):
-            changes.append(Change(index, "as it stood when it was last", _text(old), _text(new)))
-        as_given = [(_as_given(text, origin, given[index]), turn, origin) for text, turn, origin in new]
-        for (before, _, origin), (after, _, _) in zip(new, as_given, strict=True):
-            if before != after and origin is not None:
-                changes.append(Change(index, ".".join(map(str, origin[2:])) + " as given", before, after))
+        as_given = _spans_as_given(new, given[index])
         if as_given != old:
             replaced[section.start] = as_given
-    return _spliced(rendering, replaced), changes
+    return _spliced(rendering, replaced), _moved(rendering)
+
+
+def _moved(rendering: Rendering) -> list[str]:
+    """Notes on messages and tools that the template writes out of their order: history cannot be append-only."""
+    notes: dict[str, None] = {}
+    latest = -1
+    for origin in rendering.origins:
+        if origin is None or is_role(origin):
+            continue
+        if origin[0] == "tools" and latest > 0:
+            notes["the template writes tools after messages: its history is not append-only"] = None
+        if origin[0] == "messages" and len(origin) > 2 and origin[2] == "content":
+            index = int(origin[1])
+            if index < latest:
+                notes[f"message {index}: the template writes it after later ones: its history is not append-only"] = (
+                    None
+                )
+            latest = max(latest, index)
+    return list(notes)
+
+
+def compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) -> list[Change]:
+    """Every assistant turn that a patched rendering writes otherwise than the shipped template, and how."""
+    before, after = _turns(shipped), _turns(patched)
+    changes = []
+    for index in sorted(before.keys() | after.keys()):
+        if messages[index]["role"] == "assistant":
+            old, new = before.get(index, []), after.get(index, [])
+            if _text(old) != _text(new):
+                changes.append(Change(index, _difference(old, new), _text(old), _text(new)))
+    return changes
+
+
+def _turns(rendering: Rendering) -> dict[int, list[Span]]:
+    turns: dict[int, list[Span]] = {}
+    for section in sections(rendering):
+        turns.setdefault(section.message, []).extend(_cut(rendering, section.start, section.end))
+    return turns
+
+
+def _difference(old: Sequence[Span], new: Sequence[Span]) -> str:
+    """The fields that differ, or the scaffold if none does."""
+    was, now = _by_field(old), _by_field(new)
+    fields = [origin for origin in {**was, **now} if was.get(origin) != now.get(origin)]
+    names = dict.fromkeys(".".join(map(str, origin[2:])) or "message" for origin in fields)
+    return f"{', '.join(names)} as given" if names else "scaffold as when it was the last turn"
 
 
 def parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
@@ -258,23 +318,50 @@ def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _as_given(text: str, origin: Origin | None, message: Mapping[str, Any]) -> str:
-    """A span's text as its field was given: unstripped, booleans and JSON as they were."""
-    if origin is None or len(origin) < 3 or origin[0] != "messages":
-        return text
+def _spans_as_given(spans: Sequence[Span], message: Mapping[str, Any]) -> list[Span]:
+    """A turn's spans with the text of each field as it was given."""
+    out: list[Span] = []
+    for member, group in itertools.groupby(spans, key=lambda span: _member(span[2])):
+        some = list(group)
+        value, rest = _given(member, message) if member is not None else (None, ())
+        if isinstance(value, str) and rest:  # arguments given as a JSON string: the member as it stands there
+            text = _json_member(value, rest)
+            out += some if text is None else [(text, some[0][1], member)]
+        else:
+            out += [(_as_given(text, origin, message), turn, origin) for text, turn, origin in some]
+    return out
+
+
+def _member(origin: Origin | None) -> Origin | None:
+    """The argument of a call that an origin lies in; the origin itself if it lies in none."""
+    if origin is None or "arguments" not in origin or origin[-1] == KEY:
+        return origin
+    return origin[: origin.index("arguments") + 2]
+
+
+def _given(origin: Origin, message: Mapping[str, Any]) -> tuple[Any, Origin]:
+    """The value that a message has at an origin, and what is left of the path where it ends in a string."""
     value: Any = message
-    for at, key in enumerate(origin[2:]):
-        if isinstance(value, str):  # arguments given as a JSON string: look the key up in its text
-            return _json_member(value, origin[2 + at :]) or text
+    for at, key in enumerate(origin[2:], 2):
+        if isinstance(value, str):
+            return value, origin[at:]
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError):
-            return text
-    if isinstance(value, str):
+            return None, ()
+    return value, ()
+
+
+def _as_given(text: str, origin: Origin | None, message: Mapping[str, Any]) -> str:
+    """A span's text as its field was given: unstripped, booleans and JSON as they were."""
+    if origin is None or len(origin) < 3 or origin[0] != "messages" or origin[-1] == KEY:
+        return text
+    value, rest = _given(origin, message)
+    if isinstance(value, str) and not rest:
         if origin[-1] == "arguments":
             return value
         return value if text and value.strip() == text.strip() else text
-    if value is None or isinstance(value, bool):
+    if isinstance(value, bool) or (value is None and text == "None"):
         return json.dumps(value)
     return text
 
@@ -282,8 +369,6 @@ def _as_given(text: str, origin: Origin | None, message: Mapping[str, Any]) -> s
 def _json_member(source: str, path: Sequence[str | int]) -> str | None:
     """The text of one member of a JSON object, exactly as it stands in `source`; None for a string or a miss."""
     decoder = json.JSONDecoder()
-    if len(path) != 1:
-        return None
     at = source.find("{") + 1
     try:
         while True:

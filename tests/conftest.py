@@ -1,0 +1,81 @@
+"""Fixtures: every family in turn, its tokenizer, renderers made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.assets import FAMILIES, AssetError, family_dir
+from tests.support import JINJA_FAMILIES, load_family, make_renderer
+from tokentrace import Renderer, Tokenizer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew instead of comparing")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under ``--dist loadgroup``, tests that load the same vocabulary run in one process, one after another.
+
+    xdist 3.8 has groups of its own, but writes them into an attribute that items no longer have in pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByVocabulary(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _vocabulary_of(nodeid) or nodeid
+
+    return ByVocabulary(config, log)
+
+
+def _vocabulary_of(nodeid: str) -> str | None:
+    """The first family with the vocabulary of the family that a test's parameters begin or end with."""
+    parameters = f"-{nodeid.partition('[')[2].rstrip(']')}-"
+    fitting = [name for name in FAMILIES if parameters.startswith(f"-{name}-") or parameters.endswith(f"-{name}-")]
+    if not fitting:
+        return None
+    tokenizer = FAMILIES[max(fitting, key=len)].tokenizer
+    return next(name for name, row in FAMILIES.items() if row.tokenizer == tokenizer)
+
+
+def _at_hand(name: str) -> str:
+    """The family's name, once its files are there; a test without its asset says why it was skipped."""
+    try:
+        family_dir(name)
+    except AssetError as error:
+        pytest.skip(f"{name}: {error}")
+    return name
+
+
+@pytest.fixture(scope="session", params=JINJA_FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    """Every family with a Jinja template. Session-scoped, so that pytest runs all tests of one together."""
+    return _at_hand(request.param)
+
+
+@pytest.fixture(scope="session", params=list(FAMILIES))
+def any_family(request: pytest.FixtureRequest) -> str:
+    """Every family, those whose format is written in Python among them."""
+    return _at_hand(request.param)
+
+
+@pytest.fixture
+def tokenizer() -> Callable[[str], Tokenizer]:
+    """The tokenizer of a family, loaded once."""
+    return load_family
+
+
+@pytest.fixture
+def renderer() -> Callable[..., Renderer]:
+    """``renderer(family, **settings)``: a renderer with the family's shipped template."""
+    return make_renderer
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))

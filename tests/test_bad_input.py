@@ -1,0 +1,448 @@
+"""Bad input never becomes a traceback from the middle of something, and never a wrong id: it is a typed error
+that says where, or it renders as transformers would render it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+from collections import OrderedDict, UserDict
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tests.support import byte_tokenizer_json
+from tokentrace import (
+    InputError,
+    RendererError,
+    TemplateError,
+    TemplateLimitError,
+    TokenizerError,
+    TokentraceError,
+    create_renderer,
+    create_renderer_pool,
+    load_tokenizer,
+)
+from tokentrace.tokens import Tokenizer
+
+TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>tools\\n' + tools|tojson + '<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' and m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+{%- if m.content is string %}{{ m.content }}
+{%- elif m.content is mapping %}{{ m.content|tojson }}
+{%- elif m.content %}{% for part in m.content %}{{ part if part is string else part.text }}{% endfor %}{% endif %}
+{%- for call in m.tool_calls or [] %}{% set f = call.function or call %}
+{{- '<tool_call>' + f.name + '(' + (f.arguments if f.arguments is string else f.arguments|tojson) + ')' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+CONTROLS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>"]
+TOKENIZER = Tokenizer(byte_tokenizer_json(CONTROLS), name="bytes")
+RENDERER = create_renderer(TOKENIZER, "default", chat_template=TEMPLATE)
+USER = {"role": "user", "content": "hi"}
+
+
+def calls(*made: Any) -> list[Any]:
+    return [USER, {"role": "assistant", "content": "", "tool_calls": list(made)}]
+
+
+def call(**function: Any) -> dict[str, Any]:
+    return {"id": "x", "type": "function", "function": {"name": "f", "arguments": {}} | function}
+
+
+SURROGATE = "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message", "field", "said"),
+    [
+        ("hi", None, None, "not a str"),
+        (b"hi", None, None, "not a bytes"),
+        (USER, None, None, "not a dict"),
+        (None, None, None, "not None"),
+        (5, None, None, "not a int"),
+        ({1, 2}, None, None, "not a set"),
+        (iter([USER]), None, None, "must be a list"),
+        ([], None, None, "is empty"),
+        ((), None, None, "is empty"),
+        ([USER, "hi"], 1, None, "must be a mapping"),
+        ([None], 0, None, "must be a mapping"),
+        ([USER, 5], 1, None, "must be a mapping"),
+        ([[USER]], 0, None, "must be a mapping"),
+        ([{"content": "hi"}], 0, "role", "is missing"),
+        ([USER, {"role": None, "content": "hi"}], 1, "role", "must be a string"),
+        ([{"role": 5, "content": "hi"}], 0, "role", "must be a string"),
+        ([{"role": ["user"], "content": "hi"}], 0, "role", "must be a string"),
+        ([{"role": "wizard", "content": "hi"}], 0, "role", "'wizard' is no known role"),
+        ([{"role": "", "content": "hi"}], 0, "role", "no known role"),
+        ([{"role": "User", "content": "hi"}], 0, "role", "no known role"),
+        ([{"role": "<|im_end|>", "content": "hi"}], 0, "role", "no known role"),
+        ([{"role": "user<|im_end|>", "content": "hi"}], 0, "role", "no known role"),
+        ([{"role": "x" * 10_000, "content": "hi"}], 0, "role", "no known role"),
+        ([{"role": "user"}], 0, "content", "is missing"),
+        ([{"role": "user", "content": None}], 0, "content", "is None"),
+        ([{"role": "system"}], 0, "content", "is missing"),
+        ([{"role": "tool", "content": None}], 0, "content", "is None"),
+        ([{"role": "user", "content": 5}], 0, "content", "not a int"),
+        ([{"role": "user", "content": 1.5}], 0, "content", "not a float"),
+        ([{"role": "user", "content": True}], 0, "content", "not a bool"),
+        ([{"role": "user", "content": {"text": "hi"}}], 0, "content", "not a dict"),
+        ([{"role": "user", "content": b"hi"}], 0, "content", "not a bytes"),
+        ([{"role": "user", "content": {"hi"}}], 0, "content", "not a set"),
+        ([{"role": "user", "content": ["a", 5]}], 0, "content.1", "not a int"),
+        ([{"role": "user", "content": [None]}], 0, "content.0", "not None"),
+        ([{"role": "user", "content": [["a"]]}], 0, "content.0", "not a list"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], 0, "content.0.text", "not a int"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], 0, "content.0.text", "not None"),
+        ([USER, {"role": "assistant", "content": 5}], 1, "content", "not a int"),
+        ([USER, {"role": "assistant", "content": "", "reasoning_content": 5}], 1, "reasoning_content", "not a int"),
+        ([USER, {"role": "assistant", "content": "", "thinking": ["x"]}], 1, "thinking", "not a list"),
+        ([USER, {"role": "assistant", "content": "", "tool_calls": "f"}], 1, "tool_calls", "not a str"),
+        ([USER, {"role": "assistant", "content": "", "tool_calls": {"a": 1}}], 1, "tool_calls", "not a dict"),
+        ([USER, {"role": "assistant", "content": "", "tool_calls": 5}], 1, "tool_calls", "not a int"),
+        (calls("f"), 1, "tool_calls.0", "must be a mapping"),
+        (calls(call(), None), 1, "tool_calls.1", "must be a mapping"),
+        (calls({"function": "f"}), 1, "tool_calls.0.function", "must be a mapping"),
+        (calls({}), 1, "tool_calls.0.name", "is missing"),
+        (calls({"function": {"arguments": {}}}), 1, "tool_calls.0.function.name", "is missing"),
+        (calls(call(name=5)), 1, "tool_calls.0.function.name", "not a int"),
+        (calls(call(arguments=[1])), 1, "tool_calls.0.function.arguments", "not a list"),
+        (calls(call(arguments=5)), 1, "tool_calls.0.function.arguments", "not a int"),
+        (calls(call(), call(arguments=True)), 1, "tool_calls.1.function.arguments", "not a bool"),
+        ([USER, {"role": "user", "content": SURROGATE}], 1, "content", "surrogate"),
+        ([{"role": "user", "content": [{"type": "text", "text": SURROGATE}]}], 0, "content.0.text", "surrogate"),
+        (
+            [USER, {"role": "assistant", "content": "", "reasoning_content": SURROGATE}],
+            1,
+            "reasoning_content",
+            "surrogate",
+        ),
+        (calls(call(arguments={"k": SURROGATE})), 1, "tool_calls.0.function.arguments", "surrogate"),
+        (calls(call(arguments={SURROGATE: 1})), 1, "tool_calls.0.function.arguments", "surrogate"),
+        (calls(call(arguments=SURROGATE)), 1, "tool_calls.0.function.arguments", "surrogate"),
+        (calls(call(name=SURROGATE)), 1, "tool_calls.0.function.name", "surrogate"),
+    ],
+)
+def test_conversations_that_are_none(messages: Any, message: int | None, field: str | None, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        RENDERER.render(messages)
+    error = caught.value
+    assert (error.message, error.field) == (message, field)
+    assert said in str(error)
+    assert len(str(error)) < 500
+    if message is not None:
+        assert str(error).startswith(f"message {message}")
+
+
+@pytest.mark.parametrize(
+    ("tools", "field", "said"),
+    [
+        ("f", "tools", "not a str"),
+        ({"name": "f"}, "tools", "not a dict"),
+        (5, "tools", "not a int"),
+        (["f"], "tools.0", "must be a tool schema"),
+        ([{"name": "f"}, None], "tools.1", "must be a tool schema"),
+        ([{}], "tools.0.name", "needs a name"),
+        ([{"type": "function", "function": {}}], "tools.0.function.name", "needs a name"),
+        ([{"type": "function", "function": "f"}], "tools.0.function", "must be a mapping"),
+        ([{"type": "function", "function": None}], "tools.0.function", "must be a mapping"),
+        ([{"name": 5}], "tools.0.name", "must be a string"),
+        ([{"name": "f", "parameters": []}], "tools.0.parameters", "must be a JSON schema"),
+        ([{"name": "f", "parameters": "object"}], "tools.0.parameters", "must be a JSON schema"),
+        ([{"name": "f", "description": SURROGATE}], "tools.0.description", "surrogate"),
+        ([{"name": "f", "parameters": {SURROGATE: 1}}], f"tools.0.parameters.{SURROGATE}.<key>", "surrogate"),
+    ],
+)
+def test_tools_that_are_none(tools: Any, field: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        RENDERER.render([USER], tools=tools)
+    assert (caught.value.message, caught.value.field) == (None, field)
+
+
+def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
+    """A template compares things with ``</think>`` and with roles of its own; only the latter are roles."""
+    source = (
+        "{% for m in messages %}{% if '</think>' in m.content or m.role == 'critic' %}{% endif %}"
+        "{{ m.role }}{% endfor %}"
+    )
+    renderer = create_renderer(TOKENIZER, "default", chat_template=source)
+    assert renderer.render([{"role": "critic", "content": "x"}]).text == "critic"
+    with pytest.raises(InputError, match="no known role"):
+        renderer.render([{"role": "</think>", "content": "x"}])
+
+
+# -- deep, circular, large
+
+
+def nested(depth: int, make: Any) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = make(value)
+    return value
+
+
+def circular() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["self"] = value
+    return value
+
+
+def circular_list() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [nested(10_000, lambda v: {"k": v}), nested(10_000, lambda v: [v]), circular(), {"x": circular_list()}],
+    ids=["dicts", "lists", "circular", "circular_list"],
+)
+def test_bottomless_values(value: Any) -> None:
+    with pytest.raises(TokentraceError) as caught:
+        RENDERER.render(calls(call(arguments={"a": value})))
+    assert getattr(caught.value, "message", None) == 1
+    with pytest.raises(TokentraceError):
+        RENDERER.render([USER], tools=[{"name": "f", "parameters": {"a": value}}])
+    with pytest.raises(TokentraceError):
+        RENDERER.render([{"role": "tool", "content": {"a": value}}])
+
+
+def test_a_large_message() -> None:
+    text = "All work and no play. é日\n" * 400_000
+    rendered = RENDERER.render([{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}])
+    assert len(rendered.text) > 10_000_000
+    assert int(rendered.select(message=0, field="content").sum()) == len(text.encode())
+    assert rendered.decode(rendered.mask) == "ok<|im_end|>"
+
+
+def test_many_messages() -> None:
+    messages = [{"role": ("user", "assistant")[index % 2], "content": "x"} for index in range(20_000)]
+    rendered = RENDERER.render(messages)
+    assert int(rendered.mask.sum()) == 2 * 10_000
+    assert rendered.message_indices[-1] == 19_999
+
+
+# -- values that are not quite JSON: as in transformers
+
+
+class Colour(str, enum.Enum):  # noqa: UP042
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: Any
+
+
+class Model:
+    """As pydantic has it."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        return dict(self.values)
+
+
+VALUES = {
+    "nan": float("nan"),
+    "infinity": [float("inf"), float("-inf")],
+    "huge_int": 10**4_000,
+    "big_int": 2**200,
+    "tuple": [1, 2],
+    "ordered": OrderedDict(b=1, a=2),
+    "proxy": MappingProxyType({"k": "v"}),
+    "user_dict": UserDict({"k": [1]}),
+    "enum": Colour.RED,
+    "int_enum": Level.HIGH,
+    "dataclass": Point(1, [Point(2, None)]),
+    "pydantic": Model(a=1, b={"c": [Model(d=None)]}),
+    "numpy_int": np.int64(5),
+    "numpy_float": np.float32(0.5),
+    "numpy_bool": np.bool_(False),
+    "numpy_text": np.str_("text"),
+    "array": np.zeros(3),
+    "set": {1},
+    "object": object(),
+    "bytes": b"bytes",
+    "complex": 1j,
+    "function": len,
+    "type": int,
+    "nested": {"a": [{"b": {1, 2}}, b"x", Colour.RED]},
+    "int_keys": {2: "a", None: "b", True: "c", 1.5: "d"},
+    "empty_key": {"": ""},
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_that_are_not_quite_json(name: str) -> None:
+    messages = calls(call(arguments={"value": VALUES[name], "after": "x"}))
+    expected, _ = render_jinja_template([messages], chat_template=TEMPLATE)
+    rendered = RENDERER.render(messages)
+    assert rendered.text == expected[0]
+    assert set(rendered.fields) >= {"tool_calls.0.function.name"}
+    content = [{"role": "tool", "content": {"value": VALUES[name]}}]
+    expected, _ = render_jinja_template([content], chat_template=TEMPLATE)
+    assert RENDERER.render(content).text == expected[0]
+
+
+def test_tools_that_are_not_quite_json() -> None:
+    for name in ("enum", "tuple", "numpy_int", "ordered", "huge_int", "int_keys", "nested", "object"):
+        tools = [{"name": "f", "parameters": {"type": "object", "x": VALUES[name]}}]
+        expected, _ = render_jinja_template([[USER]], tools=tools, chat_template=TEMPLATE)
+        assert RENDERER.render([USER], tools=tools).text == expected[0], name
+
+
+def test_messages_that_are_not_quite_mappings() -> None:
+    expected = RENDERER.render([USER]).token_ids
+    for messages in ([MappingProxyType(USER)], [UserDict(USER)], (USER,), [OrderedDict(USER)], [Model(**USER)]):
+        assert RENDERER.render(messages).token_ids == expected
+    assert (
+        RENDERER.render([{"role": Colour("red").name.lower().replace("red", "user"), "content": "hi"}]).token_ids
+        == expected
+    )
+    assert RENDERER.render([{"role": np.str_("user"), "content": np.str_("hi")}]).token_ids == expected
+
+
+def test_the_input_is_left_as_it_was() -> None:
+    messages = calls(call(arguments={"a": [1, {"b": None}]}))
+    tools = [{"name": "f", "parameters": {"type": "object"}}]
+    before = json.dumps([messages, tools])
+    RENDERER.render(messages, tools=tools)
+    assert json.dumps([messages, tools]) == before
+
+
+# -- anything at all
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=3)
+    | st.just(SURROGATE),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.sampled_from(["role", "content"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+KEYS = ["role", "content", "tool_calls", "function", "name", "arguments", "type", "text", "reasoning_content", "id"]
+
+
+def shaped(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    rows = st.dictionaries(st.sampled_from(KEYS), inner, max_size=6)
+    return rows | st.lists(rows, max_size=3)
+
+
+almost = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "system", "x"]) | junk},
+    optional={
+        "content": junk | st.text(max_size=5),
+        "tool_calls": st.lists(
+            st.fixed_dictionaries({}, optional={"function": shaped(junk), "name": junk, "arguments": junk, "id": junk}),
+            max_size=2,
+        )
+        | junk,
+        "reasoning_content": junk,
+        "thinking": junk,
+        "name": junk,
+        "tool_call_id": junk,
+    },
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    messages=st.lists(almost | junk, max_size=3) | junk,
+    tools=st.none() | junk | st.lists(shaped(junk), max_size=2),
+    prompt=junk,
+)
+def test_nothing_but_our_own_errors_escapes(messages: Any, tools: Any, prompt: Any) -> None:
+    with contextlib.suppress(TokentraceError):  # most of it is refused, some is not
+        rendered = RENDERER.render(messages, tools=tools, add_generation_prompt=prompt)
+        assert len(rendered.fields) == len(rendered.ids)
+
+
+# -- renderers that cannot be made
+
+
+@pytest.mark.parametrize("setting", ["", "Literal", "none", None, 5, True])
+def test_unknown_policies(setting: Any) -> None:
+    with pytest.raises(RendererError, match="control_tokens is one of"):
+        create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, control_tokens=setting)
+
+
+@pytest.mark.parametrize("name", ["no-such-family", "", "QWEN3", None, 5])
+def test_unknown_families(name: Any) -> None:
+    with pytest.raises(RendererError):
+        create_renderer(TOKENIZER, name, chat_template=TEMPLATE)
+
+
+@pytest.mark.parametrize("trusted", ["user", 5, None, [5], [["user"]]])
+def test_who_is_trusted_is_a_set_of_roles(trusted: Any) -> None:
+    with pytest.raises(RendererError, match="trusted"):
+        create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, trusted=trusted)
+
+
+@pytest.mark.parametrize("size", [0, -1, None, "3", 1.5])
+def test_pools_have_a_size(size: Any) -> None:
+    with pytest.raises(RendererError, match="pool"):
+        create_renderer_pool(TOKENIZER, "default", size=size, chat_template=TEMPLATE)
+
+
+def test_a_pool_hands_out_what_it_has() -> None:
+    pool = create_renderer_pool(TOKENIZER, "default", size=1, chat_template=TEMPLATE)
+    with pool.checkout() as renderer:
+        assert renderer.render_ids([USER])
+        with pytest.raises(RendererError, match="no renderer came free"), pool.checkout(timeout=0.001):
+            pass
+    with pool.checkout(timeout=0.001) as again:
+        assert again is renderer
+
+
+@pytest.mark.parametrize("template", [5, [], {}, ["x"], object()])
+def test_templates_that_are_none(template: Any) -> None:
+    with pytest.raises((RendererError, TemplateError, TokenizerError)):
+        create_renderer(TOKENIZER, "default", chat_template=template)
+
+
+def test_no_template_at_all() -> None:
+    with pytest.raises(TemplateError, match=r"bytes carries no chat template; pass chat_template="):
+        create_renderer(TOKENIZER)
+    only = Tokenizer(byte_tokenizer_json([]), templates={"rag": "x"})
+    with pytest.raises(RendererError, match="no default chat template, only rag"):
+        create_renderer(only, "default").render([USER])
+
+
+def test_templates_that_refuse_or_fail() -> None:
+    refuse = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+    with pytest.raises(TemplateError, match=r"^message 1: .*no tools"):
+        create_renderer(TOKENIZER, "default", chat_template=refuse).render([USER, {"role": "tool", "content": "x"}])
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateLimitError, match="steps"):
+        create_renderer(TOKENIZER, "default", chat_template=endless).render([USER])
+    gigabytes = "{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}"
+    with pytest.raises(TemplateLimitError, match="wrote more"):
+        create_renderer(TOKENIZER, "default", chat_template=gigabytes).render([USER])
+
+
+def test_a_name_that_is_no_tokenizer() -> None:
+    with pytest.raises(TokenizerError):
+        load_tokenizer("./nowhere")

@@ -1,0 +1,185 @@
+"""Reasoning that is kept, history as it was given: for every family's template, over the whole matrix.
+
+Text is what matters here, so the tokenizers are made up on the spot: one token a byte, the template's control tokens.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.assets import family_dir
+from tests.conversations import CONVERSATIONS
+from tests.support import JINJA_FAMILIES, SPECIAL, some, tokenizer_json_for
+from tokentrace import RenderedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
+
+NEVER_SHOW = {
+    *("qwen2.5", "qwq-32b", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "deepseek-v3", "deepseek-r1"),
+    *("deepseek-v3.1", "kimi-k2", "llama-3.1", "llama-3.2", "mistral-nemo", "gemma-3"),
+}
+"""Families whose templates never show ``reasoning_content``, in any turn of any conversation."""
+
+
+@cache
+def renderer(family: str, setting: str = "") -> Renderer:
+    source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
+    settings: dict[str, Any] = {setting: True} if setting else {}
+    return create_renderer(tokenizer, "default", chat_template=source, **settings)
+
+
+def render(family: str, setting: str, messages: Any, tools: Any = None) -> RenderedTokens | None:
+    try:
+        return renderer(family, setting).render(messages, tools=tools)
+    except TokentraceError:
+        return None
+
+
+def shown(rendered: RenderedTokens, message: int, field: str = "reasoning_content") -> str:
+    spans = rendered.rendering.spans()
+    return "".join(text for text, _, origin in spans if origin == ("messages", message, field))
+
+
+def is_subsequence(short: str, long: str) -> bool:
+    characters = iter(long)
+    return all(character in characters for character in short)
+
+
+@pytest.mark.parametrize("family", JINJA_FAMILIES)
+def test_all_reasoning_is_kept_and_nothing_but_added(family: str) -> None:
+    wrong, thoughts = [], 0
+    for name, conversation in CONVERSATIONS.items():
+        plain = render(family, "", conversation.messages, conversation.tools)
+        kept = render(family, "preserve_all_thinking", conversation.messages, conversation.tools)
+        if plain is None or kept is None:
+            assert plain is kept
+            continue
+        for index, message in enumerate(conversation.messages):
+            thought = (message.get("reasoning_content") or "").strip()
+            if message["role"] == "assistant" and thought:
+                thoughts += 1
+                said_so = any(note.startswith(f"message {index}: the template shows") for note in kept.notes)
+                if (thought in shown(kept, index)) is (family in NEVER_SHOW) or said_so is not (family in NEVER_SHOW):
+                    wrong.append((name, index, kept.notes))
+        if not is_subsequence(plain.text, kept.text) or bool(kept.changes) is not (plain.text != kept.text):
+            wrong.append((name, plain.text, kept.text))
+        if [change.message for change in kept.changes] != sorted({change.message for change in kept.changes}):
+            wrong.append((name, kept.changes))
+    assert thoughts
+    assert not wrong, some(wrong)
+
+
+def test_between_tool_calls_keeps_the_exchange_under_way_only() -> None:
+    """QwQ-like: reasoning is shown in the last message only, so a tool exchange loses it."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last and "
+        "m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "reasoning_content": "first", "content": "a"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "reasoning_content": "second", "content": "b"},
+        {"role": "tool", "content": "result"},
+        {"role": "assistant", "reasoning_content": "third", "content": "c"},
+    ]
+    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
+    thoughts = {}
+    for setting in ("", "preserve_thinking_between_tool_calls", "preserve_all_thinking"):
+        settings: dict[str, Any] = {setting: True} if setting else {}
+        rendered = create_renderer(tokenizer, chat_template=source, **settings).render(messages)
+        thoughts[setting] = [shown(rendered, index) for index in (1, 3, 5)]
+    assert thoughts == {
+        "": ["", "", "third"],
+        "preserve_thinking_between_tool_calls": ["", "second", "third"],
+        "preserve_all_thinking": ["first", "second", "third"],
+    }
+
+
+def test_kept_reasoning_is_sampled() -> None:
+    conversation = CONVERSATIONS["reasoning_in_history"]
+    kept = render("qwen3", "preserve_all_thinking", conversation.messages)
+    assert kept is not None
+    assert kept.mask[kept.select(message=1, field="reasoning_content")].all()
+    assert not kept.mask[kept.select(role="user")].any()
+
+
+@pytest.mark.parametrize("family", JINJA_FAMILIES)
+def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> None:
+    wrong, proven = [], 0
+    for name, conversation in CONVERSATIONS.items():
+        whole = render(family, "use_patched", conversation.messages, conversation.tools)
+        for count in range(2, len(conversation.messages)) if whole else ():
+            part = render(family, "use_patched", conversation.messages[:count], conversation.tools)
+            if part is None or whole is None or conversation.messages[count - 1]["role"] != "assistant":
+                continue
+            if whole.text.startswith(part.text):
+                proven += 1
+            elif not any("not append-only" in note for note in whole.notes):
+                wrong.append((name, count, part.text, whole.text))
+    assert proven
+    assert not wrong, some(wrong)
+
+
+@pytest.mark.parametrize("family", JINJA_FAMILIES)
+def test_changes_are_listed_exactly_where_a_patched_turn_differs_from_the_shipped(family: str) -> None:
+    wrong = []
+    for name, conversation in CONVERSATIONS.items():
+        shipped = render(family, "", conversation.messages, conversation.tools)
+        patched = render(family, "use_patched", conversation.messages, conversation.tools)
+        if patched is None:
+            continue
+        if shipped is None:
+            if not any(note.startswith("the shipped template refuses") for note in patched.notes):
+                wrong.append((name, patched.notes))
+        elif bool(patched.changes) is not (shipped.text != patched.text):
+            wrong.append((name, shipped.text, patched.text, patched.changes))
+        elif any(change.before not in shipped.text or change.after not in patched.text for change in patched.changes):
+            wrong.append((name, patched.changes))
+    assert not wrong, some(wrong)
+
+
+def call(arguments: Any, content: str | None = "") -> list[dict[str, Any]]:
+    function = {"name": "lookup", "arguments": arguments}
+    calls = [{"id": "call00001", "type": "function", "function": function}]
+    return [{"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": calls}]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "kimi-k2.5", "llama-3.1", "gpt-oss", "deepseek-v3.1"])
+def test_arguments_given_as_json_stay_as_they_were(family: str) -> None:
+    given = '{"b":1.50,  "a" : [ true,null ]}'
+    patched = render(family, "use_patched", call(given))
+    assert patched is not None
+    assert given in patched.text
+
+
+@pytest.mark.parametrize("family", ["qwen3-coder", "nemotron-3-nano", "qwen3.5", "glm-4.5", "minimax-m2"])
+@pytest.mark.parametrize("arguments", [{"flag": True, "none": None, "n": 2}, '{"flag": true,"none":null, "n": 2}'])
+def test_booleans_and_null_are_spelled_as_in_json(family: str, arguments: Any) -> None:
+    patched = render(family, "use_patched", call(arguments))
+    assert patched is not None
+    values = [shown(patched, 1, "tool_calls")] + [
+        text for text, _, origin in patched.rendering.spans() if origin and origin[-1] in ("flag", "none", "n")
+    ]
+    assert values[1:] == ["true", "null", "2"]
+
+
+def test_values_of_tagged_arguments_keep_their_json() -> None:
+    patched = render("qwen3.5", "use_patched", call('{"list": [1,2 ,  3], "map":{"x":1}}'))
+    assert patched is not None
+    assert "\n[1,2 ,  3]\n" in patched.text
+    assert '\n{"x":1}\n' in patched.text
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm-4.5", "gemma-3", "llama-3.1", "qwen3-coder"])
+def test_white_space_that_templates_strip_is_put_back(family: str) -> None:
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "\n\n  answer \n"},
+        {"role": "user", "content": "r"},
+    ]
+    patched = render(family, "use_patched", messages)
+    assert patched is not None
+    assert shown(patched, 1, "content") == "\n\n  answer \n"

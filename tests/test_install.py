@@ -1,0 +1,147 @@
+"""The package installs with what it declares, and needs no more."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "src" / "tokentrace").rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+HEAVY = {"transformers", "torch", "huggingface_hub", "datasets", "pandas", "requests", "httpx", "openai_harmony"}
+
+
+def distributions(rows: list[str]) -> set[str]:
+    """The import names of requirements; theirs are their names."""
+    return {re.split(r"[\[<>=!~ ;]", row)[0].replace("-", "_").lower() for row in rows}
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """The top-level packages a module imports, each with whether it does so when it is itself imported."""
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, at_import: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            inside = at_import and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            if isinstance(child, ast.Import):
+                found.extend((alias.name.partition(".")[0], at_import) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and not child.level and child.module:
+                found.append((child.module.partition(".")[0], at_import))
+            visit(child, inside and not typing_only)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_every_import_is_declared(path: Path) -> None:
+    required = distributions(PROJECT["dependencies"])
+    optional = {name for rows in PROJECT["optional-dependencies"].values() for name in distributions(rows)}
+    for name, at_import in imports(path):
+        if name in sys.stdlib_module_names or name == "tokentrace":
+            continue
+        assert name in required | optional, f"{name} is not declared"
+        assert name in required or not at_import, f"{name} is optional: import it where it is used"
+
+
+def test_every_dependency_is_imported() -> None:
+    used = {name for path in SOURCES for name, _ in imports(path)}
+    optional = {name for rows in PROJECT["optional-dependencies"].values() for name in distributions(rows)}
+    assert distributions(PROJECT["dependencies"]) <= used
+    assert optional - used <= {"transformers"}, "declared for its users, who hand us its tokenizers"
+
+
+def loaded_by(statement: str, python: str = sys.executable) -> set[str]:
+    code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "statement", ["import tokentrace", "import tokentrace.cli", "from tokentrace import create_renderer"]
+)
+def test_importing_is_light(statement: str) -> None:
+    modules = loaded_by(statement)
+    assert not {name.partition(".")[0] for name in modules} & HEAVY
+    assert not {"tokenizers", "fastokens"} & {name.partition(".")[0] for name in modules}, "loaded where they are used"
+    own = loaded_by("import numpy, jinja2.sandbox, jinja2.ext, click, rich.console, rich.text, rich.table")
+    extra = {name for name in modules - own if not name.startswith("tokentrace")}
+    assert len(extra) < 200, sorted(extra)
+
+
+# -- clean environments; they need a package index
+
+
+def run(*command: str, **options: Any) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, **options)
+    assert done.returncode == 0, (command, done.stdout[-2_000:], done.stderr[-2_000:])
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(ROOT))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def environment(folder: Path, requirement: str) -> str:
+    venv.create(folder, with_pip=True)
+    python = str(folder / ("Scripts" if sys.platform == "win32" else "bin") / "python")
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement)
+    return python
+
+
+USE = """
+import tokentrace, tokenizers
+from tokenizers import models, pre_tokenizers
+alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+made = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+renderer = tokentrace.create_renderer(made, "default", chat_template="{{ messages[0].content }}")
+assert len(renderer.render_ids([{"role": "user", "content": "hi"}])) == 2
+"""
+
+
+@pytest.mark.xdist_group("install")
+def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "base", str(wheel))
+    run(python, "-c", USE, cwd=tmp_path)
+    assert "Usage" in run(str(Path(python).with_name("tokentrace")), "--help", cwd=tmp_path)
+    installed = {row["name"].lower() for row in json.loads(run(python, "-m", "pip", "list", "--format", "json"))}
+    assert not installed & {"transformers", "torch", "datasets", "pytest", "hypothesis"}
+    files = run(
+        python, "-c", "import tokentrace, pathlib; print(pathlib.Path(tokentrace.__file__).parent / 'py.typed')"
+    )
+    assert Path(files.strip()).is_file(), "typed packages say so"
+    message = run(
+        python,
+        "-c",
+        "import tokentrace\ntry: tokentrace.load_tokenizer('a/b')\nexcept tokentrace.TokenizerError as e: print(e)",
+    )
+    assert "tokentrace[hub]" in message or "could not be fetched" in message
+
+
+@pytest.mark.xdist_group("install")
+@pytest.mark.parametrize(
+    ("extra", "statement"),
+    [
+        ("hub", "import huggingface_hub; huggingface_hub.snapshot_download"),
+        ("transformers", "from transformers import PreTrainedTokenizerFast"),
+    ],
+)
+def test_each_extra_installs_on_its_own(extra: str, statement: str, wheel: Path, tmp_path: Path) -> None:
+    assert set(PROJECT["optional-dependencies"]) == {"hub", "transformers"}, "a new extra needs a row here"
+    python = environment(tmp_path / extra, f"{wheel}[{extra}]")
+    run(python, "-c", f"{statement}\n{USE}", cwd=tmp_path)

@@ -1,0 +1,335 @@
+"""The laws of rendering, for every family and for text made to break them.
+
+- No control token comes from a field of an untrusted role; with nobody trusted, none from any field.
+- The control tokens of a conversation are those of its scaffold, whatever its fields say.
+- Ids, messages, fields and mask have one entry per token; only assistants sample.
+- The ids spell the rendered text.
+- Every word of a field that reaches the output is credited to that field, and what is credited to a field is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.assets import FAMILIES, family_dir
+from tests.support import load_family
+from tokentrace import InputError, RenderedTokens, Renderer, TemplateError, create_renderer
+from tokentrace.template import KEY
+
+PYTHON_FORMATS = {"deepseek-v3.2": "deepseek_v3.2", "deepseek-v4": "deepseek_v4"}
+SHORT = -(-1_000 // len(FAMILIES))
+LONG = -(-100_000 // len(FAMILIES))
+
+
+@cache
+def renderer(family: str, trusted: str = "default") -> Renderer:
+    """The family's renderer; `trusted` is ``"default"`` or a comma-separated set of roles."""
+    setting = {} if trusted == "default" else {"trusted": frozenset(filter(None, trusted.split(",")))}
+    return create_renderer(load_family(family), PYTHON_FORMATS.get(family, "default"), **setting)
+
+
+@cache
+def control_texts(family: str) -> list[str]:
+    """The control tokens of a vocabulary that say something, without the many reserved ones."""
+    texts = sorted(load_family(family).vocabulary.control, key=lambda text: (len(text), text))
+    telling = [text for text in texts if not any(char.isdigit() for char in text)]
+    return telling[:60] or texts[:60]
+
+
+# -- conversations
+
+
+def hostile(family: str) -> st.SearchStrategy[str]:
+    """Text rich in what the family takes for control tokens, in pieces of it, and in awkward Unicode."""
+    controls = control_texts(family)
+    pieces = sorted({text[:cut] for text in controls for cut in (2, len(text) // 2)} | {text[2:] for text in controls})
+    awkward = [
+        *("<think>", "</think>", "<tool_call>", "\n\n", "\n", " ", "  ", "e\u0301", "\u1112\u1161\u11ab", "日本", "🙂")
+    ]
+    awkward += [
+        "ſ",
+        "'ſ",
+        "\u200d",
+        "\ufeff",
+        "\0",
+        "▁",
+        "|",
+        "<",
+        ">",
+        '"',
+        "\\",
+        "{{ x }}",
+        "</tool_response>",
+        "user",
+    ]
+    part = st.sampled_from(controls) | st.sampled_from([p for p in pieces if p]) | st.sampled_from(awkward)
+    return st.lists(part | st.text(max_size=4).filter(encodable), max_size=5).map("".join)
+
+
+def encodable(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+@st.composite
+def conversations(draw: st.DrawFn, family: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, bool]:
+    text = hostile(family)
+    messages: list[dict[str, Any]] = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": draw(text)})
+    tools = None
+    with_tools = draw(st.booleans())
+    if with_tools:
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": "look_up",
+                    "description": draw(text),
+                    "parameters": {
+                        "type": "object",
+                        "properties": {draw(text): {"type": "string", "description": draw(text)}},
+                    },
+                },
+            }
+        ]
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append({"role": "user", "content": draw(text)})
+        assistant: dict[str, Any] = {"role": "assistant", "content": draw(text)}
+        if draw(st.booleans()):
+            assistant["reasoning_content"] = draw(text)
+        if with_tools and draw(st.booleans()):
+            arguments = {draw(text): draw(text), "n": draw(st.integers(-5, 5)), "deep": {"k": [draw(text), None]}}
+            name = draw(st.just("look_up") | text)
+            call = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}
+            messages += [
+                assistant | {"tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call00001", "content": draw(text)},
+            ]
+            assistant = {"role": "assistant", "content": draw(text)}
+        if draw(st.booleans()):
+            messages.append(assistant)
+    return messages, tools, draw(st.booleans())
+
+
+def tame(value: Any, number: list[int]) -> Any:
+    """The same conversation, all that anybody could have written replaced by harmless words."""
+    if isinstance(value, str):
+        number[0] += 1
+        return f"word{number[0]}" if value.strip() else value
+    if isinstance(value, dict):
+        kept = ("role", "type", "id", "tool_call_id")
+        known = ("type", "function", "name", "description", "parameters", "properties", "arguments", "content")
+        known += ("role", "id", "tool_call_id", "tool_calls", "reasoning_content", "n", "deep", "k")
+        return {
+            key if key in known else tame(key, number): item if key in kept else tame(item, number)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [tame(item, number) for item in value]
+    return value
+
+
+def attempt(made: Renderer, messages: Any, tools: Any, prompt: bool) -> RenderedTokens | None:
+    """The rendering, or None where the template has its reasons to refuse."""
+    try:
+        return made.render(messages, tools=tools, add_generation_prompt=prompt)
+    except (TemplateError, InputError):
+        return None
+
+
+def source_of(origin: Any, messages: Any, tools: Any) -> Any:
+    """The value of the field an origin names."""
+    value: Any = {"messages": messages, "tools": tools}
+    for key in origin:
+        if key == KEY:
+            return origin[-2]
+        value = value[key]
+    return value
+
+
+def forms(value: Any) -> list[str]:
+    """How a value can show up in a rendering."""
+    if isinstance(value, str):
+        return [value, *(json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (True, False))]
+    return [
+        str(value),
+        *(json.dumps(value, ensure_ascii=ascii, indent=n) for ascii in (True, False) for n in (None, 2, 4)),
+    ]
+
+
+def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
+    untrusted = {"user", "tool"}
+    rendered = attempt(renderer(family), messages, tools, prompt)
+    if rendered is not None:
+        for origin, control in zip(rendered.origins, rendered.control.tolist(), strict=True):
+            if control and origin is not None:
+                assert origin[0] in ("messages", "tools"), origin
+                assert origin[0] == "tools" or messages[origin[1]]["role"] not in untrusted, origin
+        check_shape(family, rendered, messages)
+    nobody = attempt(renderer(family, ""), messages, tools, prompt)
+    if nobody is None:
+        assert rendered is None
+        return
+    assert rendered is not None
+    assert nobody.text == rendered.text
+    check_shape(family, nobody, messages)
+    assert not [origin for origin, control in zip(nobody.origins, nobody.control, strict=True) if control and origin]
+    number = [0]
+    harmless = attempt(renderer(family, ""), tame(messages, number), tame(tools, number), prompt)
+    if harmless is None or scaffold(harmless) != scaffold(nobody):  # the template looked at what the fields say
+        return
+    assert Counter(harmless.ids[harmless.control].tolist()) == Counter(nobody.ids[nobody.control].tolist())
+
+
+def scaffold(rendered: RenderedTokens) -> list[str]:
+    return [text for text, _, origin in rendered.rendering.spans() if origin is None]
+
+
+def check_shape(family: str, rendered: RenderedTokens, messages: Any) -> None:
+    count = len(rendered.ids)
+    for entries in (rendered.token_ids, rendered.message_indices, rendered.sampled, rendered.fields, rendered.origins):
+        assert len(entries) == count
+    assert len(rendered.control) == len(rendered.messages) == len(rendered.mask) == count
+    vocabulary = load_family(family).vocabulary
+    expected = unicodedata.normalize("NFC", rendered.text) if vocabulary.nfc else rendered.text
+    assert rendered.decode() == expected or ("▁" in rendered.text and vocabulary.spaced)
+    for at in rendered.mask.nonzero()[0].tolist():
+        assert messages[rendered.message_indices[at]]["role"] == "assistant"
+
+
+def check_credit(messages: Any, tools: Any, rendered: RenderedTokens) -> None:
+    """What is credited to a field stands in it."""
+    for text, _, origin in rendered.rendering.spans():
+        if origin is None or origin[0] not in ("messages", "tools"):
+            continue
+        if len(origin) > 2 and origin[2] == "reasoning_content" and text == "None":
+            continue
+        value = source_of(origin, messages, tools)
+        if isinstance(value, (dict, list)) and origin[-1] != "arguments":  # punctuation, around fields of their own
+            assert not set(text) - set('{}[],: \n"'), (text, origin)
+            continue
+        assert any(text in form or text.strip('"') in form for form in forms(value)), (text, origin)
+
+
+def law(family: str) -> Any:
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        messages, tools, prompt = data.draw(conversations(family))
+        check_forgery(family, messages, tools, prompt)
+        rendered = attempt(renderer(family), messages, tools, prompt)
+        if rendered is not None:
+            check_credit(messages, tools, rendered)
+
+    return check
+
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def test_laws(any_family: str) -> None:
+    settings(max_examples=SHORT, **QUIET)(law(any_family))()  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_laws_at_length(any_family: str) -> None:
+    examples = int(os.environ.get("TOKENTRACE_EXAMPLES", LONG))
+    settings(max_examples=examples, **QUIET)(law(any_family))()  # type: ignore[arg-type]
+
+
+# -- every word of a field is credited to it
+
+WORDS = {
+    ("messages", 0, "content"): "alpha\ue000bravo",
+    ("messages", 1, "content"): "charlie delta",
+    ("messages", 2, "reasoning_content"): "echo foxtrot",
+    ("messages", 2, "content"): "golf\nhotel",
+    ("messages", 2, "tool_calls", 0, "function", "name"): "india",
+    ("messages", 2, "tool_calls", 0, "function", "arguments"): "juliett kilo",
+    ("messages", 3, "content"): "lima mike",
+    ("messages", 4, "content"): "november oscar",
+    ("tools", 0, "function", "name"): "papa",
+    ("tools", 0, "function", "description"): "quebec romeo",
+    ("tools", 0, "function", "parameters", "properties", "sierra", KEY): "sierra",
+}
+"""A word or two for every field, none of which any template has."""
+
+
+def marked() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    word = {origin[2:] if origin[0] == "tools" else origin[1:]: text for origin, text in WORDS.items()}
+    call = {"name": "india", "arguments": {"tango": "juliett kilo"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": word[0, "content"]},
+        {"role": "user", "content": word[1, "content"]},
+        {
+            "role": "assistant",
+            "content": word[2, "content"],
+            "reasoning_content": word[2, "reasoning_content"],
+            "tool_calls": [{"id": "call00001", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": "call00001", "content": word[3, "content"]},
+        {"role": "assistant", "content": word[4, "content"]},
+    ]
+    function = {
+        "name": "papa",
+        "description": word["function", "description"],
+        "parameters": {"type": "object", "properties": {"sierra": {"type": "string", "description": "x"}}},
+    }
+    return messages, [{"type": "function", "function": function}]
+
+
+def test_every_word_is_credited_to_its_field(any_family: str) -> None:
+    family = any_family
+    messages, tools = marked()
+    rendered = attempt(renderer(family), messages, tools, False)
+    if rendered is None:  # templates without tools, or without a system message
+        messages = [
+            {key: value for key, value in row.items() if key != "tool_calls"}
+            for row in messages
+            if row["role"] != "tool"
+        ]
+        rendered = attempt(renderer(family), messages, None, False)
+    if rendered is None:
+        messages = messages[1:3]
+        rendered = attempt(renderer(family), messages, None, False)
+    assert rendered is not None
+    checked = 0
+    for origin, text in WORDS.items():
+        for word in text.split():
+            for at in occurrences(rendered.text, word):
+                first, stop = rendered._encoded.tokens_touching(at + 1, at + len(word) - 1)
+                begins = rendered._encoded.unit(at)
+                for token in range(first, stop):
+                    if rendered._encoded.starts[token] < begins:  # it begins in the scaffold: ``: lima``
+                        continue
+                    credited = rendered.origins[token]
+                    assert credited is not None, (family, word, rendered.tokens()[token])
+                    assert credited[0] == origin[0], (family, word, credited)
+                    if "sierra" in credited:
+                        assert credited[-2:] == ("sierra", KEY) or credited[-1] in ("properties", "parameters")
+                    elif origin[0] == "messages" and len(messages) == 5:
+                        assert credited[: min(len(credited), len(origin))] == origin[: len(credited)], (
+                            family,
+                            word,
+                            credited,
+                        )
+                    checked += 1
+    assert checked >= 3
+
+
+def occurrences(text: str, word: str) -> list[int]:
+    return [at for at in range(len(text)) if text.startswith(word, at)]
+
+
+def test_python_formats_are_among_the_families() -> None:
+    assert set(PYTHON_FORMATS) <= set(FAMILIES)
+    assert all(FAMILIES[name].template is None for name in PYTHON_FORMATS)
+    assert all((family_dir(name) / "tokenizer.json").is_file() for name in PYTHON_FORMATS)

@@ -1,0 +1,331 @@
+"""The loss mask: a token is sampled iff it lies after its turn's generation prompt, up to its stop token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.assets import FAMILIES
+from tests.conversations import CONVERSATIONS, HI, Conversation
+from tests.support import (
+    PYTHON_FORMATS,
+    SPECIAL,
+    load_family,
+    make_renderer,
+    rendered,
+    some,
+    templates_of_trl,
+    tokenizer_json_for,
+)
+from tokentrace import RenderedTokens, Renderer, Tokenizer, create_renderer
+
+# -- held against the generation tags of TRL's training templates
+
+SEPARATOR = "the tags cover the newline after the stop token, which the template writes and nobody samples"
+PROMPT = "the tags cover (part of) the generation prompt, which is given to the model"
+HEAD = "the tags cover the head of a system turn, which no model samples to end its own"
+END_OF_TEXT = "the tags cover what the template writes after the last stop token, at the end of all"
+RESULT_HEAD = "the tags leave out the head of the tool's turn, at which the model stops after a call"
+
+EXCEPTIONS: dict[str, set[str]] = {
+    "deepseek_r1_distill": {PROMPT},
+    "deepseekv3": {PROMPT},
+    "diffusion_gemma": {SEPARATOR, RESULT_HEAD},
+    "gemma": {SEPARATOR},
+    "gemma3": {SEPARATOR},
+    "glm4moe": {HEAD},
+    "gptoss": {PROMPT},
+    "idefics3": {SEPARATOR},
+    "lfm2": {SEPARATOR},
+    "lfm2_v2": {SEPARATOR},
+    "muse_glimmer": {PROMPT},
+    "nemotron_3_5_lightning": {SEPARATOR, PROMPT},
+    "nemotron_3_nano": {SEPARATOR, PROMPT},
+    "nemotron_3_super": {SEPARATOR, PROMPT},
+    "nemotron_3_ultra": {SEPARATOR, PROMPT},
+    "phi3": {SEPARATOR, END_OF_TEXT},
+    "phi3_5": {SEPARATOR, END_OF_TEXT},
+    "qwen2_5": {SEPARATOR, PROMPT},
+    "qwen2_5_vl": {SEPARATOR},
+    "qwen3": {SEPARATOR},
+    "qwen3_5_nothink": {SEPARATOR, PROMPT},
+    "qwen3_5_think": {SEPARATOR, PROMPT},
+    "qwen3_6": {SEPARATOR, PROMPT},
+    "qwen3_8": {SEPARATOR, PROMPT},
+    "qwen3_instruct_2507": {SEPARATOR},
+    "qwen3_vl": {SEPARATOR},
+    "smolvlm": {SEPARATOR},
+}
+"""How the tags of a training template differ from what is sampled. Templates not named here agree everywhere."""
+
+TRAINING = sorted(name.removesuffix("_training") for name in templates_of_trl() if name.endswith("_training"))
+TAGGED = sorted(name for name, source in templates_of_trl().items() if "generation %}" in source.replace("-%}", "%}"))
+
+
+@cache
+def trl_renderer(name: str) -> tuple[Any, Renderer]:
+    """A made-up tokenizer for a template and its training twin, as the oracle has it, and a renderer with both."""
+    import tokenizers
+
+    templates = templates_of_trl()
+    made_up = tokenizer_json_for(*(templates[key] for key in (name, f"{name}_training") if key in templates))
+    tokenizer = Tokenizer(made_up, variables=SPECIAL, fast=False)
+    renderer = create_renderer(tokenizer, "default", chat_template=templates[name], control_tokens="hf_compat")
+    return tokenizers.Tokenizer.from_str(made_up), renderer
+
+
+def tagged(tokenizer: Any, source: str, conversation: Conversation) -> tuple[str, list[bool]] | None:
+    """Text and tagged tokens by transformers; None where the template refuses."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        texts, ranges = render_jinja_template(
+            conversations=[conversation.messages],
+            tools=conversation.tools,
+            chat_template=source,
+            return_assistant_tokens_mask=True,
+            **SPECIAL,
+        )
+    except Exception:
+        return None
+    offsets = tokenizer.encode(texts[0], add_special_tokens=False).offsets
+    inside = np.zeros(len(texts[0]) + 1, np.int64)
+    for start, end in ranges[0]:
+        inside[start + 1 : end + 1] = 1
+    covered = np.cumsum(inside)[np.asarray(offsets, np.int64).reshape(-1, 2)]
+    return texts[0], (covered[:, 1] > covered[:, 0]).tolist()
+
+
+def runs(ours: Sequence[bool], theirs: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Half-open ranges in which two masks differ in the same way."""
+    start = 0
+    for at in range(1, len(ours) + 1):
+        if at == len(ours) or (ours[at], theirs[at]) != (ours[start], theirs[start]):
+            if ours[start] != theirs[start]:
+                yield start, at
+            start = at
+
+
+def kind_of(tokens: RenderedTokens, renderer: Renderer, conversation: Conversation, start: int, stop: int) -> str:
+    """Which of the kinds above a difference is, by where it stands; else the text itself."""
+    text = tokens.decode(slice(start, stop))
+    ended = {turn.stop: turn for turn in tokens.turns}
+    begun = {turn.start: turn for turn in tokens.turns}
+    if tokens.sampled[start]:
+        if stop in ended and stop - start == 1 and text == "<|tool_response>":
+            return RESULT_HEAD
+    elif start in ended and text == "\n":
+        return SEPARATOR
+    elif start in ended and ended[start].stop_token is None and text == "<|system|>":
+        return HEAD
+    elif start in ended and stop == len(tokens) and text == "\n</s>":
+        return END_OF_TEXT
+    elif stop in begun and text in prompt_of(renderer, conversation, begun[stop].message):
+        return PROMPT
+    return repr(text)
+
+
+def prompt_of(renderer: Renderer, conversation: Conversation, message: int) -> str:
+    """The last 60 characters of the prompt to which a message answers: a generation prompt is shorter."""
+    before = Conversation(conversation.messages[:message] or [HI], conversation.tools)
+    return str(rendered(renderer, before, prompt=True).text[-60:])
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_sampled_is_what_training_templates_tag(name: str) -> None:
+    tokenizer, renderer = trl_renderer(name)
+    source = templates_of_trl()[f"{name}_training"]
+    found: dict[str, str] = {}
+    compared = sampled = 0
+    for key, conversation in CONVERSATIONS.items():
+        tokens = rendered(renderer, conversation)
+        theirs = tagged(tokenizer, source, conversation)
+        if not isinstance(tokens, RenderedTokens) or theirs is None or tokens.text != theirs[0]:
+            continue
+        compared += 1
+        sampled += any(tokens.sampled)
+        for start, stop in runs(tokens.sampled, theirs[1]):
+            found.setdefault(kind_of(tokens, renderer, conversation, start, stop), key)
+    assert set(found) == EXCEPTIONS.get(name, set()), found
+    assert compared > 5
+    assert sampled > 3 or name == "llava_next"
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_notes_say_where_generation_tags_disagree(name: str) -> None:
+    tokenizer, renderer = trl_renderer(name)
+    failures = []
+    seen = set()
+    for key, conversation in CONVERSATIONS.items():
+        tokens = rendered(renderer, conversation)
+        theirs = tagged(tokenizer, templates_of_trl()[name], conversation)
+        if not isinstance(tokens, RenderedTokens) or theirs is None:
+            continue
+        noted = any("generation tags disagree" in note for note in tokens.notes)
+        differs = tokens.sampled != theirs[1]
+        seen.add(differs)
+        if noted != differs:
+            failures.append(f"{key}: differs {differs}, notes {tokens.notes}")
+    assert not failures, some(failures)
+    assert False in seen
+
+
+def test_templates_that_tag_generation_are_found() -> None:
+    assert {"lfm2_2_5", "qwen3_training"} < set(TAGGED)
+
+
+# -- held against prompts
+
+
+def test_turn_is_sampled_from_the_end_of_its_prompt(any_family: str) -> None:
+    """Where the prompt to a turn is a prefix of the whole, id for id, sampling begins exactly at its length."""
+    renderer = make_renderer(any_family)
+    failures: list[str] = []
+    checked = 0
+    for key, conversation in CONVERSATIONS.items():
+        tokens = rendered(renderer, conversation)
+        if not isinstance(tokens, RenderedTokens):
+            continue
+        first = {turn.message: turn for turn in reversed(tokens.turns)}
+        for message, turn in first.items():
+            if not message:
+                continue
+            before = Conversation(conversation.messages[:message], conversation.tools)
+            prompt = rendered(renderer, before, prompt=True)
+            if not isinstance(prompt, RenderedTokens) or tokens.token_ids[: len(prompt)] != prompt.token_ids:
+                continue
+            checked += 1
+            if turn.start != len(prompt):
+                shown = tokens.decode(slice(max(0, len(prompt) - 20), turn.stop))
+                failures.append(f"{key}, message {message}: from {turn.start}, not {len(prompt)}: {shown!r}")
+    assert not failures, some(failures)
+    assert checked > 0
+
+
+def test_mask_does_not_depend_on_what_was_rendered_before(any_family: str) -> None:
+    """Renderers remember prompts that they have seen; a new one has to come to the same mask."""
+    used = make_renderer(any_family)
+    tokenizer = load_family(any_family)
+    for conversation in CONVERSATIONS.values():
+        rendered(used, conversation)
+    failures = []
+    for key, conversation in CONVERSATIONS.items():
+        again = rendered(used, conversation)
+        if isinstance(again, RenderedTokens):
+            fresh = create_renderer(tokenizer, "default", chat_template=PYTHON_FORMATS.get(any_family))
+            if rendered(fresh, conversation).sampled != again.sampled:
+                failures.append(key)
+    assert not failures, some(failures)
+
+
+# -- stop tokens
+
+STOPS: dict[str, set[str]] = {
+    "qwen": {"<|im_end|>"},
+    "qwq": {"<|im_end|>"},
+    "glm": {"<|user|>", "<|observation|>"},
+    "minimax": {"[e~["},
+    "deepseek": {"<｜end▁of▁sentence｜>"},
+    "kimi": {"<|im_end|>"},
+    "llama": {"<|eot_id|>"},
+    "gpt-oss": {"<|return|>", "<|call|>"},
+    "mistral": {"</s>"},
+    "nemotron": {"<|im_end|>"},
+    "gemma": {"<end_of_turn>"},
+}
+"""What models are publicly known to end their turns with, by how their family's name begins."""
+
+NEVER_STOPS = {"<|end|>", "<|im_start|>", "<|assistant|>", "</think>", "<tool_call>", "</tool_call>"}
+"""Tokens that stand inside of turns, or begin the model's own: generation must not stop there."""
+
+
+def known_stops(family: str) -> set[str]:
+    return next(stops for name, stops in STOPS.items() if family.startswith(name))
+
+
+def test_stop_tokens_are_the_known_ones(any_family: str) -> None:
+    tokenizer = load_family(any_family)
+    named = {tokenizer.variables.get("eos_token")}
+    stops = {tokenizer.decode([stop]) for stop in make_renderer(any_family).get_stop_token_ids()}
+    assert known_stops(any_family) <= stops
+    assert stops <= known_stops(any_family) | named
+    assert not stops & NEVER_STOPS
+
+
+GLM_UNSTOPPED = {(None, "<|system|>"), (None, "<|assistant|>")}
+"""Nothing stands between an assistant's turn and a system's or another assistant's that follows it."""
+
+UNSTOPPED: dict[str, set[tuple[str | None, str]]] = {
+    **{name: GLM_UNSTOPPED for name in FAMILIES if name.startswith("glm")},
+    # the template leaves a single call without content open
+    "deepseek-v3": {(None, "<｜tool▁outputs▁begin｜>")},
+    # the template writes <|end|> in place of the <|return|> of a turn that is past
+    "gpt-oss": {("<|end|>", "<|start|>")},
+}
+"""How turns end other than with a stop token, and what follows."""
+
+
+def test_every_turn_ends_with_its_stop_token(any_family: str) -> None:
+    """All but the last, which some templates leave open, and what is listed above."""
+    renderer = make_renderer(any_family)
+    tokenizer = load_family(any_family)
+    stops = set(renderer.get_stop_token_ids())
+    failures: list[str] = []
+    seen: set[str] = set()
+    for key, conversation in CONVERSATIONS.items():
+        tokens = rendered(renderer, conversation)
+        for turn in tokens.turns if isinstance(tokens, RenderedTokens) else ():
+            if turn.stop_token is not None:
+                assert tokens.token_ids[turn.stop - 1] == turn.stop_token
+                seen.add(tokenizer.decode([turn.stop_token]))
+            if turn.stop_token in stops or (turn.stop_token is None and turn.stop == len(tokens)):
+                continue
+            following = tokenizer.decode(tokens.token_ids[turn.stop : turn.stop + 1])
+            ending = None if turn.stop_token is None else tokenizer.decode([turn.stop_token])
+            if (ending, following) not in UNSTOPPED.get(any_family, set()):
+                failures.append(f"{key}, message {turn.message}: ends with {ending!r} before {following!r}")
+    assert not failures, some(failures)
+    assert seen - {"<|end|>"} == known_stops(any_family)
+
+
+def test_sampled_tokens_belong_to_assistants(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    for key, conversation in CONVERSATIONS.items():
+        tokens = rendered(renderer, conversation)
+        if isinstance(tokens, RenderedTokens):
+            roles = {tokens.role(message) for message in set(tokens.messages[tokens.mask].tolist())}
+            assert roles <= {"assistant"}, key
+
+
+def test_header_of_a_turn_is_never_sampled(any_family: str) -> None:
+    """The first control token after a user's turn. gpt-oss alone samples it: between its reasoning and its answer."""
+    renderer = make_renderer(any_family)
+    prompt = renderer.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    stops = renderer.get_stop_token_ids()
+    content = int(prompt.select(field="content").nonzero()[0][-1])
+    control = [int(prompt.ids[at]) for at in range(content + 1, len(prompt)) if prompt.control[at]]
+    header = next(token for token in control if token not in stops)
+    where: set[bool] = set()
+    for conversation in CONVERSATIONS.values():
+        tokens = rendered(renderer, conversation)
+        for turn in tokens.turns if isinstance(tokens, RenderedTokens) else ():
+            sampled = tokens.token_ids[turn.start : turn.stop]
+            assert sampled[:1] != [header]
+            where.add(header in sampled)
+    assert (True in where) == (any_family == "gpt-oss")
+
+
+def test_generation_prompt_is_not_sampled(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    checked = 0
+    for conversation in CONVERSATIONS.values():
+        shown: Any = rendered(renderer, conversation, prompt=True)
+        if isinstance(shown, RenderedTokens) and conversation.messages[-1]["role"] in ("user", "tool"):
+            checked += 1
+            assert not shown.sampled[-1]
+            assert not any(turn.stop == len(shown) for turn in shown.turns)
+    assert checked > 20

@@ -1,0 +1,231 @@
+"""Parity: the ids are those of transformers' `apply_chat_template`, or both refuse."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.assets import FAMILIES
+from tests.conversations import (
+    SIMPLE,
+    Conversation,
+    assistant,
+    call,
+    result,
+    system,
+    user,
+)
+from tests.oracle import Refusal, hf_ids, hf_tokenizer
+from tests.support import (
+    SPECIAL,
+    Case,
+    load_family,
+    make_renderer,
+    matrix,
+    rendered,
+    some,
+    templates_of_trl,
+    variable_choices,
+)
+from tokentrace import ChatTemplate, RenderedTokens, Renderer, TokentraceError
+from tokentrace.messages import check_messages, check_tools
+from tokentrace.template import wrap_tools, wrap_variables
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _forget_oracles() -> Iterator[None]:
+    """One oracle at a time: each holds a whole vocabulary."""
+    yield
+    hf_tokenizer.cache_clear()
+
+
+def spells_control(conversation: Conversation, controls: list[str]) -> bool:
+    """Whether what a user or a tool says holds the text of an added token."""
+    said = [str(message) for message in conversation.messages if message["role"] in ("user", "tool")]
+    return any(control in text for text in said for control in controls)
+
+
+def difference(family: str, case: Case, renderers: list[Renderer], variables: dict[str, Any]) -> str | None:
+    """How the ids of the renderers and those of transformers differ, if they do."""
+    conversation = case.conversation
+    theirs = hf_ids(family, conversation.messages, conversation.tools, case.prompt, **variables)
+    for renderer in renderers:
+        ours = case.render(renderer)
+        if isinstance(theirs, Refusal) or not isinstance(ours, RenderedTokens):
+            if isinstance(theirs, Refusal) and isinstance(ours, TokentraceError):
+                continue
+            return f"only one refuses: {ours!r}, {theirs!r}"
+        if ours.token_ids != theirs:
+            decode = load_family(family).decode
+            return f"{decode(ours.token_ids)!r} is not {decode(theirs)!r} ({renderer.control_tokens})"
+    return None
+
+
+def test_ids_are_those_of_transformers(family: str) -> None:
+    added = [str(token) for token in hf_tokenizer(family).added_tokens_decoder.values()]
+    literal = make_renderer(family)
+    failures: list[str] = []
+    for variables in variable_choices(family):
+        compatible = make_renderer(family, control_tokens="hf_compat", **variables)
+        for case in matrix():
+            renderers = [compatible]
+            if not variables and not spells_control(case.conversation, added):
+                renderers.append(literal)
+            problem = difference(family, case, renderers, variables)
+            if problem:  # once more, should the date that a template prints have changed between the two
+                problem = difference(family, case, renderers, variables)
+            if problem:
+                failures.append(f"{case.name}, prompt {case.prompt}, {variables}: {problem}")
+    assert not failures, some(failures)
+
+
+def test_most_of_the_matrix_is_shown(family: str) -> None:
+    """Agreeing to refuse is not enough: every family shows many conversations, with and without control text."""
+    added = [str(token) for token in hf_tokenizer(family).added_tokens_decoder.values()]
+    renderer = make_renderer(family)
+    shown = [case for case in matrix() if isinstance(case.render(renderer), RenderedTokens)]
+    assert len(shown) > 100
+    assert sum(not spells_control(case.conversation, added) for case in shown) > 100
+
+
+# -- templates of the pinned TRL release, as text
+
+VARIABLES: list[dict[str, Any]] = [
+    {},
+    {"enable_thinking": False},
+    {"enable_thinking": True, "reasoning_effort": "high"},
+]
+
+
+def plain_text(source: str, case: Case, tools: Any, variables: dict[str, Any]) -> str | Refusal:
+    """What transformers' own Jinja environment renders."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        texts, _ = render_jinja_template(
+            conversations=[copy.deepcopy(case.conversation.messages)],
+            tools=copy.deepcopy(tools),
+            chat_template=source,
+            add_generation_prompt=case.prompt,
+            **SPECIAL,
+            **variables,
+        )
+    except Exception as error:
+        return Refusal(type(error).__name__, str(error))
+    return str(texts[0])
+
+
+def traced_text(template: ChatTemplate, case: Case, tools: Any, variables: dict[str, Any]) -> str | TokentraceError:
+    """What the same template renders with traced values."""
+    try:
+        messages = check_messages(case.conversation.messages, more_roles=template.constants)
+        checked = check_tools(tools)
+        rendering = template.render(
+            messages,
+            None if checked is None else wrap_tools(checked),
+            add_generation_prompt=case.prompt,
+            variables=wrap_variables({**SPECIAL, **variables}),
+        )
+    except TokentraceError as error:
+        return error
+    assert "".join(text for text, _, _ in rendering.spans()) == rendering.text
+    return rendering.text
+
+
+@pytest.mark.parametrize("name", sorted(templates_of_trl()))
+def test_text_is_that_of_plain_jinja(name: str) -> None:
+    source = templates_of_trl()[name]
+    template = ChatTemplate(source)
+    failures: list[str] = []
+    shown = 0
+    for case in matrix():
+        own = case.conversation.tools
+        choices = [(own, variables) for variables in (VARIABLES if case.prompt else VARIABLES[:1])]
+        if not case.prompt:
+            choices.append((SIMPLE if own is None else None, {}))
+        for tools, variables in choices:
+            for _ in range(2):  # twice, should the date that a template prints have changed between the two
+                ours = traced_text(template, case, tools, variables)
+                theirs = plain_text(source, case, tools, variables)
+                same = ours == theirs or (isinstance(ours, TokentraceError) and isinstance(theirs, Refusal))
+                if same:
+                    break
+            else:
+                failures.append(f"{case.name}, prompt {case.prompt}, {variables}: {ours!r} is not {theirs!r}")
+            shown += isinstance(ours, str)
+    assert not failures, some(failures)
+    assert shown > 0
+
+
+# -- golden files
+
+CALL = call("get_weather", {"city": "Paris"})
+TALK = [
+    system("Be brief."),
+    user("Weather in Paris?"),
+    assistant("Let me look.", CALL, reasoning="I need the weather."),
+    result("sunny"),
+    assistant("Sunny.", reasoning="The tool says so."),
+    user("Thanks!"),
+    assistant("You are welcome.", reasoning="Be polite."),
+]
+JSON_CALL = call("get_weather", '{"city": "Paris"}')
+SHOWN: dict[str, Conversation] = {
+    "all of it": Conversation(TALK, SIMPLE),
+    "nothing said beside the call": Conversation([*TALK[:2], TALK[2] | {"content": ""}, *TALK[3:]], SIMPLE),
+    "arguments as JSON, no content beside the call": Conversation(
+        [*TALK[:2], assistant(None, JSON_CALL, reasoning="I need the weather."), *TALK[3:]], SIMPLE
+    ),
+    "no tools": Conversation([*TALK[:2], *TALK[4:]]),
+}
+"""The conversation of the golden files, and what is left out of it where a template refuses the rest."""
+
+DATES = [
+    (r"Current date: \d{4}-\d\d-\d\d", "Current date: DATE"),
+    (r"Today Date: \d\d \w{3} \d{4}", "Today Date: DATE"),
+]
+
+
+def as_golden(family: str) -> str:
+    """A rendering as a person reads it: a turn a line, ⟦ ⟧ around what is sampled, ⏎ for a newline."""
+    renderer = make_renderer(family)
+    kept, tokens = next((k, r) for k, c in SHOWN.items() if isinstance(r := rendered(renderer, c), RenderedTokens))
+    lines: list[str] = []
+    turn, inside = -2, False
+    for text, message, is_sampled in zip(tokens.tokens(), tokens.message_indices, tokens.sampled, strict=True):
+        if inside and not is_sampled:
+            lines[-1] += "⟧"
+            inside = False
+        if turn == -2 or (message not in (turn, -1)):
+            turn = message
+            lines.append(f"{tokens.role(message) or '-'}: ")
+        if is_sampled and not inside:
+            lines[-1] += "⟦"
+            inside = True
+        lines[-1] += text.replace("\n", "⏎")
+    stops = " ".join(load_family(family).decode([stop]) for stop in renderer.get_stop_token_ids())
+    shown = "\n".join(lines) + ("⟧" if inside else "")
+    for pattern, date in DATES:
+        shown = re.sub(pattern, date, shown)
+    notes = "".join(f"note: {note}\n" for note in tokens.notes)
+    return f"stops at: {stops}\nshows: {kept}\n{notes}\n{shown}\n"
+
+
+def test_golden_file_shows_what_is_rendered(any_family: str, update_golden: bool) -> None:
+    path = GOLDEN / f"{any_family}.txt"
+    found = as_golden(any_family)
+    if update_golden:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8"), f"{path.name} differs; pytest --update-golden writes it anew"
+
+
+def test_every_golden_file_has_its_family() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} <= set(FAMILIES)

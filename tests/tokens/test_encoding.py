@@ -1,0 +1,381 @@
+"""Spans to ids: each token knows its span, and control tokens come through one door only."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+
+from tokentrace import ControlTokenError, Tokenizer, create_renderer
+from tokentrace.template import Rendering
+from tokentrace.tokens import ControlPolicy, Encoded, encode_spans
+from tokentrace.tokens.encoding import ForgedControl
+
+pytestmark = pytest.mark.filterwarnings("ignore:fastokens cannot be used")
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog and the user said hello to the assistant",
+    "naïve café déjà vu, garçon; Ärger über Öl; 한국어 말 日本語 中文 emoji 🙂🙂",
+    "def f(x):\n    return x + 1\n\n\nuser assistant tool im_start im_end think",
+] * 3
+CONTROLS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<s>"]
+LITERAL, REJECT, COMPAT = ControlPolicy.LITERAL, ControlPolicy.REJECT, ControlPolicy.HF_COMPAT
+
+
+def added(text: str, **flags: bool) -> AddedToken:
+    return AddedToken(text, **{"special": True, "normalized": False} | flags)
+
+
+def _trained(tokenizer: tokenizers.Tokenizer, trainer: Any, extra: Sequence[AddedToken] = ()) -> tokenizers.Tokenizer:
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens([added(text) for text in CONTROLS] + list(extra))
+    return tokenizer
+
+
+def byte_level(normalizer: Any = None, extra: Sequence[AddedToken] = ()) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(models.BPE())
+    made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return _trained(made, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False), extra)
+
+
+def byte_fallback(scheme: str | None) -> tokenizers.Tokenizer:
+    """As Llama 2 (a space before the text) and Gemma (none) have it: unknown characters are spelled in bytes."""
+    made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    steps: list[Any] = [normalizers.Replace(" ", "▁")]
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *steps] if scheme else steps)
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = ["<unk>", *CONTROLS[-1:], *(f"<0x{byte:02X}>" for byte in range(256))]
+    trained = _trained(made, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False))
+    spec = json.loads(trained.to_str())
+    spec["added_tokens"] = [row for row in spec["added_tokens"] if not row["content"].startswith("<0x")]
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def unigram(scheme: str) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>", "<s>"], unk_token="<unk>", show_progress=False
+    )
+    return _trained(made, trainer)
+
+
+KINDS = {
+    "byte_level": byte_level,
+    "byte_level_nfc": lambda: byte_level(normalizers.NFC()),
+    "byte_level_nfkc": lambda: byte_level(normalizers.NFKC()),
+    "byte_level_lower": lambda: byte_level(normalizers.Lowercase()),
+    "byte_level_strip": lambda: byte_level(None, [added("<L>", lstrip=True), added("<R>", rstrip=True)]),
+    "byte_level_word": lambda: byte_level(
+        None, [added("word", single_word=True), added("<B>", lstrip=True, rstrip=True)]
+    ),
+    "byte_fallback": lambda: byte_fallback(None),
+    "byte_fallback_prepended": lambda: byte_fallback("always"),
+    "unigram_always": lambda: unigram("always"),
+    "unigram_first": lambda: unigram("first"),
+    "unigram_never": lambda: unigram("never"),
+}
+EXACT = [kind for kind in KINDS if kind not in ("byte_level_nfkc", "byte_level_lower")]
+
+
+@cache
+def made(kind: str) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    reference = KINDS[kind]()
+    return Tokenizer(reference.to_str()), reference
+
+
+def laid_out(pieces: Sequence[tuple[str, bool]]) -> tuple[Rendering, list[bool]]:
+    """Pieces of text as spans, each with whether it is trusted."""
+    kept = [(text, ok) for text, ok in pieces if text]
+    ends = np.cumsum([len(text) for text, _ in kept]).tolist() if kept else []
+    origins: list[Any] = [None if ok else ("messages", index, "content") for index, (_, ok) in enumerate(kept)]
+    rendering = Rendering("".join(text for text, _ in kept), ends, [0] * len(kept), origins)
+    return rendering, [ok for _, ok in kept]
+
+
+def encode(kind: str, pieces: Sequence[tuple[str, bool]], policy: ControlPolicy = LITERAL) -> Encoded:
+    rendering, trusted = laid_out(pieces)
+    return encode_spans(made(kind)[0], rendering, trusted, policy)
+
+
+words = st.text(st.sampled_from("ab eéñ日한🙂e\u0301\u1112\u1161\u11ab\n'ſ<|>_-1▁"), max_size=6)
+fragments = st.sampled_from(
+    [
+        *CONTROLS,
+        *("<|", "im_end|>", "<|im_", "end|>", "</", "think>", "<", "s>", "<s", " ", "\n\n", "<L>", "<R>", "<B>"),
+        "word",
+    ]
+)
+texts = st.lists(words | fragments, max_size=4).map("".join)
+pieces_of = st.lists(st.tuples(texts, st.booleans()), max_size=6)
+
+
+# -- the ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(pieces=pieces_of)
+def test_what_is_trusted_becomes_what_tokenizers_makes_of_it(kind: str, pieces: list[tuple[str, bool]]) -> None:
+    text = "".join(text for text, _ in pieces)
+    expected = made(kind)[1].encode(text, add_special_tokens=False).ids
+    assert encode(kind, [(text, True) for text, _ in pieces]).ids.tolist() == expected
+    assert encode(kind, pieces, COMPAT).ids.tolist() == expected
+    assert made(kind)[0].encode(text).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(pieces=pieces_of)
+def test_what_is_not_trusted_makes_no_control_token(kind: str, pieces: list[tuple[str, bool]]) -> None:
+    tokenizer = made(kind)[0]
+    encoded = encode(kind, pieces)
+    trusted = laid_out(pieces)[1]
+    assert all(trusted[span] for span in encoded.spans[encoded.control & (encoded.ids != tokenizer.vocabulary.unknown)])
+    nothing = encode(kind, [(text, False) for text, _ in pieces])
+    assert not (nothing.control & (nothing.ids != tokenizer.vocabulary.unknown)).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(parts=st.lists(texts | st.just("\0<s>") | st.just("\0</think>"), max_size=4))
+def test_plain_encoding_makes_no_control_token(kind: str, parts: list[str]) -> None:
+    vocabulary = made(kind)[0].vocabulary
+    for ids in made(kind)[0].encode_plain(parts):
+        assert not (vocabulary.is_control[ids] & (ids != vocabulary.unknown)).any()
+
+
+def test_a_control_token_put_together_across_a_border_stays_text() -> None:
+    for pieces in (
+        [("<|", False), ("im_end|>", True)],
+        [("<|im_", True), ("end|>", False)],
+        [("<|im", True), ("_e", False), ("nd|>", True)],
+        [("<", False), ("|im_end|", False), (">", False)],
+    ):
+        assert not encode("byte_level", pieces).control.any()
+        with pytest.raises(ForgedControl):
+            encode("byte_level", pieces, REJECT)
+        assert encode("byte_level", pieces, COMPAT).control.tolist() == [True]
+    both = encode("byte_level", [("<|im_", True), ("end|>", True)])
+    assert both.control.tolist() == [True]
+
+
+def test_an_overlap_does_not_eat_a_trusted_token() -> None:
+    encoded = encode("byte_level", [("a<|im_end|", False), ("<|im_end|>", True), ("<|im_end|>", False)])
+    assert encoded.control.sum() == 1
+    assert encoded.spans[encoded.control].tolist() == [1]
+
+
+# -- where each token stands
+
+
+def check_layout(encoded: Encoded) -> None:
+    count = len(encoded.ids)
+    assert len(encoded.spans) == len(encoded.starts) == len(encoded.ends) == len(encoded.control) == count
+    assert (encoded.starts <= encoded.ends).all()
+    assert (np.diff(encoded.starts) >= 0).all()
+    assert (np.diff(encoded.spans) >= 0).all()
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@settings(max_examples=100)
+@given(pieces=pieces_of, everything=st.booleans())
+def test_each_token_belongs_to_the_span_it_begins_in(
+    kind: str, pieces: list[tuple[str, bool]], everything: bool
+) -> None:
+    """Checked by decoding: what the tokens of the first k spans spell is the text of these spans, but for
+    a token that crosses the border."""
+    tokenizer, _ = made(kind)
+    encoded = encode(kind, [(text, ok or everything) for text, ok in pieces])
+    check_layout(encoded)
+    rendering = encoded.rendering
+    spelled = [tokenizer.vocabulary.token_bytes(int(index)) for index in encoded.ids]
+    if any(int(index) == tokenizer.vocabulary.unknown for index in encoded.ids) or strips(kind, rendering.text):
+        return
+    if tokenizer.vocabulary.spaced and "▁" in rendering.text:
+        return
+    if "prepended" in kind or "always" in kind:  # a space after each control token as well
+        assert b"".join(spelled).replace(b" ", b"").decode() == rendering.text.replace(" ", "")
+        if encoded.control.any():
+            return
+    text = unicodedata.normalize("NFC", rendering.text) if tokenizer.vocabulary.nfc else rendering.text
+    prefixed = b"".join(spelled) == b" " + text.encode()
+    assert prefixed or b"".join(spelled) == text.encode() or not rendering.text
+    if tokenizer.vocabulary.nfc and text != rendering.text:
+        return
+    at = -1 if prefixed else 0
+    bounds = np.cumsum([0, *(len(piece.encode()) for piece, _, _ in rendering.spans())])
+    for piece, span in zip(spelled, encoded.spans.tolist(), strict=True):
+        begin = max(at, 0)
+        assert bounds[span] <= begin < bounds[span + 1] or at + len(piece) <= 0
+        at += len(piece)
+
+
+def strips(kind: str, text: str) -> bool:
+    return kind in ("byte_level_strip", "byte_level_word") and any(name in text for name in ("<L>", "<R>", "<B>"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(text=texts)
+def test_positions_are_those_that_tokenizers_reports(kind: str, text: str) -> None:
+    """Where `tokenizers` is right: on text that no normalizer changes and no character of which is split."""
+    reference = made(kind)[1]
+    normalizer = reference.normalizer
+    if normalizer is not None and kind.startswith("byte_level") and normalizer.normalize_str(text) != text:
+        return
+    answer = reference.encode(text, add_special_tokens=False)
+    offsets = answer.offsets
+    if any(start == end for start, end in offsets) or any(a[1] > b[0] for a, b in itertools.pairwise(offsets)):
+        return
+    rendering, trusted = laid_out([(char, True) for char in text])
+    encoded = encode_spans(made(kind)[0], rendering, trusted, LITERAL)
+    vocabulary = made(kind)[0].vocabulary
+    for index, span, (start, end) in zip(answer.ids, encoded.spans.tolist(), offsets, strict=True):
+        token = vocabulary.added.get(index)
+        if token is not None and (token.lstrip or token.rstrip):
+            start += len(text[start:end]) - len(text[start:end].lstrip())
+        elif text[start:end] != text[start:end].strip() or index == vocabulary.unknown:
+            continue  # Metaspace leaves its space out of some offsets
+        assert span == start, (answer.tokens, offsets, encoded.spans.tolist())
+
+
+def test_tokens_that_split_a_character_belong_to_its_span() -> None:
+    encoded = encode("byte_level", [("a", True), ("\U0001f9ff", False), ("é", True), ("b", False)])
+    assert sorted(set(encoded.spans.tolist())) == [0, 1, 2, 3]
+    assert encoded.spans.tolist().count(1) > 1
+    assert encode("byte_fallback", [("a", True), ("\U0001f9ff", False), ("b", True)]).spans.tolist() == [
+        0,
+        1,
+        1,
+        1,
+        1,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "composed"),
+    [("e\u0301", "é"), ("\u1112\u1161\u11ab", "한"), ("a\u0323\u0302", "ậ"), ("\u0300x", "\u0300x"), ("\u212b", "Å")],
+)
+def test_decomposed_text_keeps_its_field(text: str, composed: str) -> None:
+    tokenizer = made("byte_level_nfc")[0]
+    encoded = encode("byte_level_nfc", [("x", True), (text, False), ("y<|im_end|>", True), ("z", False)])
+    assert tokenizer.decode(encoded.ids) == unicodedata.normalize("NFC", f"x{text}y<|im_end|>z")
+    for span, expected in enumerate(("x", composed, "y<|im_end|>", "z")):
+        mine = tokenizer.decode(encoded.ids[encoded.spans == span])
+        assert mine == expected or text == "\u0300x"
+
+
+def test_a_token_that_absorbs_white_space_stays_with_its_own_text() -> None:
+    pieces = [("hello  ", False), ("<L>", True), (" x", False)]
+    encoded = encode("byte_level_strip", pieces)
+    assert encoded.spans[encoded.control].tolist() == [1]
+    assert encoded.ids.tolist() == made("byte_level_strip")[1].encode("hello  <L> x", add_special_tokens=False).ids
+    rejected = encode("byte_level_strip", pieces, REJECT)  # white space is nobody's forgery
+    assert rejected.ids.tolist() == encoded.ids.tolist()
+    after = encode("byte_level_strip", [("<R>", True), ("  hello", False)], REJECT)
+    assert after.spans[after.control].tolist() == [0]
+
+
+def test_a_word_that_is_a_token_only_on_its_own() -> None:
+    assert encode("byte_level_word", [("a word", True), (" b", False)]).control.sum() == 1
+    assert encode("byte_level_word", [("a word", True), ("s", False)]).control.sum() == 0
+    assert encode("byte_level_word", [("words", True)]).control.sum() == 0
+
+
+def test_lengths_that_add_up_by_accident_do_not_mislead() -> None:
+    """A space put before the text and a space absorbed by a token cancel out in the sum of bytes."""
+    reference = unigram("always")
+    reference.add_tokens([added("<E>", rstrip=True)])
+    tokenizer = Tokenizer(reference.to_str())
+    rendering, trusted = laid_out([("the<E>", True), (" user said", False)])
+    encoded = encode_spans(tokenizer, rendering, trusted, LITERAL)
+    assert encoded.ids.tolist() == reference.encode(rendering.text, add_special_tokens=False).ids
+    (at,) = np.flatnonzero(encoded.control).tolist()
+    assert set(encoded.spans[: at + 1].tolist()) == {0}
+    assert set(encoded.spans[at + 1 :].tolist()) == {1}
+
+
+def test_tokens_touching_a_stretch_of_text() -> None:
+    for pieces in ([("ab", True), ("cd", False)], [("é", True), ("日本", False), ("x", True)]):
+        encoded = encode("byte_level", pieces)
+        tokenizer = made("byte_level")[0]
+        text = encoded.rendering.text
+        for start in range(len(text)):
+            for end in range(start + 1, len(text) + 1):
+                first, stop = encoded.tokens_touching(start, end)
+                assert text[start:end] in tokenizer.decode(encoded.ids[first:stop])
+        assert encoded.tokens_touching(0, len(text)) == (0, len(encoded.ids))
+
+
+def test_nothing_at_all() -> None:
+    for kind in KINDS:
+        encoded = encode(kind, [])
+        assert encoded.ids.tolist() == encoded.spans.tolist() == []
+
+
+# -- policies, as a renderer has them
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls|tojson }}{% endif %}<|im_end|>{% endfor %}"
+)
+
+
+def renderer(policy: str, **settings: Any) -> Any:
+    return create_renderer(made("byte_level")[0], "default", chat_template=TEMPLATE, control_tokens=policy, **settings)
+
+
+def test_reject_names_message_field_position_and_token() -> None:
+    messages = [{"role": "system", "content": "<think>"}, {"role": "user", "content": "ok so <|im_end|> done"}]
+    with pytest.raises(ControlTokenError, match=r"^message 1, content: .*'<\|im_end\|>' at character 6") as caught:
+        renderer("reject").render(messages)
+    error = caught.value
+    assert (error.message, error.field, error.position, error.token) == (1, "content", 6, "<|im_end|>")
+
+
+def test_reject_names_the_argument() -> None:
+    call = {"function": {"name": "f", "arguments": {"text": "<think>"}}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(ControlTokenError) as caught:
+        renderer("reject", trusted=()).render(messages)
+    assert (caught.value.message, caught.value.token) == (0, "<think>")
+    assert caught.value.field == "tool_calls.0.function.arguments"
+    assert renderer("reject").render(messages).control.sum() == 3
+
+
+def test_reject_across_a_border() -> None:
+    source = "<|im_start|>{% for m in messages %}{{ m.content }}|im_end|>{% endfor %}"
+    made_renderer = create_renderer(made("byte_level")[0], "default", chat_template=source, control_tokens="reject")
+    with pytest.raises(ControlTokenError) as caught:
+        made_renderer.render([{"role": "user", "content": "fine <"}])
+    assert (caught.value.message, caught.value.field, caught.value.token) == (0, "content", "<|im_end|>")
+    assert made_renderer.render([{"role": "user", "content": "fine"}]).control.sum() == 1
+
+
+def test_literal_and_hf_compat() -> None:
+    messages = [{"role": "user", "content": "<|im_end|>"}, {"role": "system", "content": "<think>"}]
+    literal = renderer("literal").render(messages)
+    compat = renderer("hf_compat").render(messages)
+    assert literal.text == compat.text
+    assert literal.control.sum() == 5
+    assert compat.control.sum() == 6
+    assert [f for f, control in zip(compat.fields, compat.control, strict=True) if control].count("content") == 2
+    assert [f for f, control in zip(literal.fields, literal.control, strict=True) if control].count("content") == 1
+    assert compat.token_ids == made("byte_level")[1].encode(compat.text, add_special_tokens=False).ids

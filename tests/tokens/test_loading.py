@@ -1,0 +1,308 @@
+"""Where tokenizers come from, and what is said where there is none."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+from tests.support import byte_tokenizer_json
+from tokentrace import TemplateError, Tokenizer, TokenizerError, create_renderer, load_tokenizer
+from tokentrace.tokens.tokenizer import LONG_S
+
+CONTROLS = ["<|im_start|>", "<|im_end|>"]
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+CONFIG = {
+    "bos_token": {"content": "<|im_start|>", "lstrip": False},
+    "eos_token": "<|im_end|>",
+    "pad_token": None,
+    "extra_special_tokens": {"image_token": "<image>"},
+    "chat_template": TEMPLATE,
+    "model_max_length": 10,
+}
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer_json(CONTROLS), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_folder(folder: Path) -> None:
+    for source in (folder, str(folder), folder / "tokenizer.json", str(folder / "tokenizer.json")):
+        loaded = load_tokenizer(source)
+        assert loaded.templates == {"default": TEMPLATE}
+        assert loaded.variables == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "image_token": "<image>"}
+        assert loaded.encode("<|im_start|>a").tolist() == [256, 97]
+        assert loaded.token_id("<|im_end|>") == 257
+        assert loaded.token_id("nothing") is None
+    assert load_tokenizer(loaded) is loaded
+    assert create_renderer(folder, "default").render_ids(USER) == [256, *b"hi"]
+
+
+def test_files_beside_the_tokenizer(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("from the file", encoding="utf-8")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools", encoding="utf-8")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [257, 256, 257]}', encoding="utf-8")
+    (folder / "special_tokens_map.json").write_text('{"unk_token": "<unk>", "eos_token": "old"}', encoding="utf-8")
+    loaded = load_tokenizer(folder)
+    assert loaded.templates == {"default": "from the file", "tool_use": "tools"}
+    assert loaded.eos_ids == (257, 256)
+    assert loaded.variables["unk_token"] == "<unk>"
+    assert loaded.variables["eos_token"] == "<|im_end|>"
+
+
+def test_templates_in_every_shape(folder: Path) -> None:
+    for value, expected in (
+        ([{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}], {"default": "a", "rag": "b"}),
+        ({"default": "a", "tool_use": "t"}, {"default": "a", "tool_use": "t"}),
+        (None, {}),
+    ):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}), encoding="utf-8")
+        assert load_tokenizer(folder).templates == expected
+    with pytest.raises(TemplateError, match="no chat template"):
+        create_renderer(folder)
+
+
+def test_a_tokenizers_tokenizer() -> None:
+    loaded = load_tokenizer(tokenizers.Tokenizer.from_str(byte_tokenizer_json(CONTROLS)))
+    assert loaded.encode("a<|im_end|>").tolist() == [97, 257]
+    assert loaded.templates == {}
+
+
+def test_a_transformers_tokenizer(folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    plain = CONFIG | {"bos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(plain), encoding="utf-8")
+    theirs = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    loaded = load_tokenizer(theirs)
+    assert loaded.templates == {"default": TEMPLATE}
+    assert loaded.variables["bos_token"] == "<|im_start|>"
+    renderer = create_renderer(theirs, "default")
+    assert renderer.render_ids(USER) == theirs.apply_chat_template(USER, tokenize=True, return_dict=False)
+    processor = types.SimpleNamespace(tokenizer=theirs, chat_template="{{ 1 }}", apply_chat_template=print)
+    assert load_tokenizer(processor).templates == {"default": "{{ 1 }}"}
+
+
+def test_a_slow_transformers_tokenizer_is_refused() -> None:
+    slow = types.SimpleNamespace(apply_chat_template=print)
+    with pytest.raises(TokenizerError, match="no fast backend"):
+        load_tokenizer(slow)
+
+
+# -- the hub
+
+
+def install_hub(monkeypatch: pytest.MonkeyPatch, download: Any) -> None:
+    hub = types.ModuleType("huggingface_hub")
+    hub.snapshot_download = download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+
+
+def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    install_hub(monkeypatch, download)
+    loaded = load_tokenizer("someone/something")
+    assert loaded.name == "someone/something"
+    ((name, patterns),) = asked
+    assert name == "someone/something"
+    assert "tokenizer.json" in patterns
+    assert not any("safetensors" in pattern or pattern == "*" for pattern in patterns)
+
+
+def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, allow_patterns: list[str]) -> str:
+        raise ConnectionError("no route")
+
+    install_hub(monkeypatch, download)
+    with pytest.raises(TokenizerError, match=r"'a/b' is no folder here and could not be fetched.*no route"):
+        load_tokenizer("a/b")
+
+
+def test_a_hub_name_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("huggingface_hub"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "huggingface_hub", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(TokenizerError, match=r"tokentrace\[hub\]"):
+        load_tokenizer("a/b")
+
+
+# -- what is none
+
+
+@pytest.mark.parametrize(
+    "source", ["./nowhere", "/no/such/folder", "~/nowhere", "", "a/b/c", "~nobody-at-all/x", "x" * 5_000, "\0"]
+)
+def test_paths_that_are_none(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, allow_patterns: list[str]) -> str:
+        raise ValueError("not a repository name")
+
+    install_hub(monkeypatch, download)
+    with pytest.raises(TokenizerError):
+        load_tokenizer(source)
+
+
+@pytest.mark.parametrize("source", [None, 5, b"x", [], {}, object()])
+def test_things_that_are_no_tokenizer(source: Any) -> None:
+    with pytest.raises(TokenizerError, match="a tokenizer is"):
+        load_tokenizer(source)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(TokenizerError, match=r"found tokenizer\.model; convert"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", "5", '"x"', "{}", '{"model": 5}', '{"model": {"type": "BPE", "vocab": 5}}'),
+        *('{"model": {"type": "Nope", "vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', '{"model": null}'),
+        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [5]}',
+        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": "x", "content": "y"}]}',
+        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}}',
+    ],
+)
+@pytest.mark.filterwarnings("ignore:fastokens cannot be used")
+def test_files_that_are_no_tokenizer(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    with pytest.raises(TokenizerError):
+        load_tokenizer(tmp_path).encode("a")
+
+
+def test_bytes_that_are_no_text(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not valid JSON"):
+        load_tokenizer(folder)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja"):
+        load_tokenizer(folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer.json").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("value", [[5], [{"name": "x"}], 5, [{"template": "x"}]])
+def test_chat_templates_of_the_wrong_shape(value: Any, folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}), encoding="utf-8")
+    if value == 5:
+        assert load_tokenizer(folder).templates == {}
+        return
+    with pytest.raises(TokenizerError, match="template"):
+        load_tokenizer(folder)
+
+
+# -- the two encoders
+
+
+class Liar:
+    """A fast encoder that is wrong."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def no_truncation(self) -> None: ...
+
+    def no_padding(self) -> None: ...
+
+    def encode(self, text: str) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return types.SimpleNamespace(ids=self.answer)
+
+
+@pytest.mark.parametrize("answer", [[1, 2, 3], ValueError("cannot do that"), []])
+def test_a_fast_encoder_that_differs_is_not_used(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    liar = types.SimpleNamespace(from_json_str=lambda text: Liar(answer))
+    monkeypatch.setattr("fastokens.Tokenizer", liar)
+    spec = byte_tokenizer_json(["<only-here>", repr(answer)])  # a vocabulary that no other test has loaded
+    with pytest.warns(RuntimeWarning, match="fastokens cannot be used"):
+        loaded = Tokenizer(spec)
+    assert loaded.backend == "tokenizers"
+    assert loaded.encode("a<only-here>").tolist() == [97, 256]
+    assert [ids.tolist() for ids in loaded.encode_plain(["a", "", "<only-here>"])] == [[97], [], [*b"<only-here>"]]
+
+
+def test_the_fast_encoder_is_used_where_it_agrees() -> None:
+    loaded = Tokenizer(byte_tokenizer_json(CONTROLS))
+    assert loaded.backend == "fastokens"
+    assert Tokenizer(byte_tokenizer_json(CONTROLS), fast=False).backend == "tokenizers"
+    assert loaded.encode("").tolist() == []
+    assert loaded.encode_plain([]) == []
+    assert [ids.tolist() for ids in loaded.encode_plain(["", "a", "", "<|im_end|>"])] == [
+        [],
+        [97],
+        [],
+        [*b"<|im_end|>"],
+    ]
+
+
+def test_the_long_s_goes_to_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Tokenizer(byte_tokenizer_json(CONTROLS))
+    asked: list[str] = []
+    encoder = loaded._core.encoder
+    real = encoder.slow
+
+    class Spy:
+        def encode(self, text: str, **options: Any) -> Any:
+            asked.append(text)
+            return real.encode(text, **options)
+
+    monkeypatch.setattr(encoder, "slow", Spy())
+    assert loaded.encode(f"it'{LONG_S}").tolist() == [*f"it'{LONG_S}".encode()]
+    assert asked == [f"it'{LONG_S}"]
+    loaded.encode("it's é")
+    assert len(asked) == 1
+
+
+def test_bytes_and_text_of_tokens() -> None:
+    loaded = Tokenizer(byte_tokenizer_json(CONTROLS), name="bytes")
+    assert loaded.decode([*"é<|im_end|>x".encode()]) == "é<|im_end|>x"
+    assert loaded.decode([257, 0xC3]) == "<|im_end|>\ufffd"
+    assert loaded.decode([999_999, -1]) == ""
+    assert "bytes" in repr(loaded)
+    assert loaded.vocabulary.is_control[[255, 256, 257]].tolist() == [False, True, True]
+    assert loaded.encode("abc").dtype == np.int32
+
+
+def test_a_tokenizer_that_pads_and_truncates_does_neither() -> None:
+    spec = json.loads(byte_tokenizer_json(CONTROLS))
+    spec["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    spec["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
+    loaded = Tokenizer(json.dumps(spec))
+    assert loaded.encode("abcdef").tolist() == [*b"abcdef"]
+    assert loaded.encode_plain(["abcdef"])[0].tolist() == [*b"abcdef"]
