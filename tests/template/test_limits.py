@@ -162,3 +162,24 @@ def test_a_limit_names_the_message_and_the_line() -> None:
     with pytest.raises(TemplateLimitError, match=r"^message 1: .*template line 3") as caught:
         ChatTemplate(source).render([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}])
     assert (caught.value.message, caught.value.line) == (1, 3)
+
+
+DEAR_STEPS = [
+    "{% set x = 'x' * 60000000 %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
+    "{% set x = 'x' * 60000000 %}{% for i in range(99999) %}{% set y = x|upper %}{% endfor %}",
+    "{% set x = 'x' * 60000000 %}{% for i in range(99999) %}{% if 'yy' in x %}{% endif %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", DEAR_STEPS)
+def test_few_but_dear_steps_are_stopped_by_the_clock(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is moved close instead of waited for."""
+    monkeypatch.setattr("tokentrace.template.trace.MAX_SECONDS", 0.2)
+    with pytest.raises(TemplateLimitError, match=r"more than 0\.2 seconds"):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])
+
+
+def test_a_buffer_may_not_grow_without_bounds() -> None:
+    source = "{% set x = 'x' * 30000000 %}{% set y %}{% for i in range(9) %}{{ x }}{% endfor %}{% endset %}"
+    with pytest.raises(TemplateLimitError, match="characters"):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])

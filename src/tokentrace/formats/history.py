@@ -182,14 +182,8 @@ class _Contexts:
                 yield before[:shared], opening, closing
 
     def as_last(self, index: int) -> list[Span] | None:
-        """The turn as it stood when it was the last message."""
-        roles = [message["role"] for message in self._messages]
-        begin = max((i for i, role in enumerate(roles[:index]) if role == "user"), default=0)
-        head = [i for i, role in enumerate(roles[:begin]) if role in ("system", "developer")]
-        for chosen in ((*head, *range(begin, index + 1)), tuple(range(index + 1))):
-            for spans in self._turn(index, chosen):
-                return spans
-        return None
+        """The turn as it stood when it was the last message, after all that came before."""
+        return next(self._turn(index, tuple(range(index + 1))), None)
 
     def _turn(self, index: int, chosen: tuple[int, ...]) -> Iterator[list[Span]]:
         if chosen not in self._made:
@@ -324,7 +318,7 @@ def _spans_as_given(spans: Sequence[Span], message: Mapping[str, Any]) -> list[S
     for member, group in itertools.groupby(spans, key=lambda span: _member(span[2])):
         some = list(group)
         value, rest = _given(member, message) if member is not None else (None, ())
-        if isinstance(value, str) and rest:  # arguments given as a JSON string: the member as it stands there
+        if isinstance(value, str) and len(rest) == 1:  # arguments given as a JSON string: the member as it stands there
             text = _json_member(value, rest)
             out += some if text is None else [(text, some[0][1], member)]
         else:
@@ -333,10 +327,12 @@ def _spans_as_given(spans: Sequence[Span], message: Mapping[str, Any]) -> list[S
 
 
 def _member(origin: Origin | None) -> Origin | None:
-    """The argument of a call that an origin lies in; the origin itself if it lies in none."""
-    if origin is None or "arguments" not in origin or origin[-1] == KEY:
+    """The argument of a call whose value an origin lies in; the origin itself if it lies in none."""
+    if origin is None or "arguments" not in origin:
         return origin
-    return origin[: origin.index("arguments") + 2]
+    first = origin.index("arguments") + 1
+    inside = origin[first:]
+    return origin[: first + 1] if inside and inside[1:] != (KEY,) else origin
 
 
 def _given(origin: Origin, message: Mapping[str, Any]) -> tuple[Any, Origin]:

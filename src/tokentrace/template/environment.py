@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from markupsafe import Markup
 
 from . import filters
-from .trace import Generated, join_buffer
+from .trace import Buffer, Generated, join_buffer
 from .traced import (
     TRACED_TYPES,
     UNKNOWN,
@@ -101,6 +101,10 @@ class _Generator(CodeGenerator):
         self._emit_constants(group, frame)
         if frame.require_output_check:
             self.outdent()
+
+    def buffer(self, frame: Frame) -> None:
+        frame.buffer = self.temporary_identifier()
+        self.writeline(f"{frame.buffer} = environment.buffer()")
 
     def _call_hook(self, hook: str, node: nodes.Output, frame: Frame) -> None:
         """Call ``context.trace.<hook>``; print the mark that it returns, if it returns one."""
@@ -227,6 +231,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = _Generator
     concat = staticmethod(join_buffer)
+    buffer = Buffer
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
@@ -346,7 +351,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             result = cast(Any, __obj)(*args, **kwargs)
-            __context.trace.spend(len(result) // 16)
+            __context.trace.step(1 + len(result) // 16)
             return result
         result = super().call(__context, __obj, *args, **kwargs)
         if type(result) is str and result:
@@ -387,7 +392,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
                     (check_pieces if isinstance(one, (list, tuple)) else check_size)(len(one) * other)
-                    context.trace.spend(len(one) * other // 64)
+                    context.trace.step(1 + len(one) * other // 64)
                     return _promoted(one) * other if isinstance(one, str) else one * other
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import TemplateLimitError
-from .traced import TURN, Origin, TracedDict, TracedStr, join_traced, text_of, traced
+from .traced import TURN, Origin, TracedDict, TracedStr, check_size, join_traced, text_of, traced
 
 MAX_STEPS: Final = 5_000_000
 """Loop turns and macro calls one render may take: some seconds of Python."""
+MAX_SECONDS: Final = 30
+"""A backstop, for templates whose single steps are dear."""
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
 
@@ -41,7 +44,7 @@ class Generated(TracedStr):
 class Trace:
     """The state of one run: whose turn is being written, and how much work was done."""
 
-    __slots__ = ("current", "marks", "rounds", "stack", "steps")
+    __slots__ = ("current", "deadline", "marks", "rounds", "stack", "steps", "unchecked")
 
     def __init__(self, messages: int) -> None:
         self.marks = [mark(i) for i in range(-1, messages)]
@@ -49,18 +52,25 @@ class Trace:
         self.rounds = -1
         self.stack: list[int] = []
         self.steps = MAX_STEPS
+        self.unchecked = 0
+        self.deadline = time.monotonic() + MAX_SECONDS
 
-    def step(self) -> None:
-        self.steps -= 1
+    def step(self, count: int = 1) -> None:
+        """Some work was done; is there still leave to do more? The clock is looked at now and then only."""
+        self.steps -= count
+        self.unchecked += count
+        if self.unchecked >= 32 or self.steps < 0:
+            self.unchecked = 0
+            self._check()
+
+    def _check(self) -> None:
+        problem = ""
         if self.steps < 0:
-            raise TemplateLimitError(
-                f"the template took more than {MAX_STEPS} steps; it seems to loop for ever",
-                message=self.current if self.current >= 0 else None,
-            )
-
-    def spend(self, steps: int) -> None:
-        self.steps -= steps
-        self.step()
+            problem = f"the template took more than {MAX_STEPS} steps; it seems to loop for ever"
+        elif time.monotonic() > self.deadline:
+            problem = f"the template took more than {MAX_SECONDS} seconds"
+        if problem:
+            raise TemplateLimitError(problem, message=self.current if self.current >= 0 else None)
 
     def enter_macro(self) -> None:
         self.step()
@@ -79,9 +89,7 @@ class Trace:
 
     def turn(self, item: Any) -> Mark | None:
         """A loop's next round, with `item` as its variable."""
-        self.steps -= 1
-        if self.steps < 0:
-            self.step()
+        self.step()
         kind = type(item)
         if kind is TracedDict:
             origin = item.origin
@@ -119,6 +127,22 @@ class Trace:
                     self.current = int(origin[1])
                     return self.marks[self.current + 1]
         return None
+
+
+class Buffer(list[Any]):
+    """Where a macro or a set block writes. It may not grow without bounds."""
+
+    size = 0
+
+    def append(self, piece: Any) -> None:
+        if isinstance(piece, str):
+            self.size += len(piece)
+            check_size(self.size)
+        list.append(self, piece)
+
+    def extend(self, pieces: Iterable[Any]) -> None:
+        for piece in pieces:
+            self.append(piece)
 
 
 def join_buffer(parts: Iterable[Any]) -> TracedStr:
