@@ -94,6 +94,8 @@ class Renderer:
         checked = check_messages(messages, more_roles=learned.template.constants)
         wrapped = self._wrap_tools(tools)
         shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
+        if add_generation_prompt:
+            self._settle_tail(learned, rendering, shown, wrapped)
         rendering, changes, notes = self._with_history(learned, rendering, checked, shown, wrapped)
         encoded = self._encode(rendering, checked, tools)
         sampling = self._find_sampled(learned, encoded, shown, wrapped)
@@ -170,6 +172,14 @@ class Renderer:
 
     def _run(self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool) -> Rendering:
         return learned.template.render(messages, tools, add_generation_prompt=prompt, variables=self._variables)
+
+    def _settle_tail(
+        self, learned: _Learned, rendering: Rendering, messages: Messages, tools: TracedList | None
+    ) -> None:
+        """Find where the generation prompt begins if the last message was written outside every turn."""
+        if rendering.tail < rendering.last_field:
+            without = self._run(learned, messages, tools, False).text
+            rendering.begin_tail(len(without) if rendering.text.startswith(without) else rendering.last_field)
 
     def _with_history(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -180,6 +181,23 @@ class Rendering:
     origins: list[Origin | None] = field(default_factory=list)
     generation: list[tuple[int, int]] = field(default_factory=list)
     tail: int = 0
+
+    @property
+    def last_field(self) -> int:
+        """Where the last text that came from a message ends."""
+        for end, origin in zip(reversed(self.ends), reversed(self.origins), strict=True):
+            if origin is not None and origin[0] == "messages":
+                return end
+        return 0
+
+    def begin_tail(self, position: int) -> None:
+        """Let the tail begin at `position`, in the middle of a span if need be."""
+        self.tail = position
+        at = bisect.bisect_left(self.ends, position)
+        if position > 0 and at < len(self.ends) and self.ends[at] != position:
+            self.ends.insert(at, position)
+            self.turns.insert(at, self.turns[at])
+            self.origins.insert(at, self.origins[at])
 
     def spans(self) -> list[tuple[str, int, Origin | None]]:
         """``[(text, turn, origin), …]``: for people, tests and reports."""

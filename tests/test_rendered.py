@@ -1,0 +1,97 @@
+"""RenderedTokens: arrays, lists on request, selections."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support import SPECIAL, tokenizer_json_for
+from tokentrace import RenderedTokens, Tokenizer, create_renderer, create_renderer_pool
+from tokentrace.pocket import POCKET
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "reasoning_content": "Add.", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "2"},
+    {"role": "assistant", "content": "It is 2."},
+]
+
+
+@pytest.fixture(scope="module")
+def rendered() -> RenderedTokens:
+    return create_renderer(POCKET).render(MESSAGES, add_generation_prompt=True)
+
+
+def test_arrays_and_lists_say_the_same_and_have_one_entry_a_token(rendered: RenderedTokens) -> None:
+    assert rendered.ids.dtype == np.int32
+    assert rendered.mask.dtype == np.bool_
+    assert rendered.token_ids == rendered.ids.tolist()
+    assert rendered.message_indices == rendered.messages.tolist()
+    assert rendered.sampled == rendered.mask.tolist()
+    for values in (rendered.message_indices, rendered.sampled, rendered.fields, rendered.origins, rendered.tokens()):
+        assert len(values) == len(rendered) == len(rendered.ids)
+    assert rendered.decode() == rendered.text
+
+
+def test_what_belongs_to_no_message_has_minus_one(rendered: RenderedTokens) -> None:
+    prompt = [i for i, field in enumerate(rendered.fields) if field == "generation_prompt"]
+    assert prompt == list(range(prompt[0], len(rendered)))
+    assert {rendered.message_indices[i] for i in prompt} == {-1}
+    assert set(rendered.message_indices) == {-1, 0, 1, 2, 3, 4}
+
+
+def test_selections(rendered: RenderedTokens) -> None:
+    assert rendered.decode(rendered.select(role="user", field="content")) == "1+1?"
+    assert rendered.decode(rendered.select(message=2, field="reasoning_content")) == "Add."
+    assert rendered.decode(rendered.select(field="tool_calls")).startswith("add")
+    assert not (rendered.select(role="tool") & rendered.mask).any()
+    assert rendered.select(sampled=True).tolist() == rendered.sampled
+    assert not rendered.select(field="nothing").any()
+
+
+def test_content_spans(rendered: RenderedTokens) -> None:
+    spans = rendered.content_spans()
+    assert [(span.role, rendered.decode(slice(span.start, span.stop))) for span in spans] == [
+        ("system", "Be brief."),
+        ("user", "1+1?"),
+        ("tool", "2"),
+        ("assistant", "It is 2."),
+    ]
+    assert [span.message for span in rendered.content_spans(role="assistant")] == [4]
+    assert sum(span.stop - span.start for span in rendered.spans()) == len(rendered)
+
+
+def test_turns_carry_their_stop_token(rendered: RenderedTokens) -> None:
+    assert [turn.message for turn in rendered.turns] == [2, 4]
+    for turn in rendered.turns:
+        assert rendered.token_ids[turn.stop - 1] == turn.stop_token
+        assert rendered.mask[turn.start : turn.stop].all()
+
+
+def test_the_generation_prompt_is_found_where_the_last_message_stands_outside_every_turn() -> None:
+    """As in Llama 3.1, which writes tools and the first user message before its loop."""
+    source = (
+        "<|im_start|>user {{ messages[0].content }}<|im_end|>{% if add_generation_prompt %}<|im_start|>bot {% endif %}"
+    )
+    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
+    rendered = create_renderer(tokenizer, chat_template=source).render(MESSAGES[1:2], add_generation_prompt=True)
+    prompt = [token for token, field in zip(rendered.tokens(), rendered.fields, strict=True) if "prompt" in field]
+    assert "".join(prompt) == "<|im_start|>bot "
+
+
+def test_a_pool_lends_each_renderer_to_one_at_a_time() -> None:
+    pool = create_renderer_pool(POCKET, size=2)
+    with pool.checkout() as one, pool.checkout() as other:
+        assert one is not other
+        assert one.render_ids(MESSAGES) == other.render_ids(MESSAGES)
+        with pytest.raises(Exception, match="no renderer came free"), pool.checkout(timeout=0.01):
+            pass
+    with pool.checkout() as again:
+        assert again in (one, other)
+
+
+def test_a_notebook_shows_it(rendered: RenderedTokens) -> None:
+    assert "<" in rendered._repr_html_()
+    assert repr(rendered) == f"RenderedTokens({len(rendered)} tokens, {sum(rendered.sampled)} sampled)"
