@@ -155,6 +155,20 @@ class _Generator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def write_commons(self) -> None:
+        super().write_commons()
+        self.writeline("tt_dict, tt_types, tt_get = environment.fast_access")
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
+        """``message.role``: where the field was looked at before, it is at hand without a call."""
+        if node.attr in _DICT_ATTRIBUTES:
+            super().visit_Getattr(node, frame)
+            return
+        self.write("(tt_v if type(tt_o := ")
+        self.visit(node.node, frame)
+        self.write(f") is tt_dict and type(tt_v := tt_get(tt_o, {node.attr!r})) in tt_types ")
+        self.write(f"else environment.getattr(tt_o, {node.attr!r}))")
+
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
         target = node.node
         if isinstance(target, nodes.Getattr) and not forward_caller:
@@ -231,6 +245,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = _Generator
     concat = staticmethod(join_buffer)
+    fast_access = (TracedDict, TRACED_TYPES, dict.get)
     buffer = Buffer
     intercepted_binops = frozenset({"*", "**", "%"})
 

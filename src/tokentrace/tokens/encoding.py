@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from ..template.trace import Rendering
 from .tokenizer import Ids, Tokenizer
 from .vocabulary import ControlToken
 
-Positions = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.signedinteger[Any]]
 
 
 class ControlPolicy(StrEnum):
@@ -82,8 +83,9 @@ class Encoded:
         """For each character position, the first token that begins at it or later."""
         return np.searchsorted(self.starts, self._units(positions), "left").tolist()  # type: ignore[no-any-return]
 
-    def _units(self, positions: Sequence[int]) -> Sequence[int]:
-        return positions if self.span_units is None else [self.unit(position) for position in positions]
+    def _units(self, positions: Sequence[int]) -> Positions:
+        units = positions if self.span_units is None else [self.unit(position) for position in positions]
+        return np.asarray(units, self.ends.dtype)  # of one type with what is searched, which is else copied
 
     def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
         """The half-open range of tokens that hold a character of ``text[start:end]``."""
@@ -101,13 +103,13 @@ def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[b
     signed = vocabulary.signed_lengths.take(ids)
     control = signed < 0
     lengths = np.abs(signed)
-    ends = np.cumsum(lengths, dtype=np.int64)
+    ends = np.cumsum(lengths, dtype=np.int32)  # a rendering is far shorter than 2 GiB: MAX_OUTPUT
     if (ends[-1] if len(ends) else 0) != (units[-1] if units else 0) or not (
         vocabulary.exact or vocabulary.spells(ids.tolist(), rendering.text.encode("utf-8"))
     ):
         return _encode_apart(tokenizer, rendering, trusted, policy)
     starts = ends - lengths
-    span_ends = np.asarray(units, np.int64)
+    span_ends = np.asarray(units, np.int32)
     if policy is not ControlPolicy.HF_COMPAT and not all(trusted):
         at = np.flatnonzero(control)
         first = np.searchsorted(span_ends, starts[at], "right")
@@ -115,7 +117,7 @@ def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[b
         distrusted = np.concatenate(([0], np.cumsum(~np.asarray(trusted, np.bool_))))
         if (distrusted[last + 1] > distrusted[first]).any():
             return _encode_apart(tokenizer, rendering, trusted, policy)
-    span_starts = np.concatenate((np.zeros(min(1, len(units)), np.int64), span_ends[:-1]))
+    span_starts = np.concatenate((np.zeros(min(1, len(units)), np.int32), span_ends[:-1]))
     counts = np.diff(np.searchsorted(starts, span_starts, "left"), append=len(ids))
     spans = np.repeat(np.arange(len(units), dtype=np.int32), counts)
     return Encoded(ids, spans, starts, ends, control, rendering, None if units is rendering.ends else units)
