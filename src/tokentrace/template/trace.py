@@ -181,6 +181,8 @@ class Rendering:
     origins: list[Origin | None] = field(default_factory=list)
     generation: list[tuple[int, int]] = field(default_factory=list)
     tail: int = 0
+    wide: list[int] | None = None
+    """The spans that hold more than ASCII, where that is known."""
 
     @property
     def last_field(self) -> int:
@@ -193,6 +195,7 @@ class Rendering:
     def begin_tail(self, position: int) -> None:
         """Let the tail begin at `position`, in the middle of a span if need be."""
         self.tail = position
+        self.wide = None
         at = bisect.bisect_left(self.ends, position)
         if position > 0 and at < len(self.ends) and self.ends[at] != position:
             self.ends.insert(at, position)
@@ -212,6 +215,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
     turns: list[int] = []
     origins: list[Origin | None] = []
     generation: list[tuple[int, int]] = []
+    wide: list[int] = []
     at = 0
     tail = 0
     current = -1
@@ -233,6 +237,8 @@ def collect(pieces: Iterable[Any]) -> Rendering:
                 turns.append(current)
                 origins.append(None)
                 last_origin, last_turn = None, current
+            if not piece.isascii():
+                wide.append(len(ends) - 1)
             if at > MAX_OUTPUT:
                 raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters")
             continue
@@ -248,6 +254,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
         if not piece:
             continue
         texts.append(piece)
+        is_wide = not piece.isascii()
         for end, origin in piece.runs:
             turn = current
             if origin is not None and origin[0] == TURN:
@@ -259,12 +266,14 @@ def collect(pieces: Iterable[Any]) -> Rendering:
                 turns.append(turn)
                 origins.append(origin)
                 last_origin, last_turn = origin, turn
+            if is_wide:
+                wide.append(len(ends) - 1)
             if turn >= 0:
                 tail = at + end
         at += len(piece)
         if at > MAX_OUTPUT:
             raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters")
-    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail)
+    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
     return rendering

@@ -14,7 +14,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -125,21 +124,17 @@ def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[b
 
 def _byte_ends(rendering: Rendering, nfc: bool) -> tuple[list[int], bool]:
     """Where each span ends, in bytes of UTF-8, and whether the text is normalized as the tokenizer will have it."""
-    text = rendering.text
+    text, ends = rendering.text, rendering.ends
     if text.isascii():
-        return rendering.ends, True
+        return ends, True
+    lengths = np.diff(np.asarray(ends, np.int64), prepend=0)
     is_normal = True
-    start, lengths = 0, []
-    for end in rendering.ends:
-        piece = text[start:end]
-        if piece.isascii():
-            lengths.append(end - start)
-        else:
-            lengths.append(len(piece.encode("utf-8")))
-            # a few characters more, because marks compose with what stands before them
-            is_normal = is_normal and (not nfc or unicodedata.is_normalized("NFC", text[max(0, start - 8) : end]))
-        start = end
-    return list(accumulate(lengths)), is_normal
+    for span in range(len(ends)) if rendering.wide is None else sorted(set(rendering.wide)):
+        start, end = ends[span - 1] if span else 0, ends[span]
+        lengths[span] = len(text[start:end].encode("utf-8"))
+        # a few characters more, because marks compose with what stands before them
+        is_normal = is_normal and (not nfc or unicodedata.is_normalized("NFC", text[max(0, start - 8) : end]))
+    return np.cumsum(lengths).tolist(), is_normal
 
 
 # -- the careful way
