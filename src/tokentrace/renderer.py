@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,6 +91,10 @@ class Renderer:
         template refuses it, ControlTokenError where untrusted text spells a control token and the policy is
         ``reject``.
         """
+        with _no_collection():
+            return self._render(messages, tools, add_generation_prompt)
+
+    def _render(self, messages: Any, tools: Any, add_generation_prompt: bool) -> RenderedTokens:
         learned = self._for(tools)
         checked = check_messages(messages, more_roles=learned.template.constants)
         wrapped = self._wrap_tools(tools)
@@ -277,6 +282,18 @@ class Renderer:
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let the garbage collector rest: a render makes thousands of small values and not one cycle among them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _forged(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:

@@ -17,6 +17,8 @@ from .turns import Messages, Render, Section, cut_points, matched_prefix
 def missing_turns(rendering: Rendering, turns: list[Section], messages: Messages) -> list[int]:
     """Assistant messages whose text is in the rendering, but which have no turn there."""
     known = {section.message for section in turns}
+    if all(i in known or message["role"] != "assistant" for i, message in enumerate(messages)):
+        return []
     shown = {
         int(origin[1])
         for origin in rendering.origins
