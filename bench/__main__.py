@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fastokens
@@ -18,7 +18,7 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerFast
 
 import tokentrace
-from bench.conversations import conversation, sources, tools
+from bench.conversations import LINES_PER_RESULT, conversation, sources, tools
 from tests.assets import family_dir
 
 SIZES = (8_000, 32_000, 128_000)
@@ -54,7 +54,7 @@ def cpu_time(render: Render, messages: list[dict[str, Any]]) -> tuple[float, Any
     return time.process_time() - start, result
 
 
-def measure(family: str, repeats: int, progress: Progress) -> list[dict[str, Any]]:
+def measure(family: str, repeats: int, sizes: Sequence[int], progress: Progress) -> list[dict[str, Any]]:
     """One row a size: medians over conversations that nobody has seen before."""
     schemas = tools()
     renders = contenders(family, schemas)
@@ -70,7 +70,7 @@ def measure(family: str, repeats: int, progress: Progress) -> list[dict[str, Any
         count = messages_in = 0
         task = progress.add_task(f"{family} at {size:,} tokens", total=repeats)
         for _ in range(repeats):
-            messages = conversation(size, lines)
+            messages = conversation(size, lines, sizes)
             results = {}
             for name, render in renders.items():
                 spent, results[name] = cpu_time(render, messages)
@@ -96,10 +96,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("families", nargs="*", default=["qwen3"], help="families of the asset list (default: qwen3)")
     parser.add_argument("--repeats", type=int, default=7)
+    default = ",".join(map(str, LINES_PER_RESULT))
+    parser.add_argument("--lines", default=default, help=f"lines of each tool result, in turn (default: {default})")
     arguments = parser.parse_args()
+    sizes = [int(count) for count in arguments.lines.split(",")]
     console = Console()
     with Progress(console=console, transient=True) as progress:
-        rows = [row for family in arguments.families for row in measure(family, arguments.repeats, progress)]
+        rows = [row for family in arguments.families for row in measure(family, arguments.repeats, sizes, progress)]
     table = Table(title="A full render: medians of CPU time, first-seen text, ids equal (or no figure)")
     for name in ("family", "tokens", "messages", "transformers", "renderers", "tokentrace", "limit", "ratio", "wanted"):
         table.add_column(name, justify="left" if name == "family" else "right")

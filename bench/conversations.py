@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 CHARACTERS_PER_TOKEN = 3.9
-LINES_PER_RESULT = (30, 120, 60, 200)
+LINES_PER_RESULT = (60, 240, 120, 400)
+"""How much of a file the agent reads at a time, in turn. `--lines` of the bench takes another mixture."""
 
 
 def tools() -> list[dict[str, Any]]:
@@ -39,7 +40,7 @@ def sources() -> list[str]:
     ]
 
 
-def conversation(tokens: int, lines: Iterator[str]) -> list[dict[str, Any]]:
+def conversation(tokens: int, lines: Iterator[str], sizes: Sequence[int] = LINES_PER_RESULT) -> list[dict[str, Any]]:
     """About `tokens` tokens of an agent at work. `lines` is used up, so no two conversations share text."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a careful coding agent. Read before you write. " * 12},
@@ -48,7 +49,7 @@ def conversation(tokens: int, lines: Iterator[str]) -> list[dict[str, Any]]:
     left = tokens * CHARACTERS_PER_TOKEN
     turn = 0
     while left > 0:
-        count = LINES_PER_RESULT[turn % len(LINES_PER_RESULT)]
+        count = sizes[turn % len(sizes)]
         result = "".join(next(lines) for _ in range(count))[: max(400, int(left))]
         arguments = {"path": f"lib/module_{turn}.py", "first_line": str(turn * 80), "last_line": str(turn * 80 + count)}
         call = {"id": f"call{turn:05d}", "type": "function", "function": {"name": "read_file", "arguments": arguments}}
