@@ -51,6 +51,18 @@ class RendererError(TokentraceError):
     """A renderer cannot be made or used as asked: wrong name, wrong family, wrong setting."""
 
 
+class TrajectoryError(TokentraceError):
+    """A write that would leave a trajectory inconsistent, or a file that is none. Nothing was changed."""
+
+
+class ExtensionError(TrajectoryError):
+    """A prompt does not begin with the stream so far. `position` is the first id that differs."""
+
+    def __init__(self, problem: str, *, position: int) -> None:
+        self.position = position
+        super().__init__(problem)
+
+
 def place(message: int | None, field: str | None) -> str:
     """``"message 3, content: "``, or ``""`` when nothing is known of the place."""
     parts = [f"message {message}"] if message is not None else []
