@@ -6,13 +6,16 @@ import functools
 import gc
 import json
 import queue
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from .bridging import BridgedTokens, Bridger, History, Truncation, check_ids
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
 from .formats.history import (
@@ -24,7 +27,9 @@ from .formats.history import (
     patch_history,
 )
 from .formats.prefixes import missing_turns, turns_by_prefix
-from .formats.turns import PromptTails, Sampling, TurnFacts, find_sampled, find_turn_facts, is_role, sections
+from .formats.seams import BridgeRefusal
+from .formats.skeleton import Skeleton
+from .formats.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
 from .rendered import RenderedTokens, field_name
 from .template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
@@ -38,6 +43,7 @@ TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
 """Whose text may hold control tokens: the operator's own. ``"tools"`` stands for tool schemas."""
 
 Messages = Sequence[Mapping[str, Any]]
+Setting = TypeVar("Setting", bound=StrEnum)
 
 
 @dataclass(slots=True)
@@ -47,6 +53,7 @@ class _Learned:
     template: Template
     tails: PromptTails
     facts: TurnFacts | None = None
+    bridger: Bridger | None = None
 
 
 class Renderer:
@@ -65,6 +72,8 @@ class Renderer:
         preserve_thinking_between_tool_calls: bool = False,
         use_patched: bool = False,
         control_tokens: ControlPolicy = ControlPolicy.LITERAL,
+        history: History = History.TRAIN,
+        truncation: Truncation = Truncation.CLOSE,
         trusted: Iterable[str] = TRUSTED,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
@@ -74,6 +83,8 @@ class Renderer:
         self.preserve_thinking_between_tool_calls = preserve_thinking_between_tool_calls
         self.use_patched = use_patched
         self.control_tokens = control_tokens
+        self.history = history
+        self.truncation = truncation
         self.trusted = frozenset(trusted)
         self.template_kwargs = dict(variables or {})
         self._variables = {**tokenizer.variables, **wrap_variables(self.template_kwargs)}
@@ -81,6 +92,7 @@ class Renderer:
             name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
         }
         self._tools: dict[str, TracedList] = {}
+        self._refused = threading.local()
 
     # -- rendering
 
@@ -136,6 +148,86 @@ class Renderer:
         learned = self._for(None)
         facts = self._facts(learned, None)
         return list(dict.fromkeys([*sorted(facts.stops), *sorted(self._eos)]))
+
+    # -- bridging
+
+    def bridge_to_next_turn(
+        self,
+        prev_prompt_ids: Any,
+        prev_completion_ids: Any,
+        new_messages: Any,
+        *,
+        tools: Any = None,
+        messages: Any = None,
+    ) -> BridgedTokens | None:
+        """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
+
+        None where that cannot be proven; `bridge_refusal` then says why. Raises InputError for messages or ids that
+        are none, as `render` does. Give the tools that the first prompt was rendered with. `messages`, the
+        conversation before the completion, is looked at only where the template makes what follows depend on it.
+        """
+        bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
+        if isinstance(bridged, BridgeRefusal):
+            self._refused.last = bridged
+            return None
+        self._refused.last = None
+        return bridged
+
+    @property
+    def bridge_refusal(self) -> BridgeRefusal | None:
+        """Why the last call of `bridge_to_next_turn` in this thread gave None."""
+        return getattr(self._refused, "last", None)
+
+    def bridge(
+        self,
+        prev_prompt_ids: Any,
+        prev_completion_ids: Any,
+        new_messages: Any,
+        *,
+        tools: Any = None,
+        messages: Any = None,
+    ) -> BridgedTokens | BridgeRefusal:
+        """As `bridge_to_next_turn`, with the reason in place of None."""
+        learned = self._for(tools)
+        empty = isinstance(new_messages, Sequence) and not len(new_messages)
+        new = [] if empty else check_messages(new_messages, more_roles=learned.template.constants)
+        before = None if messages is None else check_messages(messages, more_roles=learned.template.constants)
+        check_tools(tools)
+        completion = check_ids(prev_completion_ids, "prev_completion_ids")
+        with _no_collection():
+            bridger = self._bridger(learned, tools)
+            return bridger.bridge(prev_prompt_ids, completion, prev_completion_ids, new, tools, before)
+
+    def _bridger(self, learned: _Learned, tools: Any) -> Bridger:
+        if learned.bridger is None:
+            learned.bridger = Bridger(
+                self.tokenizer,
+                functools.partial(self._make, learned),
+                self._facts(learned, self._wrap_tools(tools)),
+                Skeleton(self.tokenizer, lambda some, prompt: self._run(learned, some, None, prompt)),
+                words=learned.tails.words,
+                ends=self._eos,
+                history=self.history,
+                truncation=self.truncation,
+            )
+        return learned.bridger
+
+    def _make(
+        self, learned: _Learned, messages: Messages, at: int, tools: Any, prompt: bool
+    ) -> tuple[Encoded, list[Section]]:
+        """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
+        wrapped = self._wrap_tools(tools)
+        shown, rendering = self._first(learned, messages, wrapped, prompt)
+        if any(message["role"] == "assistant" for message in messages[at + 1 :]):
+            rendering = self._with_history(learned, rendering, messages, shown, wrapped)[0]
+        turns = sections(rendering)
+        if at in missing_turns(rendering, turns, messages):
+            run = functools.partial(self._run, learned, tools=wrapped)
+            found, _ = turns_by_prefix(
+                rendering, [at], messages, lambda some, asked: run(some, prompt=asked), self.tokenizer
+            )
+            turns = sorted((*turns, *found), key=lambda section: section.start)
+        return self._encode(rendering, messages, tools), turns
 
     # -- stages
 
@@ -363,6 +455,7 @@ def create_renderer(
     control_tokens: str = "literal",
     chat_template: Any = None,
     history: str = "train",
+    truncation: str = "close",
     tool_parser: Any = None,
     reasoning_parser: Any = None,
     trusted: Iterable[str] = TRUSTED,
@@ -375,16 +468,9 @@ def create_renderer(
     `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
     left over goes to the template: ``enable_thinking=False``.
     """
-    if history != "train" or tool_parser is not None or reasoning_parser is not None:
-        raise RendererError(
-            "history, tool_parser and reasoning_parser come with the bridge and the parser; not yet here"
-        )
+    if tool_parser is not None or reasoning_parser is not None:
+        raise RendererError("tool_parser and reasoning_parser come with the parser; not yet here")
     loaded = load_tokenizer(tokenizer)
-    try:
-        policy = ControlPolicy(control_tokens)
-    except ValueError:
-        choices = ", ".join(repr(str(policy)) for policy in ControlPolicy)
-        raise RendererError(f"control_tokens is one of {choices}, not {control_tokens!r}") from None
     templates = _templates(loaded, chat_template, renderer)
     family = _recognised(loaded, templates, renderer, template_kwargs)
     return Renderer(
@@ -394,10 +480,20 @@ def create_renderer(
         preserve_all_thinking=preserve_all_thinking,
         preserve_thinking_between_tool_calls=preserve_thinking_between_tool_calls,
         use_patched=use_patched,
-        control_tokens=policy,
+        control_tokens=_choice(ControlPolicy, "control_tokens", control_tokens),
+        history=_choice(History, "history", history),
+        truncation=_choice(Truncation, "truncation", truncation),
         trusted=_check_trusted(trusted),
         variables=template_kwargs,
     )
+
+
+def _choice(kind: type[Setting], name: str, value: Any) -> Setting:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(repr(str(choice)) for choice in kind)
+        raise RendererError(f"{name} is one of {choices}, not {value!r}") from None
 
 
 def _check_trusted(trusted: Iterable[str]) -> frozenset[str]:

@@ -84,7 +84,7 @@ class PromptTails:
     """
 
     def __init__(self, constants: frozenset[str]) -> None:
-        self._words = sorted(word for word in constants if len(word) > 1)
+        self.words = sorted(word for word in constants if len(word) > 1)
         self._known: dict[tuple[Any, ...], str] = {}
         self._added: set[str] = set()
         self._lengths: dict[tuple[str, str], int | None] = {}
@@ -98,7 +98,7 @@ class PromptTails:
             role = message["role"]
             if role in ("system", "developer", "user"):
                 content = message.get("content")
-                found = tuple(word for word in self._words if word in content) if isinstance(content, str) else ()
+                found = tuple(word for word in self.words if word in content) if isinstance(content, str) else ()
                 if role == "user":
                     user = found
                 else:
@@ -398,6 +398,13 @@ def common_prefix(one: str, other: str) -> int:
         if left != right:
             return at
     return min(len(one), len(other))
+
+
+def turn_end(encoded: Encoded, section: Section, facts: TurnFacts) -> tuple[SampledTurn, int]:
+    """The end of one turn, and the first token after its last field. Nothing is said about where it begins."""
+    close = encoded.first_touching([section.body_end])[0]
+    stop = encoded.first_after([section.end])[0]
+    return _ended(encoded, section.message, close, close, max(close, stop), facts), close
 
 
 def _ended(encoded: Encoded, message: int, start: int, close: int, stop: int, facts: TurnFacts) -> SampledTurn:

@@ -74,6 +74,20 @@ class Encoded:
         base = self.span_units[span - 1] if span else 0
         return base + len(self.rendering.text[start:position].encode("utf-8", "surrogatepass"))
 
+    def position(self, token: int) -> int:
+        """Where a token begins, as a character position of the text; one past the last is where the text ends."""
+        if token >= len(self.ids):
+            return len(self.rendering.text)
+        unit = int(self.starts[token])
+        if self.span_units is None:
+            return unit
+        span = bisect.bisect_left(self.span_units, unit)
+        if self.span_units[span] == unit:
+            return self.rendering.ends[span]
+        start, base = (self.rendering.ends[span - 1], self.span_units[span - 1]) if span else (0, 0)
+        raw = self.rendering.text[start : self.rendering.ends[span]].encode("utf-8")
+        return start + len(raw[: unit - base].decode("utf-8", "ignore"))
+
     def first_touching(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that ends after it."""
         return np.searchsorted(self.ends, self._units(positions), "right").tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,491 @@
+"""The bridge: from a stream to the next prompt, without rendering the past.
+
+`Bridger` serves one template. What it learns it keeps: the facts of a template, and for each shape of new messages
+which small context stands for all others. A bridge then costs one small render, whatever the history.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InputError
+from .formats.seams import (
+    CONTEXTS,
+    STAND_IN_TOOL,
+    UNKNOWN_NAME,
+    BridgeRefusal,
+    Form,
+    Join,
+    RefusalReason,
+    base_forms,
+    check_join,
+    join,
+    leading_results,
+    shape,
+    shows_tools,
+    tools_key,
+    variants,
+)
+from .formats.skeleton import Skeleton
+from .formats.turns import Messages, Section, TurnFacts, common_prefix, is_role
+from .rendered import span_messages
+from .tokens.encoding import Encoded
+from .tokens.kinds import Kind, Kinds
+from .tokens.tokenizer import Ids, Tokenizer
+
+_OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
+_LOOK_BACK: Final = 64
+"""How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
+
+
+class History(StrEnum):
+    """What becomes of the past when the next turn comes."""
+
+    TRAIN = "train"
+    """It stays as it is, all reasoning included."""
+    INFERENCE = "inference"
+    """It is what the shipped template would show in production; where that rewrites it, there is no bridge."""
+
+
+class Truncation(StrEnum):
+    """What becomes of a completion that was cut off."""
+
+    CLOSE = "close"
+    """It is closed with tokens that carry no loss."""
+    REFUSE = "refuse"
+    """There is no bridge."""
+
+
+class BridgedTokens(Sequence[int]):
+    """The next prompt: the stream so far, id for id, and what comes after it.
+
+    `new_ids` (int32) is what was added, `kinds` (uint8, see `Kind`) and `messages` (int32, indices into the new
+    messages, -1 for none) have one entry for each of them. As a sequence it is the whole next prompt; `token_ids` and
+    `ids` are the same as a list and as an array, which are made when asked for.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int] | Ids,
+        completion: Sequence[int] | Ids,
+        new_ids: Ids,
+        kinds: Kinds,
+        messages: npt.NDArray[np.int32],
+        new_count: int,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._prompt = prompt
+        self._completion = completion
+        self.new_ids = new_ids
+        self.kinds = kinds
+        self.messages = messages
+        self.new_count = new_count
+        self.notes = list(notes)
+
+    @property
+    def stream_length(self) -> int:
+        """How long the stream was: everything before `new_ids`."""
+        return len(self._prompt) + len(self._completion)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the completion was cut off and had to be closed."""
+        return bool((self.kinds == Kind.SYNTHETIC).any())
+
+    @functools.cached_property
+    def ids(self) -> Ids:
+        """The whole next prompt."""
+        stream = [np.asarray(part, np.int32) for part in (self._prompt, self._completion)]
+        return np.concatenate([*stream, self.new_ids])
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The whole next prompt, as a list."""
+        return cast(list[int], self.ids.tolist())
+
+    def __len__(self) -> int:
+        return self.stream_length + len(self.new_ids)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self.ids[at]
+        return int(found) if isinstance(at, (int, np.integer)) else found.tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.token_ids)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (Sequence, np.ndarray)):
+            return len(self) == len(other) and bool((self.ids == np.asarray(other)).all())
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self.ids if dtype is None else self.ids.astype(dtype)
+
+    def __repr__(self) -> str:
+        closed = ", turn closed" if self.closed else ""
+        return f"BridgedTokens({self.stream_length} tokens + {len(self.new_ids)} new{closed})"
+
+
+Make = Callable[[Messages, int, Any, bool], tuple[Encoded, list[Section]]]
+"""Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How to render new messages of one shape, proven not to depend on the rest."""
+
+    context: Messages
+    form: Form
+    real_tools: bool
+    true_context: bool
+    rewrites: tuple[tuple[frozenset[str], str], ...] = ()
+    """Markers of turns that the template would write anew, and how."""
+
+
+class Bridger:
+    """Bridges for one template."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        make: Make,
+        facts: TurnFacts,
+        skeleton: Skeleton,
+        *,
+        words: Sequence[str],
+        ends: frozenset[int],
+        history: History,
+        truncation: Truncation,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._make = make
+        self._facts = facts
+        self._skeleton = skeleton
+        self._words = words
+        self._stops = facts.stops | facts.closers | ends
+        self._history = history
+        self._truncation = truncation
+        self._verdicts: dict[tuple[Any, ...], _Verdict | BridgeRefusal] = {}
+        chars = (skeleton.marked.char(index) for index in facts.closers - facts.inner)
+        self._closers = frozenset(char for char in chars if char is not None)
+
+    def bridge(
+        self,
+        prompt: Sequence[int] | Ids,
+        completion: Ids,
+        given: Any,
+        new: Messages,
+        tools: Any,
+        messages: Messages | None = None,
+    ) -> BridgedTokens | BridgeRefusal:
+        """The next prompt, or why there is none."""
+        if not len(prompt):
+            return BridgeRefusal(
+                RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
+            )
+        results = leading_results(new)
+        names, known = self._names(results, completion)
+        verdict = self._verdict(new, tools, names, known, completion, messages)
+        if isinstance(verdict, BridgeRefusal):
+            return verdict
+        refusal = self._rewritten(verdict, prompt, completion)
+        if refusal is not None:
+            return refusal
+        used = tools if verdict.real_tools or not tools else [STAND_IN_TOOL]
+        found = self._join(verdict.context, verdict.form, new, used, names)
+        if isinstance(found, BridgeRefusal):
+            return found
+        refusal = check_join(found, known, true_context=verdict.true_context)
+        if refusal is not None:
+            return refusal
+        seam = self._seam(prompt, completion, found)
+        if isinstance(seam, BridgeRefusal):
+            return seam
+        return self._bridged(prompt, given, found, seam, len(new))
+
+    # -- which context stands for all
+
+    def _names(self, results: Messages, completion: Ids) -> tuple[list[str], int]:
+        """The names of the functions that the results answer, and how many of them are known, from the first on."""
+        given = [result.get("name") for result in results]
+        if all(isinstance(name, str) and name for name in given):
+            return [str(name) for name in given], len(given)
+        called = self._skeleton.called(self._skeleton.marked.of_ids(completion.tolist()))
+        known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
+        return [*called[:known], *[UNKNOWN_NAME] * (len(results) - known)], known
+
+    def _verdict(
+        self, new: Messages, tools: Any, names: Sequence[str], known: int, completion: Ids, messages: Messages | None
+    ) -> _Verdict | BridgeRefusal:
+        key = (shape(new, self._words), tools_key(tools), known)
+        verdict = self._proven((*key, None), new, tools, names)
+        if isinstance(verdict, BridgeRefusal) and verdict.reason in _OF_CONTEXT:
+            has_call = self._skeleton.has_call(self._skeleton.marked.of_ids(completion.tolist()))
+            if has_call is not None:  # it depends on what the completion did: then look
+                verdict = self._proven((*key, has_call), new, tools, names)
+            if isinstance(verdict, BridgeRefusal) and verdict.reason in _OF_CONTEXT and messages:
+                verdict = self._prove(new, tools, names, known, has_call, messages)
+        return verdict
+
+    def _proven(
+        self, key: tuple[Any, str, int, bool | None], new: Messages, tools: Any, names: Sequence[str]
+    ) -> _Verdict | BridgeRefusal:
+        if key not in self._verdicts:
+            if len(self._verdicts) >= 1024:
+                self._verdicts.clear()
+            self._verdicts[key] = self._prove(new, tools, names, key[2], key[3])
+        return self._verdicts[key]
+
+    def _prove(
+        self,
+        new: Messages,
+        tools: Any,
+        names: Sequence[str],
+        known: int,
+        has_call: bool | None,
+        messages: Messages | None = None,
+    ) -> _Verdict | BridgeRefusal:
+        """Find a context and a stand-in, and see that no other gives another. `messages` are the true context."""
+        contexts = CONTEXTS if messages is None else (messages,)
+        base = self._base(new, tools, names, known, has_call, contexts)
+        if isinstance(base, BridgeRefusal):
+            return base
+        context, form, found = base
+        real_tools = bool(tools) and (
+            messages is not None or not self._same_without_tools(found, context, form, new, names)
+        )
+        used = tools if real_tools or not tools else [STAND_IN_TOOL]
+        rewrites: dict[tuple[frozenset[str], str], None] = {}
+        for other in variants(form):
+            for around in contexts:
+                again = self._join(around, other, new, used, names)
+                if isinstance(again, BridgeRefusal) or (has_call is not None and again.shows_call != found.shows_call):
+                    continue
+                problem = check_join(again, known, true_context=messages is not None)
+                if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
+                    # it moves what stands in the past to the new turn: to train, it stays where it is
+                    rewrites[frozenset(), problem.detail] = None
+                    continue
+                if again.tail != found.tail or problem is not None:
+                    return BridgeRefusal(
+                        RefusalReason.CONTEXT_DEPENDENT,
+                        f"what the template writes after {_described(other, around)} is not what it writes after "
+                        f"{_described(form, context)}: {again.tail[:60]!r} instead of {found.tail[:60]!r}; "
+                        "pass messages=, the conversation so far",
+                    )
+                if self._history is History.INFERENCE:
+                    change = self._change(around, other, new, used, names, again)
+                    if change is not None:
+                        rewrites[change] = None
+        production = self._history is History.INFERENCE
+        return _Verdict(context, form, real_tools, messages is not None, tuple(rewrites) if production else ())
+
+    def _base(
+        self,
+        new: Messages,
+        tools: Any,
+        names: Sequence[str],
+        known: int,
+        has_call: bool | None,
+        contexts: Sequence[Messages],
+    ) -> tuple[Messages, Form, Join] | BridgeRefusal:
+        """The first context and form that the template takes; one that shows its call, unless there was none."""
+        refusal: BridgeRefusal | None = None
+        second: tuple[Messages, Form, Join] | None = None
+        after_call = bool(leading_results(new))
+        for form in base_forms(after_call):
+            for context in contexts:
+                found = self._join(context, form, new, tools, names)
+                problem = (
+                    found
+                    if isinstance(found, BridgeRefusal)
+                    else check_join(found, known, true_context=contexts is not CONTEXTS)
+                )
+                if problem is None and isinstance(found, Join):
+                    if not after_call or found.shows_call == (has_call is not False):
+                        return context, form, found
+                    second = second or (context, form, found)
+                elif refusal is None or refusal.reason is RefusalReason.TEMPLATE_REFUSED:
+                    refusal = problem
+        if second is not None:
+            return second
+        return refusal or BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
+
+    def _same_without_tools(
+        self, found: Join, context: Messages, form: Form, new: Messages, names: Sequence[str]
+    ) -> bool:
+        """Whether a small stand-in for the tools gives the same: schemas are dear to render."""
+        if shows_tools(found.encoded.rendering, found.cut):
+            return False
+        again = self._join(context, form, new, [STAND_IN_TOOL], names)
+        return isinstance(again, Join) and again.tail == found.tail
+
+    def _join(
+        self, context: Messages, form: Form, new: Messages, tools: Any, names: Sequence[str]
+    ) -> Join | BridgeRefusal:
+        conversation = [*context, form.message(leading_results(new), names), *new]
+
+        def build(messages: Messages, at: int) -> tuple[Encoded, list[Section]]:
+            return self._make(messages, at, tools, True)
+
+        return join(conversation, len(context) + 1, build, self._facts)
+
+    # -- what production would show
+
+    def _change(
+        self, context: Messages, form: Form, new: Messages, tools: Any, names: Sequence[str], after: Join
+    ) -> tuple[frozenset[str], str] | None:
+        """What the new messages change about the turn before them: the markers that it had, and the text."""
+        conversation = [*context, form.message(leading_results(new), names)]
+
+        def build(messages: Messages, at: int) -> tuple[Encoded, list[Section]]:
+            return self._make(messages, at, tools, False)
+
+        alone = join(conversation, len(conversation), build, self._facts)
+        if isinstance(alone, BridgeRefusal):
+            return None
+        was = alone.encoded.rendering.text[: alone.encoded.position(alone.close)]
+        now = after.encoded.rendering.text[: after.encoded.position(after.close)]
+        if was == now:
+            return None
+        shared = common_prefix(was, now)
+        begin = max((s.start for s in alone.sections if s.start <= shared), default=0)
+        text = self._skeleton.marked.of_text(was[begin:])
+        markers = self._skeleton.markers(text) - self._skeleton.markers(self._skeleton.marked.of_text(now[begin:]))
+        return markers, f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
+
+    def _rewritten(self, verdict: _Verdict, prompt: Sequence[int] | Ids, completion: Ids) -> BridgeRefusal | None:
+        """Whether the stream holds what the template would write anew."""
+        if not verdict.rewrites:
+            return None
+        stream = np.concatenate([np.asarray(prompt, np.int32), completion])
+        seen = self._skeleton.markers(self._skeleton.marked.of_ids(stream.tolist()))
+        for markers, how in verdict.rewrites:
+            if markers <= seen:
+                return BridgeRefusal(
+                    RefusalReason.REWRITES_PAST, f"in production the template writes the past anew: {how}"
+                )
+        return None
+
+    # -- the seam
+
+    def _seam(
+        self, prompt: Sequence[int] | Ids, completion: Ids, found: Join
+    ) -> tuple[list[tuple[Sequence[int], Kind]], int] | BridgeRefusal:
+        """What has to stand between the completion and the new turn, and how much of the new turn is there already."""
+        last = int(completion[-1]) if len(completion) else -1
+        stop = found.turn.stop_token
+        if stop is None:
+            return self._open_seam(completion, found, last)
+        is_head = stop in self._facts.heads and stop not in self._facts.closers
+        head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
+        if last == stop:
+            return [], 0
+        if last in self._stops:
+            return head, 0
+        overlap = self._overlap(completion, stop, found.ids)
+        if overlap is not None:
+            return [], overlap
+        if self._truncation is Truncation.REFUSE:
+            return BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
+        marked = self._skeleton.marked
+        tail = [*prompt[-_LOOK_BACK:], *completion.tolist()]
+        closing = self._skeleton.closing(marked.of_ids([int(index) for index in tail]), self._closers)
+        if not is_head and (closing[-1] if closing else last) not in self._facts.closers:
+            closing = [*closing, stop]
+        return [(closing, Kind.SYNTHETIC), *head], 0
+
+    def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
+        """How much of what follows the stop token the completion has already: a separator, or the next head."""
+        for length in range(min(len(ids), len(completion) - 1, 8), 0, -1):
+            if completion[-length - 1] == stop and np.array_equal(completion[-length:], ids[:length]):
+                return length
+        is_control = self._tokenizer.vocabulary.is_control
+        for at, index in enumerate(ids[:8].tolist()):
+            if is_control[index]:
+                return at + 1 if len(completion) and completion[-1] == index else None
+            if self._tokenizer.decode([index]).strip():
+                return None
+        return None
+
+    def _open_seam(
+        self, completion: Ids, found: Join, last: int
+    ) -> tuple[list[tuple[Sequence[int], Kind]], int] | BridgeRefusal:
+        """The seam of a template that ends turns with text, or with nothing."""
+        rendering = found.encoded.rendering
+        closing = rendering.text[found.encoded.position(found.close) : found.cut]
+        said = self._tokenizer.decode(
+            index for index in completion[-256:].tolist() if index != last or last not in self._stops
+        )
+        length = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
+        ended = last in self._stops or length > 0 or not closing
+        if not ended and self._truncation is Truncation.REFUSE:
+            return BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
+        rest = self._tokenizer.encode_plain([closing[length:]])[0].tolist() if closing[length:] else []
+        return [(rest, Kind.SCAFFOLD if ended else Kind.SYNTHETIC)], 0
+
+    def _bridged(
+        self,
+        prompt: Sequence[int] | Ids,
+        given: Any,
+        found: Join,
+        seam: tuple[list[tuple[Sequence[int], Kind]], int],
+        new_count: int,
+    ) -> BridgedTokens:
+        pieces, dropped = seam
+        encoded, first = found.encoded, found.turn.stop + dropped
+        spans = encoded.spans[first:]
+        origins = encoded.rendering.origins
+        of_message = [
+            Kind.CONTEXT if origin is not None and origin[0] == "messages" and not is_role(origin) else Kind.SCAFFOLD
+            for origin in origins
+        ]
+        owners = span_messages(encoded.rendering, found.conversation)
+        before = [np.full(len(ids), kind, np.uint8) for ids, kind in pieces]
+        count = sum(len(ids) for ids, _ in pieces)
+        owner = np.maximum(np.asarray(owners, np.int32)[spans] - found.first_new, -1)
+        return BridgedTokens(
+            prompt,
+            given,
+            np.concatenate([*(np.asarray(ids, np.int32) for ids, _ in pieces), encoded.ids[first:]]),
+            np.concatenate([*before, np.asarray(of_message, np.uint8)[spans]]),
+            np.concatenate([np.full(count, -1, np.int32), owner.astype(np.int32)]),
+            new_count,
+            _dropped_messages(found),
+        )
+
+
+def _described(form: Form, context: Messages) -> str:
+    parts = ["a call" if form.calls else "an answer"]
+    if form.reasoning:
+        parts.append("with reasoning")
+    return f"{' '.join(parts)} in a conversation of {len(context)} messages"
+
+
+def _dropped_messages(found: Join) -> list[str]:
+    """Notes on new messages of which the template writes nothing."""
+    shown = {int(o[1]) for o in found.encoded.rendering.origins if o is not None and len(o) > 1 and o[0] == "messages"}
+    return [
+        f"new message {at - found.first_new}: the template writes nothing of it"
+        for at in range(found.first_new, len(found.conversation))
+        if at not in shown and found.conversation[at].get("content")
+    ]
+
+
+def check_ids(ids: Any, name: str) -> Ids:
+    """Ids as int32, or InputError."""
+    array = ids if isinstance(ids, np.ndarray) else np.asarray(ids if isinstance(ids, (list, tuple)) else list(ids))
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError(f"{name} must be a list of token ids", field=name)
+    if len(array) and (int(array.min()) < 0 or int(array.max()) > 0x7FFFFFFF):
+        raise InputError(f"{name} holds a number that is no token id", field=name)
+    return array.astype(np.int32, copy=False)

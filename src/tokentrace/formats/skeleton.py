@@ -1,0 +1,280 @@
+"""The skeleton of an assistant's turn: which markers follow which, and how a turn that was cut off is closed.
+
+A marker is a control token of the template's scaffold, or a tag spelled out in it. Small conversations, with and
+without reasoning and calls, show which marker can come after which. A completion that stops in the middle of
+reasoning, of a call or of a header is then closed by the shortest way from the last marker it wrote to the end of
+the turn: ``\\n</think>\\n\\n<|im_end|>`` on Qwen, ``<|message|><|end|>`` inside a header of gpt-oss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..errors import TokentraceError
+from ..template.trace import Rendering
+from ..tokens.tokenizer import Tokenizer
+from .turns import Messages, Render, is_role, sections
+
+START: Final = "start"
+END: Final = "end"
+_PLANE: Final = 0xF0000
+"""Control tokens stand as characters of the private planes, one each, so that text can never look like one."""
+_MARKER: Final = re.compile("</?[^\\s<>=\"'/]+>|[\U000f0000-\U0010fffd]")
+
+
+class MarkedText:
+    """Text in which each control token is one private character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        vocabulary = tokenizer.vocabulary
+        tokens = sorted(vocabulary.control.values(), key=lambda token: token.id)[: 0x10FFFD - _PLANE]
+        self._ids = [token.id for token in tokens]
+        self._chars = {token.id: chr(_PLANE + at) for at, token in enumerate(tokens)}
+
+    def of_ids(self, ids: Sequence[int]) -> str:
+        """What ids say. Ids that the vocabulary does not have say U+FFFD."""
+        vocabulary = self._tokenizer.vocabulary
+        pieces: list[bytes] = []
+        for index in ids:
+            char = self._chars.get(index)
+            if char is not None:
+                pieces.append(char.encode())
+            elif 0 <= index < vocabulary.size:
+                pieces.append(vocabulary.token_bytes(index))
+            else:
+                pieces.append(b"\xef\xbf\xbd")
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def of_text(self, text: str) -> str:
+        """Scaffold, its control tokens marked."""
+        vocabulary = self._tokenizer.vocabulary
+        if vocabulary.control_pattern is None:
+            return text
+        return vocabulary.control_pattern.sub(lambda match: self._chars[vocabulary.control[match[0]].id], text)
+
+    def char(self, index: int) -> str | None:
+        """The character that stands for a control token."""
+        return self._chars.get(index)
+
+    def ids(self, marked: str) -> list[int]:
+        """Ids of text that the template would have written itself."""
+        out: list[int] = []
+        for piece in re.split("([\U000f0000-\U0010fffd])", marked):
+            if len(piece) == 1 and ord(piece) >= _PLANE:
+                out.append(self._ids[ord(piece) - _PLANE])
+            elif piece:
+                out += self._tokenizer.encode_plain([piece])[0].tolist()
+        return out
+
+
+@dataclass(slots=True)
+class _Edge:
+    """What stands between two markers."""
+
+    literal: str | None
+    """The scaffold between them, where no field is."""
+    lead: str = ""
+    trail: str = ""
+    """White space after the first and before the second, where a field is between them."""
+
+
+class Skeleton:
+    """The markers of a template's assistant turns, and their order."""
+
+    def __init__(self, tokenizer: Tokenizer, render: Render) -> None:
+        self.marked = MarkedText(tokenizer)
+        self._edges: dict[str, dict[str, _Edge]] = {START: {}}
+        with_call: set[str] = set()
+        without: set[str] = set()
+        self._names: list[re.Pattern[str]] = []
+        for messages, at in _probes():
+            rendering = _rendered(messages, render)
+            if rendering is None:
+                continue
+            segments = list(self._segments(rendering, at))
+            markers = self._learn(segments)
+            if messages[at].get("tool_calls"):
+                with_call |= markers
+                self._learn_name(segments)
+            else:
+                without |= markers
+        self._call_markers = with_call - without
+
+    # -- learning
+
+    def _segments(self, rendering: Rendering, message: int) -> Iterator[tuple[str, str]]:
+        """The turn in pieces: marked scaffold with ``""``, fields with their name."""
+        own = next((s for s in sections(rendering) if s.message == message and s.start < s.end), None)
+        if own is None:
+            return
+        begin = 0
+        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+            text = rendering.text[max(begin, own.start) : min(end, own.end)]
+            if text:
+                if origin is None or is_role(origin):
+                    yield self.marked.of_text(text), ""
+                else:
+                    yield text, str(origin[-1])
+            begin = end
+
+    def _learn(self, segments: Sequence[tuple[str, str]]) -> set[str]:
+        seen: set[str] = set()
+        last = ""
+        between, hole, any_hole = "", False, False
+        lead = ""
+        started = False
+        for text, field in segments:
+            if field:
+                if not hole:
+                    lead = _leading(between)
+                hole = any_hole = True
+                between = ""
+                continue
+            at = 0
+            for match in _MARKER.finditer(text):
+                between += text[at : match.start()]
+                edge = _Edge(None, lead, _trailing(between)) if hole else _Edge(between)
+                if last:
+                    self._add(last, match[0], edge)
+                if any_hole and not started:
+                    started = True
+                    self._add(START, match[0], edge)
+                seen.add(match[0])
+                last, between, hole, lead, at = match[0], "", False, "", match.end()
+            between += text[at:]
+        if last:
+            self._add(last, END, _Edge(""))
+        if any_hole and not started:
+            self._add(START, END, _Edge(""))
+        return seen
+
+    def _add(self, before: str, after: str, edge: _Edge) -> None:
+        known = self._edges.setdefault(before, {}).setdefault(after, edge)
+        if known.literal is None and edge.literal is not None:
+            known.literal = edge.literal
+        elif known.literal is not None and edge.literal is None and not known.trail:
+            known.lead, known.trail = edge.lead, edge.trail
+
+    def _learn_name(self, segments: Sequence[tuple[str, str]]) -> None:
+        """How the name of a called function is introduced: the last words before it."""
+        for at, (_, field) in enumerate(segments):
+            if field == "name" and at and not segments[at - 1][1]:
+                scaffold = segments[at - 1][0]
+                piece = scaffold[max((m.end() for m in _MARKER.finditer(scaffold)), default=0) :]
+                words = piece.split()[-2:] if not piece[-1:].isspace() else []
+                if words and '"' not in words[-1][:-1]:
+                    if words[-1] != '"' and not words[-1].startswith('"'):
+                        words = words[-1:]
+                    pattern = r"\s*".join(map(re.escape, words))
+                    self._names.append(re.compile(pattern + "([^\\s\"'<>{}()|\U000f0000-\U0010fffd]+)"))
+                return
+
+    # -- using
+
+    def markers(self, marked: str) -> frozenset[str]:
+        """The markers of the skeleton that marked text holds."""
+        return frozenset(match[0] for match in _MARKER.finditer(marked) if match[0] in self._edges)
+
+    def has_call(self, completion: str) -> bool | None:
+        """Whether marked text holds a tool call; None where calls have no markers of their own."""
+        if not self._call_markers:
+            return None
+        return any(match[0] in self._call_markers for match in _MARKER.finditer(completion))
+
+    def called(self, completion: str) -> list[str]:
+        """The names of the functions that marked text calls, in order."""
+        for pattern in self._names:
+            found = pattern.findall(completion)
+            if found:
+                return [str(name) for name in found]
+        return []
+
+    def closing(self, stream: str, closed_by: frozenset[str] = frozenset()) -> list[int]:
+        """The ids that close a turn of which `stream` is the end so far, in marked text.
+
+        `closed_by` are markers that end turns: what comes after one is a new beginning.
+        """
+        state = START
+        for match in _MARKER.finditer(stream):
+            if match[0] in self._edges:
+                state = START if match[0] in closed_by else match[0]
+        path = self._way(state) or self._way(START) or []
+        out = ""
+        for step, (before, after) in enumerate(zip([state, *path], path, strict=False)):
+            if after == END:
+                break
+            edge = self._edges.get(before, {}).get(after) or _Edge("")
+            if step == 0:  # somewhere between the two: only the white space before the marker may be missing
+                out += "" if stream.endswith(edge.trail) else edge.trail
+            else:
+                out += edge.lead + edge.trail if edge.literal is None else edge.literal
+            out += after
+        return self.marked.ids(out)
+
+    def _way(self, state: str) -> list[str] | None:
+        """The fewest markers from one to the end of the turn."""
+        queue: deque[tuple[str, ...]] = deque([(state,)])
+        seen = {state}
+        while queue:
+            path = queue.popleft()
+            for after in self._edges.get(path[-1], ()):
+                if after == END:
+                    return [*path[1:], END]
+                if after not in seen:
+                    seen.add(after)
+                    queue.append((*path, after))
+        return None
+
+
+def _leading(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())]
+
+
+def _trailing(text: str) -> str:
+    return text[len(text.rstrip()) :]
+
+
+# -- probes
+
+_USER: Final = {"role": "user", "content": "question"}
+
+
+def _probes() -> Iterator[tuple[Messages, int]]:
+    """Conversations with an assistant's turn at a position: in the past first, for that is how turns are closed."""
+    plain = {"role": "assistant", "content": "answer"}
+    thought = {"role": "assistant", "content": "answer", "reasoning_content": "thought"}
+    for last in (False, True):
+        for reply in (plain, thought):
+            yield [_USER, reply, *([] if last else [_USER])], 1
+        for content in ("", None, "answer"):
+            for arguments in ({}, {"key": "value"}, {"one": "value", "two": "value"}):
+                for reply in (plain, thought):
+                    function = {"name": "probe1", "arguments": arguments}
+                    call = {"id": "call00001", "type": "function", "function": function}
+                    result = {"role": "tool", "name": "probe1", "tool_call_id": "call00001", "content": "result"}
+                    said = {**reply, "content": content, "tool_calls": [call]}
+                    yield [_USER, said, *([] if last else [result])], 1
+
+
+def _rendered(messages: Messages, render: Render) -> Rendering | None:
+    """The conversation, with arguments as a mapping or, where the template wants that, as a JSON string."""
+    for some in (messages, [_stringified(message) for message in messages]):
+        try:
+            return render(some, False)
+        except TokentraceError:
+            continue
+    return None
+
+
+def _stringified(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    text = '{"key": "value"}' if calls[0]["function"]["arguments"] else "{}"
+    changed = [{**call, "function": {**call["function"], "arguments": text}} for call in calls]
+    return {**message, "tool_calls": changed}
