@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InputError
+from .errors import InputError, TokentraceError
 from .formats.seams import (
     CONTEXTS,
     STAND_IN_TOOL,
@@ -41,6 +41,7 @@ from .tokens.kinds import Kind, Kinds
 from .tokens.tokenizer import Ids, Tokenizer
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
+_CUT_OFF: Final = "the completion was cut off before it ended its turn"
 _LOOK_BACK: Final = 64
 """How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
 
@@ -175,6 +176,7 @@ class Bridger:
         self._history = history
         self._truncation = truncation
         self._verdicts: dict[tuple[Any, ...], _Verdict | BridgeRefusal] = {}
+        self._controls: list[tuple[Messages, frozenset[int]]] = []
         chars = (skeleton.marked.char(index) for index in facts.closers - facts.inner)
         self._closers = frozenset(char for char in chars if char is not None)
 
@@ -194,7 +196,7 @@ class Bridger:
             )
         results = leading_results(new)
         names, known = self._names(results, completion)
-        verdict = self._verdict(new, tools, names, known, completion, messages)
+        verdict = self._verdict(new, tools, names, known, prompt, completion, messages)
         if isinstance(verdict, BridgeRefusal):
             return verdict
         refusal = self._rewritten(verdict, prompt, completion)
@@ -224,26 +226,51 @@ class Bridger:
         return [*called[:known], *[UNKNOWN_NAME] * (len(results) - known)], known
 
     def _verdict(
-        self, new: Messages, tools: Any, names: Sequence[str], known: int, completion: Ids, messages: Messages | None
+        self,
+        new: Messages,
+        tools: Any,
+        names: Sequence[str],
+        known: int,
+        prompt: Sequence[int] | Ids,
+        completion: Ids,
+        messages: Messages | None,
     ) -> _Verdict | BridgeRefusal:
         key = (shape(new, self._words), tools_key(tools), known)
-        verdict = self._proven((*key, None), new, tools, names)
-        if isinstance(verdict, BridgeRefusal) and verdict.reason in _OF_CONTEXT:
+        verdict = self._proven((*key, None, CONTEXTS), new, tools, names)
+        if isinstance(verdict, BridgeRefusal) and verdict.reason in _OF_CONTEXT:  # then look at what there is
             has_call = self._skeleton.has_call(self._skeleton.marked.of_ids(completion.tolist()))
-            if has_call is not None:  # it depends on what the completion did: then look
-                verdict = self._proven((*key, has_call), new, tools, names)
-            if isinstance(verdict, BridgeRefusal) and verdict.reason in _OF_CONTEXT and messages:
-                verdict = self._prove(new, tools, names, known, has_call, messages)
+            if messages:
+                return self._prove(new, tools, names, known, has_call, messages)
+            return self._proven((*key, has_call, self._alike(prompt, tools)), new, tools, names)
         return verdict
 
+    def _alike(self, prompt: Sequence[int] | Ids, tools: Any) -> tuple[Messages, ...]:
+        """The contexts with the same control tokens as the prompt: with results in it, or without."""
+        if not self._controls:
+            for context in CONTEXTS:
+                try:
+                    encoded, _ = self._make(context, -1, tools, True)
+                except TokentraceError:
+                    continue
+                self._controls.append((context, frozenset(encoded.ids[encoded.control].tolist())))
+        telling = frozenset[int]().union(*(controls for _, controls in self._controls))
+        seen = telling & frozenset(np.unique(np.asarray(prompt, np.int32)).tolist())
+        return tuple(context for context, controls in self._controls if controls == seen) or CONTEXTS
+
     def _proven(
-        self, key: tuple[Any, str, int, bool | None], new: Messages, tools: Any, names: Sequence[str]
+        self,
+        key: tuple[Any, str, int, bool | None, tuple[Messages, ...]],
+        new: Messages,
+        tools: Any,
+        names: Sequence[str],
     ) -> _Verdict | BridgeRefusal:
-        if key not in self._verdicts:
+        *rest, known, has_call, contexts = key
+        short = (*rest, known, has_call, tuple(map(id, contexts)))  # contexts are constants
+        if short not in self._verdicts:
             if len(self._verdicts) >= 1024:
                 self._verdicts.clear()
-            self._verdicts[key] = self._prove(new, tools, names, key[2], key[3])
-        return self._verdicts[key]
+            self._verdicts[short] = self._prove(new, tools, names, known, has_call, contexts=contexts)
+        return self._verdicts[short]
 
     def _prove(
         self,
@@ -253,10 +280,12 @@ class Bridger:
         known: int,
         has_call: bool | None,
         messages: Messages | None = None,
+        contexts: Sequence[Messages] = CONTEXTS,
     ) -> _Verdict | BridgeRefusal:
         """Find a context and a stand-in, and see that no other gives another. `messages` are the true context."""
-        contexts = CONTEXTS if messages is None else (messages,)
-        base = self._base(new, tools, names, known, has_call, contexts)
+        if messages is not None:
+            contexts = (messages,)
+        base = self._base(new, tools, names, known, has_call, contexts, messages is not None)
         if isinstance(base, BridgeRefusal):
             return base
         context, form, found = base
@@ -297,6 +326,7 @@ class Bridger:
         known: int,
         has_call: bool | None,
         contexts: Sequence[Messages],
+        true_context: bool,
     ) -> tuple[Messages, Form, Join] | BridgeRefusal:
         """The first context and form that the template takes; one that shows its call, unless there was none."""
         refusal: BridgeRefusal | None = None
@@ -306,9 +336,7 @@ class Bridger:
             for context in contexts:
                 found = self._join(context, form, new, tools, names)
                 problem = (
-                    found
-                    if isinstance(found, BridgeRefusal)
-                    else check_join(found, known, true_context=contexts is not CONTEXTS)
+                    found if isinstance(found, BridgeRefusal) else check_join(found, known, true_context=true_context)
                 )
                 if problem is None and isinstance(found, Join):
                     if not after_call or found.shows_call == (has_call is not False):
@@ -353,8 +381,8 @@ class Bridger:
         alone = join(conversation, len(conversation), build, self._facts)
         if isinstance(alone, BridgeRefusal):
             return None
-        was = alone.encoded.rendering.text[: alone.encoded.position(alone.close)]
-        now = after.encoded.rendering.text[: after.encoded.position(after.close)]
+        was = alone.encoded.rendering.text[: alone.section.body_end]
+        now = after.encoded.rendering.text[: after.section.body_end]
         if was == now:
             return None
         shared = common_prefix(was, now)
@@ -385,7 +413,7 @@ class Bridger:
         last = int(completion[-1]) if len(completion) else -1
         stop = found.turn.stop_token
         if stop is None:
-            return self._open_seam(completion, found, last)
+            return self._open_seam(prompt, completion, found, last)
         is_head = stop in self._facts.heads and stop not in self._facts.closers
         head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
         if last == stop:
@@ -396,10 +424,8 @@ class Bridger:
         if overlap is not None:
             return [], overlap
         if self._truncation is Truncation.REFUSE:
-            return BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
-        marked = self._skeleton.marked
-        tail = [*prompt[-_LOOK_BACK:], *completion.tolist()]
-        closing = self._skeleton.closing(marked.of_ids([int(index) for index in tail]), self._closers)
+            return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
+        closing = self._closing(prompt, completion)
         if not is_head and (closing[-1] if closing else last) not in self._facts.closers:
             closing = [*closing, stop]
         return [(closing, Kind.SYNTHETIC), *head], 0
@@ -418,20 +444,28 @@ class Bridger:
         return None
 
     def _open_seam(
-        self, completion: Ids, found: Join, last: int
+        self, prompt: Sequence[int] | Ids, completion: Ids, found: Join, last: int
     ) -> tuple[list[tuple[Sequence[int], Kind]], int] | BridgeRefusal:
-        """The seam of a template that ends turns with text, or with nothing."""
-        rendering = found.encoded.rendering
-        closing = rendering.text[found.encoded.position(found.close) : found.cut]
-        said = self._tokenizer.decode(
-            index for index in completion[-256:].tolist() if index != last or last not in self._stops
-        )
-        length = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
-        ended = last in self._stops or length > 0 or not closing
-        if not ended and self._truncation is Truncation.REFUSE:
-            return BridgeRefusal(RefusalReason.TRUNCATED, "the completion was cut off before it ended its turn")
-        rest = self._tokenizer.encode_plain([closing[length:]])[0].tolist() if closing[length:] else []
-        return [(rest, Kind.SCAFFOLD if ended else Kind.SYNTHETIC)], 0
+        """The seam of a template that ends the turn with text, or with nothing."""
+        closing = found.encoded.rendering.text[found.section.body_end : found.cut]
+        ended = last in self._stops
+        said = self._tokenizer.decode(completion[-256 : -1 if ended else None].tolist())
+        there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
+        marked = self._skeleton.marked
+        is_text = marked.of_text(closing) == closing
+        rest = marked.ids(marked.of_text(closing[there:]))
+        if ended or there == len(closing):
+            return [(rest if is_text else [], Kind.SCAFFOLD)], 0
+        if self._truncation is Truncation.REFUSE:
+            return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
+        if not there:
+            rest = self._closing(prompt, completion) + (rest if is_text else [])
+        return [(rest, Kind.SYNTHETIC)], 0
+
+    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids) -> list[int]:
+        """What closes the turn, as far as its markers tell."""
+        tail = [*prompt[-_LOOK_BACK:], *completion.tolist()]
+        return self._skeleton.closing(self._skeleton.marked.of_ids([int(index) for index in tail]), self._closers)
 
     def _bridged(
         self,

@@ -71,8 +71,7 @@ class Join:
     conversation: Messages
     first_new: int
     turn: SampledTurn
-    close: int
-    """The first token after the turn's last field."""
+    section: Section
     sections: list[Section]
 
     @property
@@ -112,12 +111,12 @@ def join(conversation: Messages, first_new: int, build: Build, facts: TurnFacts)
     if not own:
         return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn stands")
     section = own[0]
-    turn, close = turn_end(encoded, section, facts)
+    turn = turn_end(encoded, section, facts)
     if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != section.end:
         return BridgeRefusal(
             RefusalReason.NO_TURN_END, "no token ends where the assistant's turn ends: it runs into the next one"
         )
-    return Join(encoded, conversation, first_new, turn, close, turns)
+    return Join(encoded, conversation, first_new, turn, section, turns)
 
 
 # -- stand-ins

@@ -400,11 +400,11 @@ def common_prefix(one: str, other: str) -> int:
     return min(len(one), len(other))
 
 
-def turn_end(encoded: Encoded, section: Section, facts: TurnFacts) -> tuple[SampledTurn, int]:
-    """The end of one turn, and the first token after its last field. Nothing is said about where it begins."""
+def turn_end(encoded: Encoded, section: Section, facts: TurnFacts) -> SampledTurn:
+    """The end of one turn. Nothing is said about where it begins: `start` is the first token after its last field."""
     close = encoded.first_touching([section.body_end])[0]
     stop = encoded.first_after([section.end])[0]
-    return _ended(encoded, section.message, close, close, max(close, stop), facts), close
+    return _ended(encoded, section.message, close, close, max(close, stop), facts)
 
 
 def _ended(encoded: Encoded, message: int, start: int, close: int, stop: int, facts: TurnFacts) -> SampledTurn:
