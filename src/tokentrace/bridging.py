@@ -221,7 +221,7 @@ class Bridger:
         given = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in given):
             return [str(name) for name in given], len(given)
-        called = self._skeleton.called(self._skeleton.marked.of_ids(completion.tolist()))
+        called = self._skeleton.called(self._skeleton.marked.of_ids(completion.tolist()), len(results))
         known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
         return [*called[:known], *[UNKNOWN_NAME] * (len(results) - known)], known
 

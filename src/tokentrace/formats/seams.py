@@ -266,6 +266,11 @@ def check_join(found: Join, known_names: int, *, true_context: bool = False) -> 
                     f"the template writes its {_path(origin)} before the assistant's turn, and the past would change",
                     message - first,
                 )
+            if message == first - 1 and end > cut and "tool_calls" not in origin:
+                return BridgeRefusal(
+                    RefusalReason.REPEATS_PAST,
+                    f"the template writes {_path(origin)} of the assistant's message after what answers it",
+                )
             if message == first - 1 and end > cut and not _is_known(origin, known_names):
                 return BridgeRefusal(
                     RefusalReason.UNKNOWN_VALUE,
@@ -284,8 +289,6 @@ def check_join(found: Join, known_names: int, *, true_context: bool = False) -> 
 
 def _is_known(origin: Sequence[str | int], names: int) -> bool:
     """Whether a value of the stand-in turn is the true one: ids and names of calls, where results bring them."""
-    if "tool_calls" not in origin:
-        return False
     return origin[-1] == "id" or (origin[-1] == "name" and int(origin[3]) < names)
 
 

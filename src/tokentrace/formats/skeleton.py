@@ -8,6 +8,7 @@ the turn: ``\\n</think>\\n\\n<|im_end|>`` on Qwen, ``<|message|><|end|>`` inside
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ END: Final = "end"
 _PLANE: Final = 0xF0000
 """Control tokens stand as characters of the private planes, one each, so that text can never look like one."""
 _MARKER: Final = re.compile("</?[^\\s<>=\"'/]+>|[\U000f0000-\U0010fffd]")
+
+_NAME: Final = "([^\\s\"'<>{}()|\U000f0000-\U0010fffd]+)"
 
 
 class MarkedText:
@@ -91,7 +94,7 @@ class Skeleton:
         self._edges: dict[str, dict[str, _Edge]] = {START: {}}
         with_call: set[str] = set()
         without: set[str] = set()
-        self._names: list[re.Pattern[str]] = []
+        self._names: dict[str, None] = {}
         for messages, at in _probes():
             rendering = _rendered(messages, render)
             if rendering is None:
@@ -100,7 +103,7 @@ class Skeleton:
             markers = self._learn(segments)
             if messages[at].get("tool_calls"):
                 with_call |= markers
-                self._learn_name(segments)
+                self._learn_names(segments)
             else:
                 without |= markers
         self._call_markers = with_call - without
@@ -160,19 +163,16 @@ class Skeleton:
         elif known.literal is not None and edge.literal is None and not known.trail:
             known.lead, known.trail = edge.lead, edge.trail
 
-    def _learn_name(self, segments: Sequence[tuple[str, str]]) -> None:
-        """How the name of a called function is introduced: the last words before it."""
-        for at, (_, field) in enumerate(segments):
-            if field == "name" and at and not segments[at - 1][1]:
-                scaffold = segments[at - 1][0]
-                piece = scaffold[max((m.end() for m in _MARKER.finditer(scaffold)), default=0) :]
-                words = piece.split()[-2:] if not piece[-1:].isspace() else []
-                if words and '"' not in words[-1][:-1]:
-                    if words[-1] != '"' and not words[-1].startswith('"'):
-                        words = words[-1:]
-                    pattern = r"\s*".join(map(re.escape, words))
-                    self._names.append(re.compile(pattern + "([^\\s\"'<>{}()|\U000f0000-\U0010fffd]+)"))
-                return
+    def _learn_names(self, segments: Sequence[tuple[str, str]]) -> None:
+        """How the name of a called function is introduced, wherever it stands: the last words before it."""
+        for (scaffold, before), (_, field) in itertools.pairwise(segments):
+            if field == "name" and not before:
+                piece = scaffold[max((match.end() for match in _MARKER.finditer(scaffold)), default=0) :]
+                words = [] if piece[-1:].isspace() else piece.split()[-2:]
+                if words and words[-1] not in ('"', "'"):
+                    words = words[-1:]
+                if words:
+                    self._names[r"\s*".join(map(re.escape, words)) + _NAME] = None
 
     # -- using
 
@@ -186,13 +186,10 @@ class Skeleton:
             return None
         return any(match[0] in self._call_markers for match in _MARKER.finditer(completion))
 
-    def called(self, completion: str) -> list[str]:
-        """The names of the functions that marked text calls, in order."""
-        for pattern in self._names:
-            found = pattern.findall(completion)
-            if found:
-                return [str(name) for name in found]
-        return []
+    def called(self, completion: str, count: int) -> list[str]:
+        """The names of the functions that marked text calls, in order: `count` of them, or fewer."""
+        found = [[str(name) for name in re.findall(pattern, completion)] for pattern in self._names]
+        return next((names for names in found if len(names) == count), next(filter(None, found), []))
 
     def closing(self, stream: str, closed_by: frozenset[str] = frozenset()) -> list[int]:
         """The ids that close a turn of which `stream` is the end so far, in marked text.
