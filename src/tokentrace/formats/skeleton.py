@@ -169,10 +169,8 @@ class Skeleton:
             if field == "name" and not before:
                 piece = scaffold[max((match.end() for match in _MARKER.finditer(scaffold)), default=0) :]
                 words = [] if piece[-1:].isspace() else piece.split()[-2:]
-                if words and words[-1] not in ('"', "'"):
-                    words = words[-1:]
-                if words:
-                    self._names[r"\s*".join(map(re.escape, words)) + _NAME] = None
+                for count in (2, 1) if words and words[-1] not in ('"', "'") else (2,) if words else ():
+                    self._names[r"\s*".join(map(re.escape, words[-count:])) + _NAME] = None
 
     # -- using
 
