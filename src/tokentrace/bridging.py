@@ -447,19 +447,18 @@ class Bridger:
         self, prompt: Sequence[int] | Ids, completion: Ids, found: Join, last: int
     ) -> tuple[list[tuple[Sequence[int], Kind]], int] | BridgeRefusal:
         """The seam of a template that ends the turn with text, or with nothing."""
-        closing = found.encoded.rendering.text[found.section.body_end : found.cut]
-        ended = last in self._stops
-        said = self._tokenizer.decode(completion[-256 : -1 if ended else None].tolist())
-        there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
         marked = self._skeleton.marked
-        is_text = marked.of_text(closing) == closing
-        rest = marked.ids(marked.of_text(closing[there:]))
-        if ended or there == len(closing):
-            return [(rest if is_text else [], Kind.SCAFFOLD)], 0
-        if self._truncation is Truncation.REFUSE:
+        closing = marked.of_text(found.encoded.rendering.text[found.section.body_end : found.cut])
+        closing = closing[len(closing) - common_prefix(closing[::-1], self._skeleton.plain_close[::-1]) :]
+        ended = last in self._stops
+        said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())
+        there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
+        rest = marked.ids(closing[there:])
+        if ended or (closing and there == len(closing)):
+            return [(rest, Kind.SCAFFOLD)], 0
+        rest = (self._closing(prompt, completion) if not there else []) + rest
+        if rest and self._truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
-        if not there:
-            rest = self._closing(prompt, completion) + (rest if is_text else [])
         return [(rest, Kind.SYNTHETIC)], 0
 
     def _closing(self, prompt: Sequence[int] | Ids, completion: Ids) -> list[int]:

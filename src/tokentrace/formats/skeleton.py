@@ -92,15 +92,21 @@ class Skeleton:
     def __init__(self, tokenizer: Tokenizer, render: Render) -> None:
         self.marked = MarkedText(tokenizer)
         self._edges: dict[str, dict[str, _Edge]] = {START: {}}
+        seen = False
         with_call: set[str] = set()
         without: set[str] = set()
         self._names: dict[str, None] = {}
+        self.plain_close = ""
+        """What the template writes after the words of a past answer, in its turn; marked."""
         for messages, at in _probes():
             rendering = _rendered(messages, render)
             if rendering is None:
                 continue
             segments = list(self._segments(rendering, at))
             markers = self._learn(segments)
+            if not seen:
+                self.plain_close = "".join(text for text, field in segments[_last_field(segments) + 1 :] if not field)
+            seen = True
             if messages[at].get("tool_calls"):
                 with_call |= markers
                 self._learn_names(segments)
@@ -224,6 +230,10 @@ class Skeleton:
                     seen.add(after)
                     queue.append((*path, after))
         return None
+
+
+def _last_field(segments: Sequence[tuple[str, str]]) -> int:
+    return max((at for at, (_, field) in enumerate(segments) if field), default=len(segments))
 
 
 def _leading(text: str) -> str:
