@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .errors import InputError, TokentraceError
 from .formats.seams import (
     CONTEXTS,
+    INLINE,
     STAND_IN_TOOL,
     UNKNOWN_NAME,
     BridgeRefusal,
@@ -141,6 +142,15 @@ Make = Callable[[Messages, int, Any, bool], tuple[Encoded, list[Section]]]
 
 
 @dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """What a template would write anew: turns that have these markers, with reasoning or without any (None: either)."""
+
+    markers: frozenset[str]
+    reasoning: bool | None
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Verdict:
     """How to render new messages of one shape, proven not to depend on the rest."""
 
@@ -148,8 +158,7 @@ class _Verdict:
     form: Form
     real_tools: bool
     true_context: bool
-    rewrites: tuple[tuple[frozenset[str], str], ...] = ()
-    """Markers of turns that the template would write anew, and how."""
+    rewrites: tuple[_Rewrite, ...] = ()
 
 
 class Bridger:
@@ -293,8 +302,10 @@ class Bridger:
             messages is not None or not self._same_without_tools(found, context, form, new, names)
         )
         used = tools if real_tools or not tools else [STAND_IN_TOOL]
-        rewrites: dict[tuple[frozenset[str], str], None] = {}
-        for other in variants(form):
+        rewrites: dict[_Rewrite, None] = {}
+        production = self._history is History.INFERENCE
+        inline = (INLINE,) if production and not form.calls else ()
+        for other in (*variants(form), *inline):
             for around in contexts:
                 again = self._join(around, other, new, used, names)
                 if isinstance(again, BridgeRefusal) or (has_call is not None and again.shows_call != found.shows_call):
@@ -302,7 +313,7 @@ class Bridger:
                 problem = check_join(again, known, true_context=messages is not None)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
                     # it moves what stands in the past to the new turn: to train, it stays where it is
-                    rewrites[frozenset(), problem.detail] = None
+                    rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
                     continue
                 if again.tail != found.tail or problem is not None:
                     return BridgeRefusal(
@@ -311,11 +322,10 @@ class Bridger:
                         f"{_described(form, context)}: {again.tail[:60]!r} instead of {found.tail[:60]!r}; "
                         "pass messages=, the conversation so far",
                     )
-                if self._history is History.INFERENCE:
+                if production:
                     change = self._change(around, other, new, used, names, again)
                     if change is not None:
                         rewrites[change] = None
-        production = self._history is History.INFERENCE
         return _Verdict(context, form, real_tools, messages is not None, tuple(rewrites) if production else ())
 
     def _base(
@@ -371,8 +381,8 @@ class Bridger:
 
     def _change(
         self, context: Messages, form: Form, new: Messages, tools: Any, names: Sequence[str], after: Join
-    ) -> tuple[frozenset[str], str] | None:
-        """What the new messages change about the turn before them: the markers that it had, and the text."""
+    ) -> _Rewrite | None:
+        """What the new messages change about the turn before them."""
         conversation = [*context, form.message(leading_results(new), names)]
 
         def build(messages: Messages, at: int) -> tuple[Encoded, list[Section]]:
@@ -389,18 +399,21 @@ class Bridger:
         begin = max((s.start for s in alone.sections if s.start <= shared), default=0)
         text = self._skeleton.marked.of_text(was[begin:])
         markers = self._skeleton.markers(text) - self._skeleton.markers(self._skeleton.marked.of_text(now[begin:]))
-        return markers, f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
+        how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
+        return _Rewrite(markers, form.reasoning or form is INLINE, how)
 
     def _rewritten(self, verdict: _Verdict, prompt: Sequence[int] | Ids, completion: Ids) -> BridgeRefusal | None:
         """Whether the stream holds what the template would write anew."""
         if not verdict.rewrites:
             return None
-        stream = np.concatenate([np.asarray(prompt, np.int32), completion])
-        seen = self._skeleton.markers(self._skeleton.marked.of_ids(stream.tolist()))
-        for markers, how in verdict.rewrites:
-            if markers <= seen:
+        stream = self._skeleton.marked.of_ids([*map(int, prompt), *completion.tolist()])
+        seen = self._skeleton.markers(stream)
+        full, blank = self._skeleton.reasoning(stream)
+        for rewrite in verdict.rewrites:
+            applies = rewrite.reasoning is None or (full if rewrite.reasoning else blank or not rewrite.markers)
+            if rewrite.markers <= seen and applies:
                 return BridgeRefusal(
-                    RefusalReason.REWRITES_PAST, f"in production the template writes the past anew: {how}"
+                    RefusalReason.REWRITES_PAST, f"in production the template writes the past anew: {rewrite.how}"
                 )
         return None
 

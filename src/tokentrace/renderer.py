@@ -194,9 +194,8 @@ class Renderer:
         before = None if messages is None else check_messages(messages, more_roles=learned.template.constants)
         check_tools(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
-        with _no_collection():
-            bridger = self._bridger(learned, tools)
-            return bridger.bridge(prev_prompt_ids, completion, prev_completion_ids, new, tools, before)
+        bridger = self._bridger(learned, tools)
+        return bridger.bridge(prev_prompt_ids, completion, prev_completion_ids, new, tools, before)
 
     def _bridger(self, learned: _Learned, tools: Any) -> Bridger:
         if learned.bridger is None:

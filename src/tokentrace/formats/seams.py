@@ -198,6 +198,10 @@ def base_forms(after_call: bool) -> Iterator[Form]:
                 yield Form(content, calls=True, text_arguments=text_arguments, single=single)
 
 
+INLINE: Final = Form("<think>\nthought\n</think>\n\nanswer")
+"""Reasoning that a parser left in the content."""
+
+
 def variants(form: Form) -> Iterator[Form]:
     """Other ways the turn could have gone: with reasoning, with words, with a call."""
     for calls in (True,) if form.calls else (False, True):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import TokentraceError
+from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 from .turns import Messages, Render, is_role, sections
@@ -91,6 +92,7 @@ class Skeleton:
 
     def __init__(self, tokenizer: Tokenizer, render: Render) -> None:
         self.marked = MarkedText(tokenizer)
+        self._reasoning_close: set[str] = set()
         self._edges: dict[str, dict[str, _Edge]] = {START: {}}
         seen = False
         with_call: set[str] = set()
@@ -134,14 +136,14 @@ class Skeleton:
     def _learn(self, segments: Sequence[tuple[str, str]]) -> set[str]:
         seen: set[str] = set()
         last = ""
-        between, hole, any_hole = "", False, False
+        between, hole, any_hole = "", "", False
         lead = ""
         started = False
         for text, field in segments:
             if field:
                 if not hole:
                     lead = _leading(between)
-                hole = any_hole = True
+                hole, any_hole = field, True
                 between = ""
                 continue
             at = 0
@@ -154,7 +156,9 @@ class Skeleton:
                     started = True
                     self._add(START, match[0], edge)
                 seen.add(match[0])
-                last, between, hole, lead, at = match[0], "", False, "", match.end()
+                if hole in REASONING_FIELDS:
+                    self._reasoning_close.add(match[0])
+                last, between, hole, lead, at = match[0], "", "", "", match.end()
             between += text[at:]
         if last:
             self._add(last, END, _Edge(""))
@@ -183,6 +187,19 @@ class Skeleton:
     def markers(self, marked: str) -> frozenset[str]:
         """The markers of the skeleton that marked text holds."""
         return frozenset(match[0] for match in _MARKER.finditer(marked) if match[0] in self._edges)
+
+    def reasoning(self, marked: str) -> tuple[bool, bool]:
+        """Whether marked text holds reasoning, and whether it holds an empty place for it; both where none can tell."""
+        if not self._reasoning_close:
+            return True, True
+        blank = full = False
+        at = 0
+        for match in _MARKER.finditer(marked):
+            if match[0] in self._reasoning_close:
+                between = marked[at : match.start()]  # white space alone may be either
+                blank, full = blank or not between.strip(), full or bool(between)
+            at = match.end()
+        return full, blank
 
     def has_call(self, completion: str) -> bool | None:
         """Whether marked text holds a tool call; None where calls have no markers of their own."""
