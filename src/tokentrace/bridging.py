@@ -68,9 +68,10 @@ class Truncation(StrEnum):
 class BridgedTokens(Sequence[int]):
     """The next prompt: the stream so far, id for id, and what comes after it.
 
-    `new_ids` (int32) is what was added, `kinds` (uint8, see `Kind`) and `messages` (int32, indices into the new
-    messages, -1 for none) have one entry for each of them. As a sequence it is the whole next prompt; `token_ids` and
-    `ids` are the same as a list and as an array, which are made when asked for.
+    `prompt` and `completion` are the stream as it was given, `new_ids` (int32) is what was added; `kinds` (uint8, see
+    `Kind`) and `messages` (int32, indices into the new messages, -1 for none) have one entry for each new id. As a
+    sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array, made when asked
+    for.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class BridgedTokens(Sequence[int]):
         new_count: int,
         notes: Sequence[str] = (),
     ) -> None:
-        self._prompt = prompt
-        self._completion = completion
+        self.prompt = prompt
+        self.completion = completion
         self.new_ids = new_ids
         self.kinds = kinds
         self.messages = messages
@@ -94,7 +95,7 @@ class BridgedTokens(Sequence[int]):
     @property
     def stream_length(self) -> int:
         """How long the stream was: everything before `new_ids`."""
-        return len(self._prompt) + len(self._completion)
+        return len(self.prompt) + len(self.completion)
 
     @property
     def closed(self) -> bool:
@@ -104,7 +105,7 @@ class BridgedTokens(Sequence[int]):
     @functools.cached_property
     def ids(self) -> Ids:
         """The whole next prompt."""
-        stream = [np.asarray(part, np.int32) for part in (self._prompt, self._completion)]
+        stream = [np.asarray(part, np.int32) for part in (self.prompt, self.completion)]
         return np.concatenate([*stream, self.new_ids])
 
     @property
@@ -218,10 +219,24 @@ class Bridger:
         refusal = check_join(found, known, true_context=verdict.true_context)
         if refusal is not None:
             return refusal
+        return self.joined(prompt, completion, given, found)
+
+    def rendered_after(self, conversation: Messages, at: int, tools: Any) -> Join | BridgeRefusal:
+        """A whole conversation, cut after the turn of message `at`."""
+
+        def build(messages: Messages, index: int) -> tuple[Encoded, list[Section]]:
+            return self._make(messages, index, tools, True)
+
+        return join(conversation, at + 1, build, self._facts)
+
+    def joined(
+        self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, found: Join
+    ) -> BridgedTokens | BridgeRefusal:
+        """The stream, its seam, and what was rendered after a turn."""
         seam = self._seam(prompt, completion, found)
         if isinstance(seam, BridgeRefusal):
             return seam
-        return self._bridged(prompt, given, found, seam, len(new))
+        return self._bridged(prompt, given, found, seam, len(found.conversation) - found.first_new)
 
     # -- which context stands for all
 
@@ -371,11 +386,7 @@ class Bridger:
         self, context: Messages, form: Form, new: Messages, tools: Any, names: Sequence[str]
     ) -> Join | BridgeRefusal:
         conversation = [*context, form.message(leading_results(new), names), *new]
-
-        def build(messages: Messages, at: int) -> tuple[Encoded, list[Section]]:
-            return self._make(messages, at, tools, True)
-
-        return join(conversation, len(context) + 1, build, self._facts)
+        return self.rendered_after(conversation, len(context), tools)
 
     # -- what production would show
 

@@ -1,0 +1,481 @@
+"""Trajectory: the append-only record of one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ExtensionError, TrajectoryError
+from ..tokens.kinds import Kind, Kinds
+from ..tokens.tokenizer import Ids
+from .bridges import Bridge, bridge_spans
+from .inputs import (
+    IdsLike,
+    KindsLike,
+    Logprobs,
+    LogprobsLike,
+    SpansLike,
+    VersionLike,
+    as_count,
+    as_ids,
+    as_spans,
+    from_json,
+    from_position,
+    mapping_json,
+)
+from .invariants import check_ledger, check_wire
+from .ledger import LATER_KINDS, PROMPT_KINDS, Ledger
+from .log import Row
+from .tree import Node
+from .turns import Branch, MessageSpan, SharedPrefix, Turn, Write
+from .wire import WireText
+
+
+class Trajectory:
+    """Ids, kinds, logprobs and turns of one rollout; a tree of branches where its history was rewritten.
+
+    It is only ever added to. Every write is checked as a whole before anything is changed: one that fails raises
+    `TrajectoryError` and leaves the trajectory as it was. Tokens are `Kind.SAMPLED` only through
+    `append_completion`. Reads and writes are about the current branch, the one last written to, unless `branch`
+    says otherwise; views handed out are read-only and never change. Not safe for writers in several threads.
+
+    `vocab_size` bounds the ids. With `logprobs=False` none are recorded and none may be given; otherwise every
+    sampled token has one. `metadata` is any dict that JSON can hold, kept exactly.
+
+    >>> trajectory = Trajectory(name="demo")
+    >>> trajectory.begin([1, 2, 3], messages=1)
+    >>> turn = trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop", version=12)
+    >>> trajectory.append_context([4, 5], [Kind.CONTEXT, Kind.SCAFFOLD], messages=1)
+    >>> trajectory.stream().tolist()
+    [1, 2, 3, 7, 8, 4, 5]
+    >>> trajectory.loss_mask().tolist()
+    [False, False, False, True, True, False, False]
+    >>> trajectory.wire()
+    b'[1,2,3,7,8,4,5]'
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        vocab_size: int | None = None,
+        logprobs: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(name, str):
+            raise TrajectoryError(f"name must be a str, not {name!r}")
+        if not isinstance(logprobs, bool):
+            raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {logprobs!r}")
+        if vocab_size is not None and as_count(vocab_size, "vocab_size") == 0:
+            raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
+        self.name: Final = name
+        self._metadata = mapping_json({} if metadata is None else metadata, "metadata")
+        self._ledger = Ledger(None if vocab_size is None else int(vocab_size), logprobs)
+        self._wire = WireText()
+        self._wire_of = -1
+
+    # -- writing
+
+    def begin(
+        self, prompt_ids: IdsLike, *, kinds: KindsLike | None = None, messages: int = 0, message_spans: SpansLike = ()
+    ) -> None:
+        """Ledger the first prompt, which holds `messages` messages."""
+        if self._ledger.tree.nodes:
+            raise TrajectoryError(
+                "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
+            )
+        ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
+        kinds = Kind.PROMPT if kinds is None else kinds
+        self._ledger.open(-1, 0, ids, kinds, message_spans, as_count(messages, "messages"), "")
+
+    def append_context(
+        self,
+        new_ids: IdsLike,
+        kinds: KindsLike,
+        *,
+        message_spans: SpansLike = (),
+        messages: int = 0,
+        branch: int | None = None,
+    ) -> None:
+        """Ledger what was put after the stream: tool results, scaffold, a generation prompt, a synthetic close.
+
+        It brings `messages` new messages. `message_spans` are rows ``(start, stop, message)``: positions in
+        `new_ids`, and the number of the new message, counted from 0. The cost is that of what is new.
+        """
+        index = self._index(branch)
+        node = self._ledger.tree.nodes[index]
+        added = as_count(messages, "messages")
+        ids = as_ids(new_ids, "new_ids", self.vocab_size)
+        spans = as_spans(message_spans, 0, len(ids), added)
+        spans = spans + np.array([node.stop, node.stop, node.messages], np.int64)
+        self._ledger.add_context(index, ids, kinds, spans, node.messages + added)
+
+    def append_bridge(self, bridge: Bridge, *, branch: int | None = None) -> None:
+        """Ledger the new tokens of a bridge that was made for this very stream."""
+        node = self._ledger.tree.nodes[self._index(branch)]
+        if as_count(bridge.stream_length, "bridge.stream_length") != node.stop:
+            raise TrajectoryError(
+                f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {node.stop}: "
+                "make the bridge from the stream as it is recorded"
+            )
+        spans = bridge_spans(bridge)
+        self.append_context(bridge.new_ids, bridge.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
+
+    def append_completion(
+        self,
+        ids: IdsLike,
+        logprobs: LogprobsLike | None,
+        *,
+        finish_reason: str,
+        version: VersionLike = None,
+        sampling: Mapping[str, Any] | None = None,
+        continues: bool = False,
+        branch: int | None = None,
+    ) -> Turn:
+        """Ledger the tokens that an engine returned for the stream as its prompt.
+
+        `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion where
+        they changed on the way. A completion needs a prompt or context before it. `continues` says that it goes on
+        with the message of the turn before, which ended with ``"abort"`` or ``"length"`` or was empty, with no new
+        message in between.
+        """
+        index = self._index(branch)
+        sampling_json = None if sampling is None else mapping_json(sampling, "sampling")
+        return self._ledger.add_completion(index, ids, logprobs, finish_reason, version, sampling_json, continues)
+
+    def extend_to(
+        self,
+        prompt_ids: IdsLike,
+        kinds: KindsLike | None = None,
+        *,
+        message_spans: SpansLike = (),
+        messages: int | None = None,
+        branch: int | None = None,
+    ) -> int:
+        """Ledger the next prompt, given whole; returns how many of its ids are new.
+
+        It must begin with the stream, id for id; `ExtensionError` names the first position that differs. `kinds`
+        (CONTEXT by default) and `message_spans` are about the whole prompt, and count for what is new: what is
+        recorded stays. `messages` is how many messages the prompt holds. A prompt that is the stream changes nothing.
+        """
+        index = self._index(branch)
+        node = self._ledger.tree.nodes[index]
+        ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
+        shared = self._ledger.tree.shared_with(ids, index)
+        if shared < node.stop:
+            raise self._extension_error(index, ids, shared)
+        total = node.messages if messages is None else as_count(messages, "messages")
+        if total < node.messages:
+            raise TrajectoryError(
+                f"messages is {total}, but {node.messages} are recorded: say how many the whole prompt holds"
+            )
+        fresh, spans = from_position(kinds, message_spans, len(ids), shared, total, LATER_KINDS)
+        if len(ids) == shared:
+            if total > node.messages:
+                raise TrajectoryError(f"{total - node.messages} new messages without a token: nothing was recorded")
+            return 0
+        self._ledger.add_context(index, ids[shared:], fresh, spans, total)
+        return len(ids) - shared
+
+    def branch(
+        self,
+        prompt_ids: IdsLike,
+        *,
+        kinds: KindsLike | None = None,
+        message_spans: SpansLike = (),
+        messages: int | None = None,
+        cause: str = "",
+        from_branch: int | None = None,
+    ) -> int:
+        """Ledger a prompt whose history was rewritten, given whole; returns its branch, which is now the current one.
+
+        It shares the longest prefix that is recorded anywhere in the tree, or in the stream of `from_branch`; the
+        kinds, turns and messages of the shared part are inherited, and stay with the branch that owns them. `kinds`
+        (CONTEXT by default), `message_spans` and `messages` are about the whole prompt, as in `extend_to`; by
+        default no message is new.
+
+        A prompt that begins with the whole stream of a branch rewrites nothing, and is refused: it belongs to
+        `extend_to`. To sample once more from the same prompt, branch after the first completion is recorded.
+        """
+        current = self._index(from_branch)
+        ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
+        if from_branch is None:
+            source, shared, extends = self._ledger.tree.longest_shared(ids)
+        else:
+            source, shared = current, self._ledger.tree.shared_with(ids, current)
+            extends = current if shared == self._ledger.tree.nodes[current].stop else -1
+        if extends >= 0:
+            raise TrajectoryError(
+                f"the prompt begins with all {shared} ids of branch {extends}, so no history was rewritten: record it "
+                f"with extend_to(prompt_ids, branch={extends})"
+            )
+        inherited = self._ledger.messages_at(source, shared)
+        total = inherited if messages is None else as_count(messages, "messages")
+        fresh, spans = from_position(kinds, message_spans, len(ids), shared, total, PROMPT_KINDS)
+        return self._ledger.open(source, shared, ids[shared:], fresh, spans, total, cause)
+
+    def branch_at(
+        self,
+        position: int,
+        new_ids: IdsLike = (),
+        kinds: KindsLike = Kind.CONTEXT,
+        *,
+        message_spans: SpansLike = (),
+        messages: int = 0,
+        cause: str = "",
+        branch: int | None = None,
+    ) -> int:
+        """Branch where it is known how much is shared: the first `position` ids of a stream, and `new_ids` after them.
+
+        As `append_context`, it is about what is new and costs what is new.
+        """
+        source = self._index(branch)
+        shared = as_count(position, "position")
+        ids = as_ids(new_ids, "new_ids", self.vocab_size)
+        inherited = self._ledger.messages_at(source, shared)
+        added = as_count(messages, "messages")
+        spans = as_spans(message_spans, 0, len(ids), added) + np.array([shared, shared, inherited], np.int64)
+        return self._ledger.open(source, shared, ids, kinds, spans, inherited + added, cause)
+
+    def replay(self, write: Write) -> None:
+        """Do a write of another trajectory, as `writes` gives it; what storage does to load one."""
+        self._ledger.replay(write)
+
+    # -- reading
+
+    def stream(self, branch: int | None = None) -> Ids:
+        """The ids so far, as a read-only view: what an engine is given next, and what a trainer sees.
+
+        The first branch costs no copy. Of others, one at a time is laid out in a row, and grows with its branch.
+        """
+        return self._ledger.tree.stream(self._index(branch))
+
+    prompt = stream
+
+    def kinds(self, branch: int | None = None) -> Kinds:
+        """The kind of each token, read-only."""
+        return self._ledger.tree.kinds(self._index(branch))
+
+    def loss_mask(self, branch: int | None = None, *, once: bool = True) -> npt.NDArray[np.bool_]:
+        """True where a token was sampled.
+
+        With `once` only in the branch that owns the token: over all branches each is True exactly once. Without,
+        also where it is part of a shared prefix.
+        """
+        index = self._index(branch)
+        mask: npt.NDArray[np.bool_] = self._ledger.tree.kinds(index) == Kind.SAMPLED
+        if once:
+            mask[: self._ledger.tree.nodes[index].start] = False
+        return mask
+
+    def logprobs(self, branch: int | None = None) -> Logprobs:
+        """The logprob of each token, NaN where none was sampled; shared prefixes included."""
+        index = self._index(branch)
+        self._require_logprobs()
+        kinds = self._ledger.tree.kinds(index)
+        result = np.full(len(kinds), np.nan, np.float32)
+        for owner, start, stop in self._ledger.tree.segments(index):
+            where = np.flatnonzero(kinds[start:stop] == Kind.SAMPLED) + start
+            result[where] = self._ledger.tree.nodes[owner].logprobs.view(0, len(where))
+        return result
+
+    def turns(self, branch: int | None = None) -> list[Turn]:
+        """The turns along a stream, in order, inherited ones included.
+
+        A turn is on the branch if it began before the branch left. One that the branch left in the middle of is
+        `cut`: its head is there, sampled, and its owner's to train.
+        """
+        return [
+            self._ledger.turn(number, row, stop)
+            for number, row, stop in self._ledger.rows(self._index(branch))
+            if row.is_turn
+        ]
+
+    def completion(self, turn: Turn) -> Ids:
+        """The ids of a turn, as a read-only view."""
+        node, row = self._recorded(turn)
+        return node.ids.view(row.start - node.start, turn.stop - node.start)
+
+    def completion_logprobs(self, turn: Turn) -> Logprobs:
+        """The logprobs of a turn, as a read-only view."""
+        self._require_logprobs()
+        node, row = self._recorded(turn)
+        return node.logprobs.view(row.sampled, row.sampled + len(turn))
+
+    def message_spans(self, branch: int | None = None) -> list[MessageSpan]:
+        """Which tokens of a stream belong to which message, turns included, in stream order."""
+        found: list[MessageSpan] = []
+        for number, row, limit in self._ledger.rows(self._index(branch)):
+            if row.is_turn:
+                spans = [[row.start, row.stop, row.first]]
+            else:
+                spans = self._ledger.log.spans(number).tolist()
+            found += [
+                MessageSpan(start, min(stop, limit), who) for start, stop, who in spans if start < min(stop, limit)
+            ]
+        return found
+
+    def message_indices(self, branch: int | None = None) -> npt.NDArray[np.int32]:
+        """The message of each token of a stream, -1 for none."""
+        owners = np.full(self._ledger.tree.nodes[self._index(branch)].stop, -1, np.int32)
+        for start, stop, message in self.message_spans(branch):
+            owners[start:stop] = message
+        return owners
+
+    def message_count(self, branch: int | None = None) -> int:
+        """How many messages the conversation of a branch holds."""
+        return self._ledger.tree.nodes[self._index(branch)].messages
+
+    def shared_prefix(self, prompt_ids: IdsLike) -> SharedPrefix:
+        """How much of a prompt is recorded, and where: whether `extend_to` or `branch` is the way to record it."""
+        return self._ledger.tree.longest_shared(as_ids(prompt_ids, "prompt_ids", self.vocab_size))
+
+    def wire_parts(self, branch: int | None = None) -> tuple[bytes, ...]:
+        """The stream as JSON text, ``[1,2,3]``, in a few pieces to be sent one after another.
+
+        The text is kept once it is asked for, of one branch at a time, so that the next call encodes what is new.
+        """
+        index = self._index(branch)
+        if self._wire_of != index:
+            self._wire, self._wire_of = WireText(), index
+        if len(self._wire) < self._ledger.tree.nodes[index].stop:
+            for piece in list(self._ledger.tree.pieces(index, len(self._wire))):
+                self._wire.extend(piece)
+        return self._wire.parts
+
+    def wire(self, branch: int | None = None) -> bytes:
+        """The stream as JSON text in one piece."""
+        return b"".join(self.wire_parts(branch))
+
+    def writes(self, start: int = 0) -> Iterator[Write]:
+        """The writes that made this trajectory, in order, from number `start` on."""
+        for number in range(start, len(self._ledger.log)):
+            yield self._ledger.written(number)
+
+    def check(self) -> None:
+        """Verify every invariant, from first to last token; `TrajectoryError` names the one that does not hold."""
+        check_ledger(self._ledger)
+        if self._wire_of >= 0:
+            check_wire(self._ledger, self._wire, self._wire_of)
+
+    def drop_caches(self) -> None:
+        """Let go of the laid out stream and the wire text; they are made anew when asked for."""
+        self._ledger.tree.drop_line()
+        self._wire, self._wire_of = WireText(), -1
+
+    # -- counting
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What it was made with, as a new dict."""
+        metadata: dict[str, Any] = from_json(self._metadata)
+        return metadata
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self._ledger.vocab_size
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether every sampled token has a logprob; otherwise none has."""
+        return self._ledger.has_logprobs
+
+    @property
+    def current(self) -> int:
+        """The branch last written to; -1 before `begin`."""
+        return self._ledger.current
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        return tuple(
+            Branch(index, node.parent, node.start, node.stop, node.sampled, node.cause)
+            for index, node in enumerate(self._ledger.tree.nodes)
+        )
+
+    @property
+    def num_branches(self) -> int:
+        return len(self._ledger.tree.nodes)
+
+    @property
+    def num_writes(self) -> int:
+        return len(self._ledger.log)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are recorded; a shared one counts once."""
+        return sum(len(node.ids) for node in self._ledger.tree.nodes)
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens were sampled; a shared one counts once."""
+        return sum(node.sampled for node in self._ledger.tree.nodes)
+
+    @property
+    def num_samples(self) -> int:
+        """How many branches own sampled tokens: the rows it takes to train each of them once."""
+        return sum(node.sampled > 0 for node in self._ledger.tree.nodes)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the record's arrays in bytes, slack included; caches are counted apart."""
+        return self._ledger.log.nbytes + sum(node.nbytes for node in self._ledger.tree.nodes)
+
+    @property
+    def cache_nbytes(self) -> int:
+        """The memory of the laid out stream and of the wire text; 0 until they are asked for."""
+        return self._ledger.tree.line_nbytes + (self._wire.nbytes if self._wire_of >= 0 else 0)
+
+    def __len__(self) -> int:
+        """The length of the current stream."""
+        return self._ledger.tree.nodes[self._ledger.current].stop if self._ledger.current >= 0 else 0
+
+    def __repr__(self) -> str:
+        label = f"{self.name!r}, " if self.name else ""
+        tree = f"{self.num_branches} branches, " if self.num_branches > 1 else ""
+        return (
+            f"Trajectory({label}{tree}{self.num_tokens} tokens, {self.num_sampled} sampled, {self.num_writes} writes)"
+        )
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
+        from .records import restore, to_bytes
+
+        return restore, (to_bytes(self),)
+
+    # -- what the methods are made of
+
+    def _index(self, branch: int | None) -> int:
+        if not self._ledger.tree.nodes:
+            raise TrajectoryError("nothing is recorded yet: begin(prompt_ids) first")
+        if branch is None:
+            return self._ledger.current
+        if as_count(branch, "branch") >= len(self._ledger.tree.nodes):
+            raise TrajectoryError(f"there is no branch {branch}: the trajectory has {len(self._ledger.tree.nodes)}")
+        return int(branch)
+
+    def _extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
+        node = self._ledger.tree.nodes[self._ledger.tree.owner(index, shared + 1)]
+        recorded = int(node.ids.view()[shared - node.start])
+        kind = Kind(int(node.kinds.view()[shared - node.start])).name
+        if shared == len(ids):
+            length = self._ledger.tree.nodes[index].stop
+            what = f"the prompt ends at {shared}, inside the recorded stream of {length} ids"
+        else:
+            what = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
+        return ExtensionError(
+            f"{what}: it does not extend branch {index}; record a rewritten history with branch(prompt_ids)",
+            position=shared,
+        )
+
+    def _recorded(self, turn: Turn) -> tuple[Node, Row]:
+        if 0 <= turn.write < len(self._ledger.log):
+            row = self._ledger.log.row(turn.write)
+            if row.is_turn and turn == self._ledger.turn(turn.write, row, turn.stop):
+                return self._ledger.tree.nodes[row.branch], row
+        raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
+
+    def _require_logprobs(self) -> None:
+        if not self.has_logprobs:
+            raise TrajectoryError("the trajectory was made with logprobs=False: it has none")

@@ -1,0 +1,135 @@
+"""What a trajectory tells of itself: turns, branches, spans of messages and versions, and the writes it was made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tokens.kinds import Kinds
+from ..tokens.tokenizer import Ids
+
+
+class MessageSpan(NamedTuple):
+    """Tokens ``start`` to ``stop`` (exclusive) of a stream that belong to one message of the conversation."""
+
+    start: int
+    stop: int
+    message: int
+
+
+class VersionSpan(NamedTuple):
+    """Tokens ``start`` to ``stop`` (exclusive) of a completion that one version of the weights sampled."""
+
+    version: str | int
+    start: int
+    stop: int
+
+
+class SharedPrefix(NamedTuple):
+    """How much of a prompt is already recorded, and where."""
+
+    branch: int
+    """The branch that shares most of it, the oldest of several; -1 where nothing is shared."""
+    length: int
+    """How many ids are shared."""
+    extends: int
+    """The branch whose whole stream the prompt begins with, where none shares more; -1 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion, as the engine returned it. Positions are those of the stream.
+
+    `cut` is True in the turns of a branch that left its parent inside this completion: only the head up to `stop`
+    lies in that branch, and `finish_reason` tells of the whole. The turn itself, whole, is the parent's.
+    """
+
+    write: int
+    """The number of the write that recorded it: unique in the trajectory, and growing with time."""
+    branch: int
+    """The branch that owns it, and trains it."""
+    start: int
+    stop: int
+    message: int
+    """Its number in the conversation."""
+    finish_reason: str
+    versions: tuple[VersionSpan, ...]
+    """Which weights sampled which part; positions count from `start`. Empty where nobody said."""
+    sampling_json: str | None
+    continues: bool
+    """It goes on with the message of the turn before, which was aborted or ran out of tokens."""
+    cut: bool = False
+
+    @property
+    def version(self) -> str | int | None:
+        """The version that sampled all of it; None where nobody said or the weights changed in between."""
+        return self.versions[0].version if len(self.versions) == 1 else None
+
+    @property
+    def sampling(self) -> dict[str, Any] | None:
+        """The sampling parameters, as given."""
+        return None if self.sampling_json is None else json.loads(self.sampling_json)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One node of the tree: the tokens from `start` on are its own, those before are its parent's."""
+
+    index: int
+    parent: int
+    """The branch that owns the token before `start`; -1 where nothing is shared."""
+    start: int
+    stop: int
+    """The length of its stream, as of when it was asked for."""
+    sampled: int
+    """How many of its own tokens were sampled."""
+    cause: str
+    """Why the history was rewritten; empty for the first branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a branch began."""
+
+    parent: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContextWrite:
+    """Tokens that were put into a stream: a first prompt, a rewritten one, or what came after a completion."""
+
+    branch: int
+    start: int
+    ids: Ids
+    kinds: Kinds
+    spans: npt.NDArray[np.int32]
+    """Rows of stream positions and message number."""
+    messages: int
+    """How many messages the conversation holds after it."""
+    opening: Opening | None
+    """Set where this write made the branch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletionWrite:
+    """Tokens that an engine returned."""
+
+    branch: int
+    start: int
+    ids: Ids
+    logprobs: npt.NDArray[np.float32] | None
+    finish_reason: str
+    version: str | int | tuple[VersionSpan, ...] | None
+    sampling_json: str | None
+    continues: bool
+
+
+Write = ContextWrite | CompletionWrite

@@ -1,0 +1,174 @@
+"""What a trajectory should be, in plain lists: each branch has its whole stream, copied when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Token:
+    id: int
+    kind: Kind
+    owner: int
+    logprob: float | None = None
+    message: int = -1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A write along a branch; cut to the part that lies in it."""
+
+    owner: int
+    start: int
+    stop: int
+    before: int
+    after: int
+    turn: dict[str, Any] | None = None
+    cut: bool = False
+
+
+@dataclass
+class ModelBranch:
+    parent: int
+    start: int
+    cause: str
+    tokens: list[Token] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def messages(self) -> int:
+        return self.pieces[-1].after
+
+
+class Model:
+    def __init__(self) -> None:
+        self.branches: list[ModelBranch] = []
+        self.current = -1
+
+    def context(
+        self, index: int, ids: list[int], kinds: list[Kind], spans: list[tuple[int, int, int]], messages: int
+    ) -> None:
+        """Relative spans, `messages` new messages."""
+        branch = self.branches[index]
+        before = branch.messages if branch.pieces else 0
+        owners = [-1] * len(ids)
+        for start, stop, message in spans:
+            owners[start:stop] = [before + message] * (stop - start)
+        start = len(branch.tokens)
+        for one, kind, message in zip(ids, kinds, owners, strict=True):
+            branch.tokens.append(Token(one, kind, index, None, message))
+        branch.pieces.append(Piece(index, start, len(branch.tokens), before, before + messages))
+        self.current = index
+
+    def completion(
+        self, index: int, ids: list[int], logprobs: list[float] | None, turn: dict[str, Any], continues: bool
+    ) -> None:
+        branch = self.branches[index]
+        last = next((piece for piece in reversed(branch.pieces) if piece.turn is not None), None)
+        message = last.before if continues and last is not None else branch.messages
+        start = len(branch.tokens)
+        values: list[float | None] = [None] * len(ids) if logprobs is None else list(logprobs)
+        for one, value in zip(ids, values, strict=True):
+            branch.tokens.append(Token(one, Kind.SAMPLED, index, value, message))
+        branch.pieces.append(Piece(index, start, len(branch.tokens), message, message + 1, turn | {"c": continues}))
+        self.current = index
+
+    def open(self, source: int, position: int, cause: str) -> int:
+        """A branch that so far only shares; the caller adds its context."""
+        if position == 0:
+            self.branches.append(ModelBranch(-1, 0, cause))
+            return len(self.branches) - 1
+        old = self.branches[source]
+        pieces = [piece for piece in old.pieces if piece.start < position]
+        messages = 0
+        for number, piece in enumerate(pieces):
+            if piece.stop > position:
+                pieces[number] = replace(piece, stop=position, cut=piece.turn is not None)
+                messages = piece.before
+            else:
+                messages = piece.before if piece.cut else piece.after
+        if pieces and pieces[-1].after != messages:  # a turn that was cut has not brought its message
+            pieces[-1] = replace(pieces[-1], after=messages)
+        tokens = old.tokens[:position]
+        self.branches.append(ModelBranch(tokens[-1].owner, position, cause, tokens, pieces))
+        return len(self.branches) - 1
+
+    def shared(self, prompt: list[int], index: int) -> int:
+        ids = self.branches[index].ids
+        return next(
+            (k for k, (a, b) in enumerate(zip(ids, prompt, strict=False)) if a != b), min(len(ids), len(prompt))
+        )
+
+    def longest(self, prompt: list[int]) -> tuple[int, int, bool]:
+        lengths = [self.shared(prompt, index) for index in range(len(self.branches))]
+        best = max(lengths)
+        extends = any(
+            length == best == len(branch.tokens) for length, branch in zip(lengths, self.branches, strict=True)
+        )
+        return lengths.index(best), best, extends
+
+    def can_complete(self, index: int) -> bool:
+        last = self.branches[index].pieces[-1]
+        return last.turn is None or last.owner != index
+
+    def can_continue(self, index: int) -> bool:
+        branch = self.branches[index]
+        own = [piece for piece in branch.pieces if piece.owner == index]
+        last = next((piece for piece in reversed(own) if piece.turn is not None), None)
+        if last is None or last.turn is None or last.after != branch.messages:
+            return False
+        return last.start == last.stop or last.turn["finish_reason"] in {"abort", "length"}
+
+
+def assert_same(model: Model, trajectory: Trajectory) -> None:
+    """The trajectory tells of itself what the model does."""
+    assert trajectory.current == model.current
+    assert trajectory.num_branches == len(model.branches)
+    trained = 0
+    for index, (expected, found) in enumerate(zip(model.branches, trajectory.branches, strict=True)):
+        assert (found.parent, found.start, found.cause) == (expected.parent, expected.start, expected.cause)
+        tokens = expected.tokens
+        assert found.stop == len(tokens)
+        assert trajectory.stream(index).tolist() == expected.ids
+        assert trajectory.kinds(index).tolist() == [token.kind for token in tokens]
+        assert trajectory.loss_mask(index, once=False).tolist() == [token.kind == Kind.SAMPLED for token in tokens]
+        once = [token.kind == Kind.SAMPLED and token.owner == index for token in tokens]
+        assert trajectory.loss_mask(index).tolist() == once
+        assert found.sampled == sum(once)
+        trained += sum(once)
+        if trajectory.has_logprobs:
+            wanted = np.array([math.nan if token.logprob is None else token.logprob for token in tokens], np.float32)
+            assert trajectory.logprobs(index).tobytes() == wanted.tobytes()
+        assert trajectory.message_indices(index).tolist() == [token.message for token in tokens]
+        assert trajectory.message_count(index) == expected.messages
+        assert_same_turns(expected, trajectory, index)
+    assert trained == trajectory.num_sampled
+
+
+def assert_same_turns(expected: ModelBranch, trajectory: Trajectory, index: int) -> None:
+    turns = trajectory.turns(index)
+    pieces = [piece for piece in expected.pieces if piece.turn is not None]
+    assert len(turns) == len(pieces)
+    for turn, piece in zip(turns, pieces, strict=True):
+        assert piece.turn is not None
+        assert (turn.branch, turn.start, turn.stop, turn.cut) == (piece.owner, piece.start, piece.stop, piece.cut)
+        assert turn.message == piece.before
+        assert (turn.finish_reason, turn.sampling) == (piece.turn["finish_reason"], piece.turn["sampling"])
+        assert turn.continues == piece.turn["c"]
+        by_token = [span.version for span in turn.versions for _ in range(span.start, span.stop)]
+        assert by_token == piece.turn["by_token"][: len(turn)]
+        assert trajectory.completion(turn).tolist() == expected.ids[piece.start : piece.stop]
+        if trajectory.has_logprobs:
+            wanted = np.array([token.logprob for token in expected.tokens[piece.start : piece.stop]], np.float32)
+            assert trajectory.completion_logprobs(turn).tobytes() == wanted.tobytes()

@@ -1,0 +1,498 @@
+"""Trajectory: what is written is what is read, whose tokens are trained, what a turn costs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trajectory.walk import Walk
+from tokentrace.errors import ExtensionError, TrajectoryError
+from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory import MessageSpan, SharedPrefix, Trajectory, VersionSpan, to_bytes
+from tokentrace.trajectory.buffers import Buffer, common_prefix
+from tokentrace.trajectory.wire import WireText
+
+
+def two_turns() -> Trajectory:
+    """Prompt 1 2 3, completion 10 11 12, tool result and scaffold 4 5, completion 20 21."""
+    trajectory = Trajectory()
+    trajectory.begin([1, 2, 3], messages=2)
+    trajectory.append_completion([10, 11, 12], [-0.1, -0.2, -0.3], finish_reason="tool_calls", version=1)
+    trajectory.append_context([4, 5], [Kind.CONTEXT, Kind.SCAFFOLD], message_spans=[(0, 1, 0)], messages=1)
+    trajectory.append_completion([20, 21], [-0.4, -0.5], finish_reason="stop", version=2)
+    return trajectory
+
+
+# -- one stream
+
+
+def test_what_was_written_is_read() -> None:
+    trajectory = two_turns()
+    assert trajectory.stream().tolist() == [1, 2, 3, 10, 11, 12, 4, 5, 20, 21]
+    assert trajectory.stream().dtype == np.int32
+    assert trajectory.kinds().tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 1, 1]
+    assert trajectory.kinds().dtype == np.uint8
+    logprobs = trajectory.logprobs()
+    assert logprobs.dtype == np.float32
+    assert np.isnan(logprobs).tolist() == (~trajectory.loss_mask()).tolist()
+    assert logprobs[trajectory.loss_mask()].tolist() == np.float32([-0.1, -0.2, -0.3, -0.4, -0.5]).tolist()
+    assert [(turn.start, turn.stop, turn.version, turn.message) for turn in trajectory.turns()] == [
+        (3, 6, 1, 2),
+        (8, 10, 2, 4),
+    ]
+    assert trajectory.message_spans() == [MessageSpan(3, 6, 2), MessageSpan(6, 7, 3), MessageSpan(8, 10, 4)]
+    assert trajectory.message_count() == 5
+    assert len(trajectory) == trajectory.num_tokens == 10
+    assert repr(trajectory) == "Trajectory(10 tokens, 5 sampled, 4 writes)"
+    trajectory.check()
+
+
+def test_the_current_branch_is_the_one_last_written_to() -> None:
+    trajectory = two_turns()
+    child = trajectory.branch([1, 2, 3, 10, 9])
+    assert trajectory.current == child == 1
+    assert len(trajectory) == 5
+    trajectory.append_context([7], Kind.CONTEXT, branch=0)
+    assert trajectory.current == 0
+    assert trajectory.stream(child).tolist() == [1, 2, 3, 10, 9]
+    assert trajectory.current == 0
+
+
+def test_nothing_can_be_read_or_added_before_begin() -> None:
+    trajectory = Trajectory()
+    assert (len(trajectory), trajectory.current, trajectory.branches) == (0, -1, ())
+    with pytest.raises(TrajectoryError, match="begin"):
+        trajectory.stream()
+    with pytest.raises(TrajectoryError, match="begin"):
+        trajectory.append_context([1], Kind.CONTEXT)
+    with pytest.raises(TrajectoryError, match="at least one id"):
+        trajectory.begin([])
+    trajectory.check()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": 1}, "name"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"logprobs": None}, "logprobs"),
+        ({"metadata": [1]}, "mapping"),
+        ({"metadata": {"x": {1}}}, "JSON"),
+        ({"metadata": {"x": math.inf}}, "JSON"),
+        ({"metadata": {"x": (1, 2)}}, "lists for tuples"),
+    ],
+)
+def test_a_trajectory_is_not_made_of_anything(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrajectoryError, match=words):
+        Trajectory(**arguments)
+
+
+def test_metadata_and_sampling_are_kept_and_cannot_be_changed_through_what_is_returned() -> None:
+    metadata = {"task": "a\ud800", "n": [1, 2.5, None, {"deep": True}]}
+    trajectory = Trajectory(metadata=metadata)
+    trajectory.metadata["n"].append(1)
+    assert trajectory.metadata == metadata
+    trajectory.begin([1])
+    turn = trajectory.append_completion([2], [-1.0], finish_reason="stop", sampling={"temperature": 0.7})
+    assert turn.sampling is not None
+    turn.sampling["temperature"] = 1.0
+    assert trajectory.turns()[0].sampling == {"temperature": 0.7}
+
+
+# -- logprobs and versions
+
+
+def test_a_missing_logprob_is_an_error_and_says_so() -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    with pytest.raises(TrajectoryError, match=r"logprobs\[1\] is None.*missing logprob"):
+        trajectory.append_completion([2, 3], [-1.0, None], finish_reason="stop")  # type: ignore[list-item]
+    with pytest.raises(TrajectoryError, match="2 sampled ids but 1 logprobs"):
+        trajectory.append_completion([2, 3], [-1.0], finish_reason="stop")
+    with pytest.raises(TrajectoryError, match="without logprobs"):
+        trajectory.append_completion([2, 3], None, finish_reason="stop")
+    assert trajectory.num_writes == 1
+
+
+def test_float_noise_above_zero_is_stored_as_given() -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    given = np.array([1e-6, 0.0, -0.0, -1e-45], np.float32)
+    turn = trajectory.append_completion([2, 3, 4, 5], given, finish_reason="stop")
+    assert trajectory.completion_logprobs(turn).tobytes() == given.tobytes()
+
+
+def test_without_logprobs_none_are_there_to_be_read() -> None:
+    trajectory = Trajectory(logprobs=False)
+    trajectory.begin([1])
+    turn = trajectory.append_completion([2, 3], None, finish_reason="stop")
+    assert trajectory.loss_mask().tolist() == [False, True, True]
+    with pytest.raises(TrajectoryError, match="logprobs=False"):
+        trajectory.logprobs()
+    with pytest.raises(TrajectoryError, match="logprobs=False"):
+        trajectory.completion_logprobs(turn)
+    trajectory.check()
+
+
+def test_versions_of_a_turn() -> None:
+    trajectory = Trajectory(logprobs=False)
+    trajectory.begin([1])
+    changed = trajectory.append_completion([2, 3], None, finish_reason="length", version=[("a", 0, 1), (7, 1, 2)])
+    assert changed.versions == (VersionSpan("a", 0, 1), VersionSpan(7, 1, 2))
+    assert changed.version is None
+    one = trajectory.append_completion([4], None, finish_reason="stop", version=[("a", 0, 1)], continues=True)
+    assert (one.version, one.versions) == ("a", (VersionSpan("a", 0, 1),))
+    trajectory.append_context([5], Kind.CONTEXT)
+    assert trajectory.append_completion([6], None, finish_reason="stop").versions == ()
+    assert trajectory.branch_at(2, [9]) == 1
+    head = trajectory.turns()[0]
+    assert (head.cut, len(head), head.versions) == (True, 1, (VersionSpan("a", 0, 1),))
+
+
+# -- turns that follow turns
+
+
+def test_a_completion_needs_a_prompt_before_it() -> None:
+    trajectory = two_turns()
+    with pytest.raises(TrajectoryError, match="ends with a completion"):
+        trajectory.append_completion([1], [-1.0], finish_reason="stop")
+    with pytest.raises(TrajectoryError, match='finished with "stop"'):
+        trajectory.append_completion([1], [-1.0], finish_reason="stop", continues=True)
+
+
+@pytest.mark.parametrize("reason", ["abort", "length"])
+def test_an_unfinished_turn_can_be_continued_and_stays_one_message(reason: str) -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1], messages=1)
+    trajectory.append_completion([2], [-1.0], finish_reason=reason, version=1)
+    trajectory.append_completion([3], [-1.0], finish_reason=reason, version=2, continues=True)
+    trajectory.append_context([4], Kind.SYNTHETIC)
+    trajectory.append_completion([5], [-1.0], finish_reason=reason, version=2, continues=True)
+    assert [turn.message for turn in trajectory.turns()] == [1, 1, 1]
+    assert trajectory.message_count() == 2
+    trajectory.append_context([6], Kind.CONTEXT, messages=1)
+    with pytest.raises(TrajectoryError, match="new messages came"):
+        trajectory.append_completion([7], [-1.0], finish_reason="stop", continues=True)
+    trajectory.check()
+
+
+def test_an_empty_completion_is_a_turn_that_can_be_tried_again() -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    turn = trajectory.append_completion([], [], finish_reason="stop", version=[("v", 0, 0)])
+    assert (len(turn), turn.version) == (0, "v")
+    trajectory.append_completion([2], [-1.0], finish_reason="stop", continues=True)
+    assert [(one.start, one.stop, one.message) for one in trajectory.turns()] == [(1, 1, 0), (1, 2, 0)]
+    trajectory.check()
+
+
+def test_a_turn_of_another_trajectory_is_not_looked_up() -> None:
+    turn = two_turns().turns()[0]
+    other = Trajectory()
+    other.begin([1])
+    with pytest.raises(TrajectoryError, match="not of this trajectory"):
+        other.completion(turn)
+
+
+# -- extension
+
+
+def test_a_next_prompt_is_recorded_as_far_as_it_is_new() -> None:
+    trajectory = two_turns()
+    prompt = [*trajectory.stream().tolist(), 6, 7]
+    kinds = [*trajectory.kinds().tolist(), Kind.CONTEXT, Kind.SCAFFOLD]
+    assert trajectory.extend_to(prompt, kinds, message_spans=[(0, 3, 0), (8, 11, 5)], messages=6) == 2
+    assert trajectory.extend_to(prompt) == 0
+    assert trajectory.kinds()[-2:].tolist() == [Kind.CONTEXT, Kind.SCAFFOLD]
+    assert trajectory.message_spans()[-1] == MessageSpan(10, 11, 5)
+    assert trajectory.num_writes == 5
+
+
+def test_a_break_names_the_first_id_that_differs() -> None:
+    trajectory = two_turns()
+    with pytest.raises(ExtensionError, match=r"id 99 at position 4, the stream 11 \(SAMPLED\)") as caught:
+        trajectory.extend_to([1, 2, 3, 10, 99, 12, 4, 5, 20, 21, 6])
+    assert caught.value.position == 4
+    with pytest.raises(ExtensionError, match="ends at 2, inside the recorded stream of 10 ids") as caught:
+        trajectory.extend_to([1, 2])
+    assert caught.value.position == 2
+    assert trajectory.num_writes == 4
+
+
+def test_kinds_of_a_whole_prompt_are_named_by_their_place_in_it() -> None:
+    trajectory = two_turns()
+    prompt = [*trajectory.stream().tolist(), 6]
+    with pytest.raises(TrajectoryError, match=r"kinds\[10\] is SAMPLED"):
+        trajectory.extend_to(prompt, [*trajectory.kinds().tolist(), Kind.SAMPLED])
+
+
+# -- the tree
+
+
+def test_a_rewritten_history_branches_where_it_parts() -> None:
+    trajectory = two_turns()
+    child = trajectory.branch([1, 2, 3, 10, 11, 12, 8, 8], cause="tool result shortened")
+    branch = trajectory.branches[child]
+    assert (branch.parent, branch.start, branch.stop, branch.cause) == (0, 6, 8, "tool result shortened")
+    trajectory.append_completion([30], [-0.9], finish_reason="stop")
+    assert trajectory.loss_mask(child, once=False).nonzero()[0].tolist() == [3, 4, 5, 8]
+    assert trajectory.loss_mask(child).nonzero()[0].tolist() == [8]
+    assert [(turn.branch, turn.start, turn.message) for turn in trajectory.turns()] == [(0, 3, 2), (1, 8, 3)]
+    assert trajectory.logprobs(child)[3:6].tolist() == np.float32([-0.1, -0.2, -0.3]).tolist()
+    assert trajectory.num_samples == 2
+    trajectory.check()
+
+
+def test_a_branch_may_leave_inside_a_completion() -> None:
+    trajectory = two_turns()
+    child = trajectory.branch([1, 2, 3, 10, 11, 77])
+    assert trajectory.branches[child].start == 5
+    (head,) = trajectory.turns()
+    assert (head.branch, head.start, head.stop, head.cut, head.finish_reason) == (0, 3, 5, True, "tool_calls")
+    assert trajectory.completion(head).tolist() == [10, 11]
+    assert trajectory.completion_logprobs(head).tolist() == np.float32([-0.1, -0.2]).tolist()
+    assert trajectory.kinds().tolist() == [0, 0, 0, 1, 1, 2]
+    assert not trajectory.loss_mask().any()
+    assert trajectory.message_count() == 2  # the message that was cut is not whole
+    turn = trajectory.append_completion([50], [-2.0], finish_reason="stop")
+    assert turn.message == head.message
+    trajectory.check()
+
+
+def test_a_prompt_that_is_a_prefix_is_sampled_from_again() -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1, 2], messages=1)
+    trajectory.append_completion([3], [-1.0], finish_reason="stop")
+    again = trajectory.branch([1, 2])
+    trajectory.append_completion([3], [-1.0], finish_reason="stop")
+    assert trajectory.stream(0).tolist() == trajectory.stream(again).tolist()
+    assert [trajectory.loss_mask(index).sum() for index in range(2)] == [1, 1]
+    assert trajectory.shared_prefix([1, 2, 3, 4]) == SharedPrefix(branch=0, length=3, extends=0)
+    trajectory.append_context([9], Kind.CONTEXT, branch=0)
+    assert trajectory.shared_prefix([1, 2, 3, 4]) == SharedPrefix(branch=0, length=3, extends=1)
+
+
+def test_the_longest_prefix_anywhere_in_the_tree_is_shared() -> None:
+    trajectory = two_turns()
+    first = trajectory.branch([1, 2, 3, 50, 51, 52])
+    trajectory.append_context([53], Kind.CONTEXT, branch=0)
+    second = trajectory.branch([1, 2, 3, 50, 51, 60])
+    assert [(one.parent, one.start) for one in trajectory.branches] == [(-1, 0), (0, 3), (first, 5)]
+    third = trajectory.branch([1, 2, 3, 50, 51, 61], from_branch=0)
+    assert (trajectory.branches[third].parent, trajectory.branches[third].start) == (0, 3)
+    fourth = trajectory.branch([1, 2, 9], from_branch=second)
+    assert (trajectory.branches[fourth].parent, trajectory.branches[fourth].start) == (0, 2)
+    trajectory.check()
+
+
+def test_a_history_that_shares_nothing_is_a_root_of_its_own() -> None:
+    trajectory = two_turns()
+    child = trajectory.branch([9, 9], kinds=Kind.PROMPT, messages=1)
+    assert (trajectory.branches[child].parent, trajectory.branches[child].start) == (-1, 0)
+    assert trajectory.message_count() == 1
+    trajectory.check()
+
+
+def test_a_prompt_that_rewrites_nothing_is_sent_to_extend_to() -> None:
+    trajectory = two_turns()
+    child = trajectory.branch([1, 2, 3, 9])
+    with pytest.raises(TrajectoryError, match=r"extend_to\(prompt_ids, branch=1\)"):
+        trajectory.branch([1, 2, 3, 9, 9])
+    assert trajectory.extend_to([1, 2, 3, 9, 9], branch=child) == 1
+    with pytest.raises(TrajectoryError, match="rewrites nothing"):
+        trajectory.branch_at(5)
+
+
+def test_fewer_messages_than_the_shared_prefix_holds_are_refused() -> None:
+    trajectory = two_turns()
+    with pytest.raises(TrajectoryError, match="shared prefix holds 4"):
+        trajectory.branch([1, 2, 3, 10, 11, 12, 4, 5, 0], messages=3)
+    assert trajectory.branch([1, 2, 3, 10, 11, 12, 4, 5, 0], messages=5) == 1
+    assert trajectory.message_count() == 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 120))
+def test_each_sampled_token_is_trained_exactly_once(seed: int, steps: int) -> None:
+    walk = Walk(seed)
+    for _ in range(steps):
+        walk.step()
+    trajectory = walk.trajectory
+    trained: list[tuple[int, int]] = []
+    for index in range(trajectory.num_branches):
+        starts = [(one.start, one.index) for one in trajectory.branches]
+        for position in trajectory.loss_mask(index).nonzero()[0].tolist():
+            assert position >= starts[index][0]
+            trained.append((index, position))
+    assert len(trained) == len(set(trained)) == trajectory.num_sampled
+    owners = {(turn.branch, place) for k in range(trajectory.num_branches) for turn in trajectory.turns(k)
+              for place in range(turn.start, turn.stop)}  # fmt: skip
+    assert owners == set(trained)
+
+
+# -- views and wire
+
+
+def test_views_are_read_only_and_stay_what_they_were() -> None:
+    trajectory = two_turns()
+    trajectory.branch([1, 2, 3, 9])
+    for branch in (0, 1):
+        views = [trajectory.stream(branch), trajectory.kinds(branch)]
+        views += [trajectory.completion(turn) for turn in trajectory.turns(branch)]
+        before = [view.tolist() for view in views]
+        for _ in range(200):
+            trajectory.append_context([5] * 7, Kind.CONTEXT, branch=branch)
+        for view, values in zip(views, before, strict=True):
+            assert view.tolist() == values
+            with pytest.raises(ValueError, match="read-only"):
+                view[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        trajectory.stream(0).setflags(write=True)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        trajectory.stream(1).setflags(write=True)
+
+
+def test_what_the_caller_does_to_its_arrays_does_not_matter() -> None:
+    ids, logprobs = np.array([1, 2], np.int32), np.array([-1, -2], np.float32)
+    trajectory = Trajectory()
+    trajectory.begin(ids)
+    trajectory.append_completion(ids, logprobs, finish_reason="stop")
+    ids[:], logprobs[:] = 9, 9
+    assert trajectory.stream().tolist() == [1, 2, 1, 2]
+    assert trajectory.logprobs()[2:].tolist() == [-1, -2]
+
+
+def test_the_first_branch_is_not_copied_to_be_read() -> None:
+    trajectory = two_turns()
+    assert np.shares_memory(trajectory.stream(), trajectory.stream())
+    assert trajectory.cache_nbytes == 0
+    child = trajectory.branch([1, 2, 3, 9])
+    line = trajectory.stream(child)
+    assert np.shares_memory(line, trajectory.stream(child))
+    assert trajectory.cache_nbytes > 0
+    trajectory.drop_caches()
+    assert trajectory.cache_nbytes == 0
+    assert line.tolist() == trajectory.stream(child).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40), min_size=1, max_size=30))
+def test_wire_text_is_that_of_json(chunks: list[list[int]]) -> None:
+    trajectory = Trajectory()
+    trajectory.begin(chunks[0])
+    for chunk in chunks[1:]:
+        trajectory.append_context(chunk, Kind.CONTEXT)
+        assert trajectory.wire() == json.dumps(trajectory.stream().tolist(), separators=(",", ":")).encode()
+    assert trajectory.cache_nbytes == 0 or len(chunks) > 1
+    trajectory.check()
+
+
+def test_wire_text_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    add = WireText._add
+
+    def counted(self: WireText, ids: Any) -> None:
+        encoded.append(len(ids))
+        add(self, ids)
+
+    monkeypatch.setattr(WireText, "_add", counted)
+    trajectory = Trajectory()
+    trajectory.begin(list(range(1000)))
+    for _ in range(3000):
+        trajectory.append_context([1, 2, 3], Kind.CONTEXT)
+        parts = trajectory.wire_parts()
+        assert len(parts) <= 20
+    assert sum(encoded) == 10_000
+    child = trajectory.branch_at(9_000)
+    assert len(json.loads(trajectory.wire(child))) == 9_000
+
+
+# -- cost and memory
+
+
+def test_growth_moves_values_a_bounded_number_of_times() -> None:
+    buffer: Buffer[np.int32] = Buffer(np.int32)
+    moved, capacity = 0, 0
+    for value in range(100_000):
+        buffer.push((value,), 1)
+        if buffer.nbytes != capacity:
+            moved, capacity = moved + len(buffer), buffer.nbytes
+    assert moved < 20 * 100_000
+    assert buffer.nbytes <= 4 * (100_000 * 17 / 16 + 16)
+    assert buffer.view().tolist() == list(range(100_000))
+
+
+@pytest.mark.parametrize(("context", "limit"), [(0, 10), (500, 8)], ids=["all sampled", "half sampled"])
+def test_a_token_costs_at_most_ten_bytes(context: int, limit: int) -> None:
+    sampled, logprobs = np.arange(500, dtype=np.int32), np.full(500, -1.0, np.float32)
+    put = np.arange(context, dtype=np.int32)
+    tracemalloc.start()
+    try:
+        trajectory = Trajectory()
+        trajectory.begin([1])
+        trajectory.append_completion([], [], finish_reason="abort")
+        while trajectory.num_tokens < 1_000_000:
+            if context:
+                trajectory.append_context(put, Kind.CONTEXT, message_spans=[(1, context, 0)], messages=1)
+            trajectory.append_completion(
+                sampled, logprobs, finish_reason="length", version=3, sampling={"top_p": 0.9}, continues=not context
+            )
+            if trajectory.num_tokens > 10_000:
+                assert trajectory.nbytes <= limit * trajectory.num_tokens
+        in_all = tracemalloc.get_traced_memory()[0]  # objects and all
+    finally:
+        tracemalloc.stop()
+    assert in_all <= limit * trajectory.num_tokens
+    trajectory.check()
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
+def test_common_prefix(left: list[int], right: list[int]) -> None:
+    same = 0
+    while same < min(len(left), len(right)) and left[same] == right[same]:
+        same += 1
+    assert common_prefix(np.array(left, np.int32), np.array(right, np.int32)) == same
+
+
+@given(st.integers(0, 20_000))
+def test_common_prefix_of_long_rows(position: int) -> None:
+    left = np.zeros(20_000, np.int32)
+    right = left.copy()
+    right[position:] = 1
+    assert common_prefix(left, right) == position
+
+
+# -- copies
+
+
+def test_a_pickled_or_copied_trajectory_is_the_same_and_goes_its_own_way() -> None:
+    trajectory = two_turns()
+    trajectory.branch([1, 2, 9])
+    for twin in (pickle.loads(pickle.dumps(trajectory)), copy.deepcopy(trajectory)):
+        assert to_bytes(twin) == to_bytes(trajectory)
+        twin.append_context([5], Kind.CONTEXT)
+        assert len(twin) == len(trajectory) + 1
+        twin.check()
+
+
+def test_check_names_what_does_not_hold() -> None:
+    trajectory = two_turns()
+    node = trajectory._ledger.tree.nodes[0]
+    node.kinds._array[0] = Kind.SAMPLED
+    with pytest.raises(TrajectoryError, match="how many tokens were sampled"):
+        trajectory.check()
+    node.kinds._array[0] = Kind.PROMPT
+    trajectory.check()
+    node.logprobs._array[1] = math.nan
+    with pytest.raises(TrajectoryError, match="finite"):
+        trajectory.check()

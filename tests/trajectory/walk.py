@@ -1,0 +1,451 @@
+"""A random walk: legal operations are done to a trajectory and to the model, illegal ones must change nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trajectory.model import Model, assert_same
+from tokentrace.errors import ExtensionError, TrajectoryError
+from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory import Trajectory, from_bytes, to_bytes
+
+VOCABULARY = 6  # few ids, so that prompts share prefixes by chance
+LATER = [Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC]
+
+
+@dataclass
+class Bridged:
+    new_ids: Any
+    kinds: Any
+    messages: Any
+    new_count: int
+    stream_length: int
+
+
+class Walk:
+    """One trajectory and its model, moved on by one operation at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.model = Model()
+        self.trajectory = Trajectory(
+            name=f"walk {seed}",
+            vocab_size=VOCABULARY,
+            logprobs=self.random.random() < 0.8,
+            metadata={"seed": seed, "nested": {"list": [1, 2.5, None, True]}},
+        )
+        self.legal: list[Callable[[], None]] = [
+            self.context,
+            self.context,
+            self.completion,
+            self.completion,
+            self.completion,
+            self.continuation,
+            self.bridge,
+            self.extend,
+            self.branch,
+            self.branch_at,
+            self.read,
+        ]
+
+    def step(self) -> int:
+        """Do something; returns how many operations it was."""
+        if not self.model.branches:
+            self.begin()
+        elif self.random.random() < 0.1:
+            return self.illegal()
+        else:
+            self.random.choice(self.legal)()
+        return 1
+
+    def verify(self) -> None:
+        self.trajectory.check()
+        if self.model.branches:
+            assert_same(self.model, self.trajectory)
+
+    def verify_storage(self) -> None:
+        data = to_bytes(self.trajectory)
+        loaded = from_bytes(data)
+        assert not loaded.truncated
+        loaded.trajectory.check()
+        assert_same(self.model, loaded.trajectory)
+        assert to_bytes(loaded.trajectory) == data
+        assert loaded.trajectory.metadata == self.trajectory.metadata
+
+    # -- pieces
+
+    def ids(self, low: int = 1, high: int = 5) -> list[int]:
+        return [self.random.randrange(VOCABULARY) for _ in range(self.random.randint(low, high))]
+
+    def given(self, ids: list[int]) -> Any:
+        """The same ids in one of the shapes that are accepted."""
+        shape = self.random.choice([list, tuple, np.int32, np.int64, np.uint8])
+        return shape(ids) if shape in (list, tuple) else np.array(ids, shape)
+
+    def new_kinds(self, count: int, allowed: list[Kind] = LATER) -> list[Kind]:
+        return [self.random.choice(allowed) for _ in range(count)]
+
+    def spans(self, count: int, messages: int) -> list[tuple[int, int, int]]:
+        if not messages:
+            return []
+        cuts = sorted(self.random.sample(range(count + 1), min(count + 1, 2 * self.random.randint(0, 2))))
+        return [
+            (start, stop, self.random.randrange(messages)) for start, stop in zip(cuts[::2], cuts[1::2], strict=False)
+        ]
+
+    def target(self) -> tuple[int, int | None]:
+        """A branch, and how to name it."""
+        if self.random.random() < 0.7:
+            return self.model.current, None
+        index = self.random.randrange(len(self.model.branches))
+        return index, index
+
+    def sampled(self, count: int) -> tuple[Any, list[float] | None]:
+        if not self.trajectory.has_logprobs:
+            return None, None
+        exact = np.array([-self.random.expovariate(1) for _ in range(count)], np.float32)
+        return (exact if self.random.random() < 0.5 else exact.tolist()), exact.tolist()
+
+    def turn(self, count: int) -> dict[str, Any]:
+        version: Any = self.random.choice([None, 3, "step-7", "spans"])
+        by_token = [] if version is None else [version] * count
+        if version == "spans":
+            cuts = sorted({0, count, *(self.random.randint(0, count) for _ in range(2))})
+            version = [(k, a, b) for k, (a, b) in enumerate(pairwise(cuts))]
+            by_token = [k for k, a, b in version for _ in range(a, b)]
+        return {
+            "finish_reason": self.random.choice(["stop", "length", "tool_calls", "abort"]),
+            "version": version,
+            "sampling": self.random.choice([None, {"temperature": 1.0, "stop": ["x"]}, {"seed": 5}]),
+            "by_token": by_token,
+        }
+
+    # -- legal operations
+
+    def begin(self) -> None:
+        ids = self.ids(1, 8)
+        kinds = self.random.choice([None, self.new_kinds(len(ids), [Kind.PROMPT, Kind.SCAFFOLD])])
+        messages = self.random.randint(0, 3)
+        spans = self.spans(len(ids), messages)
+        self.trajectory.begin(self.given(ids), kinds=kinds, messages=messages, message_spans=spans)
+        index = self.model.open(-1, 0, "")
+        self.model.context(index, ids, kinds or [Kind.PROMPT] * len(ids), spans, messages)
+
+    def context(self) -> None:
+        index, branch = self.target()
+        ids = self.ids()
+        messages = self.random.randint(0, 2)
+        spans = self.spans(len(ids), messages)
+        kinds: Any = self.new_kinds(len(ids))
+        self.trajectory.append_context(
+            self.given(ids),
+            self.random.choice([kinds, np.array(kinds, np.uint8)]),
+            message_spans=spans,
+            messages=messages,
+            branch=branch,
+        )
+        self.model.context(index, ids, kinds, spans, messages)
+
+    def bridge(self) -> None:
+        index, branch = self.target()
+        ids = self.ids()
+        messages = self.random.randint(0, 2)
+        spans = self.spans(len(ids), messages)
+        kinds = self.new_kinds(len(ids))
+        owners = np.full(len(ids), -1, np.int32)
+        for start, stop, message in spans:
+            owners[start:stop] = message
+        length = len(self.model.branches[index].tokens)
+        bridge = Bridged(np.array(ids, np.int32), np.array(kinds, np.uint8), owners, messages, length)
+        self.trajectory.append_bridge(bridge, branch=branch)
+        self.model.context(index, ids, kinds, spans, messages)
+
+    def complete(self, index: int, branch: int | None, continues: bool) -> None:
+        ids = self.ids(0, 5)
+        given, exact = self.sampled(len(ids))
+        turn = self.turn(len(ids))
+        said = {name: turn[name] for name in ("finish_reason", "version", "sampling")}
+        returned = self.trajectory.append_completion(self.given(ids), given, continues=continues, branch=branch, **said)
+        self.model.completion(index, ids, exact, turn, continues)
+        assert returned == self.trajectory.turns(index)[-1]
+
+    def completion(self) -> None:
+        index, branch = self.target()
+        if self.model.can_complete(index):
+            self.complete(index, branch, continues=False)
+        else:
+            self.refused(lambda: self.complete(index, branch, continues=False))
+
+    def continuation(self) -> None:
+        index, branch = self.target()
+        if self.model.can_continue(index):
+            self.complete(index, branch, continues=True)
+        else:
+            self.refused(lambda: self.complete(index, branch, continues=True))
+
+    def extend(self) -> None:
+        index, branch = self.target()
+        known = self.model.branches[index]
+        ids = self.ids(0, 4)
+        added = self.random.randint(0, 2) if ids else 0
+        total = known.messages + added
+        spans = self.spans(len(ids), added)
+        shift = len(known.tokens)
+        absolute = [(start + shift, stop + shift, message + known.messages) for start, stop, message in spans]
+        kinds = self.new_kinds(len(ids))
+        whole = [*(token.kind for token in known.tokens), *kinds]
+        count = self.trajectory.extend_to(
+            self.given(known.ids + ids), whole, message_spans=absolute, messages=total, branch=branch
+        )
+        assert count == len(ids)
+        if ids:
+            self.model.context(index, ids, kinds, spans, added)
+
+    def branch(self) -> None:
+        """A prompt that is anything: a prefix of some stream, and something after it."""
+        chosen = self.model.branches[self.random.randrange(len(self.model.branches))]
+        prompt = chosen.ids[: self.random.randint(0, len(chosen.tokens))] + self.ids(0, 4)
+        if self.random.random() < 0.3:
+            source = self.random.randrange(len(self.model.branches))
+            shared = self.model.shared(prompt, source)
+            extends, named = shared == len(self.model.branches[source].tokens), source
+        else:
+            source, shared, extends = self.model.longest(prompt)
+            named = None
+            if prompt:
+                found = self.trajectory.shared_prefix(prompt)
+                assert (found.length, found.extends >= 0) == (shared, extends)
+        cause = self.random.choice(["", "compaction", "thinking dropped"])
+
+        def act() -> int:
+            return self.trajectory.branch(self.given(prompt), cause=cause, from_branch=named)
+
+        if extends or not prompt:
+            self.refused(act)
+            return
+        index = act()
+        assert index == self.model.open(source, shared, cause)
+        fresh = prompt[shared:]
+        self.model.context(index, fresh, [Kind.CONTEXT] * len(fresh), [], 0)
+
+    def branch_at(self) -> None:
+        source, named = self.target()
+        position = self.random.randint(0, len(self.model.branches[source].tokens))
+        ids = self.ids(0, 3)
+        kinds = self.new_kinds(len(ids), [*LATER, Kind.PROMPT])
+        messages = self.random.randint(0, 2)
+        spans = self.spans(len(ids), messages)
+
+        def act() -> int:
+            return self.trajectory.branch_at(
+                position, ids, kinds, message_spans=spans, messages=messages, branch=named, cause="fork"
+            )
+
+        if position == len(self.model.branches[source].tokens) or (position == 0 and not ids):
+            self.refused(act)
+            return
+        index = act()
+        assert index == self.model.open(source, position, "fork")
+        self.model.context(index, ids, kinds, spans, messages)
+
+    def read(self) -> None:
+        """Reading fills the caches; it changes nothing else."""
+        index, branch = self.target()
+        ids = self.model.branches[index].ids
+        if self.random.random() < 0.5:
+            assert self.trajectory.prompt(branch).tolist() == ids
+        if self.random.random() < 0.5:
+            assert self.trajectory.wire(branch) == ("[" + ",".join(map(str, ids)) + "]").encode()
+        if self.random.random() < 0.1:
+            self.trajectory.drop_caches()
+
+    # -- illegal operations
+
+    def refused(self, act: Callable[[], object], error: type[TrajectoryError] = TrajectoryError) -> None:
+        trajectory = self.trajectory
+        before = (trajectory.num_writes, trajectory.num_tokens, trajectory.num_branches, trajectory.current)
+        with pytest.raises(error):
+            act()
+        assert before == (
+            trajectory.num_writes,
+            trajectory.num_tokens,
+            trajectory.num_branches,
+            trajectory.current,
+        )
+
+    def illegal(self, count: int = 4) -> int:
+        """Several illegal operations; since none changes anything, one list of them holds for all."""
+        for name, act, error in self.random.sample(illegal_operations(self), count):
+            try:
+                self.refused(act, error)
+            except BaseException as failure:
+                failure.add_note(f"illegal operation: {name}")
+                raise
+        return count
+
+
+def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type[TrajectoryError]]]:
+    """Writes that no trajectory takes, whatever its state."""
+    trajectory, random_ = walk.trajectory, walk.random
+    ids = walk.ids(2, 4)
+    count = len(ids)
+    fine = [-0.5] * count if trajectory.has_logprobs else None
+    index = random_.randrange(len(walk.model.branches))
+    stream = walk.model.branches[index].ids
+    where = random_.randrange(len(stream))
+    other = [*stream]
+    other[where] = (other[where] + 1) % VOCABULARY
+    spoilt = random_.randrange(count)
+
+    def with_id(bad: Any) -> list[Any]:
+        return [*ids[:spoilt], bad, *ids[spoilt + 1 :]]
+
+    def with_logprob(bad: Any) -> list[Any]:
+        return [-0.5] * spoilt + [bad] + [-0.5] * (count - spoilt - 1)
+
+    def context(new_ids: Any = ids, kinds: Any = Kind.CONTEXT, **rest: Any) -> Callable[[], object]:
+        return lambda: trajectory.append_context(new_ids, kinds, **({"branch": index} | rest))
+
+    def complete(new_ids: Any = ids, logprobs: Any = fine, **rest: Any) -> Callable[[], object]:
+        said = {"finish_reason": "stop", "branch": index} | rest
+        return lambda: trajectory.append_completion(new_ids, logprobs, **said)
+
+    bad_ids: list[Any] = [
+        *(with_id(bad) for bad in (-1, VOCABULARY, 2**31, 2**70, True, 1.0, None, "1", [1])),
+        np.array(ids, np.float64),
+        np.array([True, False]),
+        np.array([ids]),
+        np.array(ids) - 10,
+        "12",
+        {1, 2},
+        7,
+    ]
+    operations: list[tuple[str, Callable[[], object]]] = []
+    for bad in bad_ids:
+        operations += [
+            (f"context {bad!r}", context(bad)),
+            (f"completion {bad!r}", complete(bad)),
+            (f"extend_to {bad!r}", lambda bad=bad: trajectory.extend_to(bad)),
+            (f"branch {bad!r}", lambda bad=bad: trajectory.branch(bad)),
+        ]
+    if trajectory.has_logprobs:
+        bad_logprobs: list[Any] = [
+            None,
+            *(with_logprob(bad) for bad in (math.nan, math.inf, -math.inf, 0.01, None, "0", True, -1e300, -(10**400))),
+            fine[:-1] if fine else [],
+            [*(fine or []), -1.0],
+            np.zeros((1, count)),
+            np.zeros(count, bool),
+            -1.0,
+        ]
+        operations += [(f"logprobs {bad!r}", complete(ids, bad)) for bad in bad_logprobs]
+    else:
+        operations.append(("logprobs where there are none", complete(ids, [-0.5] * count)))
+    bad_kinds: list[Any] = [
+        Kind.SAMPLED,
+        Kind.PROMPT,
+        5,
+        -1,
+        True,
+        10**30,
+        [Kind.CONTEXT] * (count + 1),
+        [Kind.CONTEXT] * (count - 1) + [Kind.SAMPLED],
+        np.full(count, 255, np.uint8),
+        np.zeros(count),
+        None,
+    ]
+    operations += [(f"kinds {bad!r}", context(kinds=bad)) for bad in bad_kinds]
+    bad_spans: list[Any] = [
+        [(0, 0, 0)],
+        [(0, count + 1, 0)],
+        [(-1, 1, 0)],
+        [(0, 1, 1)],
+        [(1, 2, 0), (0, 1, 0)],
+        [(0, 2, 0), (1, 2, 0)],
+        [(0, 1)],
+        [(0, 1.0, 0)],
+        [None],
+        5,
+        np.zeros((1, 2), np.int32),
+    ]
+    operations += [(f"spans {bad!r}", context(message_spans=bad, messages=1)) for bad in bad_spans]
+    bad_versions: list[Any] = [
+        1.5,
+        True,
+        2**64,
+        [("a", 0, count - 1)],
+        [("a", 0, 1), ("b", 0, count)],
+        [("a", 0, count), ("b", count, count)],
+        [("a", 0)],
+        [],
+        {"a": 1},
+    ]
+    operations += [(f"version {bad!r}", complete(version=bad)) for bad in bad_versions]
+    operations += [
+        ("begin again", lambda: trajectory.begin(ids)),
+        ("empty context", context([])),
+        ("negative messages", context(messages=-1)),
+        ("messages that is no count", context(messages=True)),
+        ("too many messages", context(messages=2**31)),
+        ("unknown branch", context(branch=len(walk.model.branches))),
+        ("negative branch", complete(branch=-1)),
+        ("no finish reason", complete(finish_reason="")),
+        ("finish reason of another kind", complete(finish_reason=None)),
+        ("sampling with NaN", complete(sampling={"x": math.nan})),
+        ("sampling with a tuple", complete(sampling={"stop": ("a",)})),
+        ("sampling with a number as key", complete(sampling={1: 2})),
+        ("sampling that is no mapping", complete(sampling=[1])),
+        ("continues that is no bool", complete(continues=1)),
+        ("fewer messages than recorded", lambda: trajectory.extend_to(stream, messages=-1, branch=index)),
+        ("messages without tokens", lambda: trajectory.extend_to(stream, messages=10**6, branch=index)),
+        ("sampled in the next prompt", lambda: trajectory.extend_to([*stream, 1], Kind.SAMPLED, branch=index)),
+        ("a prompt that is extended", lambda: trajectory.branch(stream + ids, from_branch=index)),
+        ("a cause that is no text", lambda: trajectory.branch_at(0, ids, cause=None)),  # type: ignore[arg-type]
+        ("beyond the end", lambda: trajectory.branch_at(len(stream), branch=index)),
+        ("a bridge for another stream", lambda: trajectory.append_bridge(bridged(len(stream) + 1), branch=index)),
+        ("a bridge too short", lambda: trajectory.append_bridge(bridged(len(stream), messages=[0]), branch=index)),
+        ("a bridge out of range", lambda: trajectory.append_bridge(bridged(len(stream), new_count=0), branch=index)),
+        ("a bridge that samples", lambda: trajectory.append_bridge(bridged(len(stream), kinds=[1, 1]), branch=index)),
+    ]
+
+    def bridged(length: int, **changed: Any) -> Bridged:
+        good = {"new_ids": [1, 2], "kinds": [2, 2], "messages": [0, 0], "new_count": 1, "stream_length": length}
+        return Bridged(
+            **{name: np.array(value) if isinstance(value, list) else value for name, value in (good | changed).items()}
+        )
+
+    typed: list[tuple[str, Callable[[], object], type[TrajectoryError]]] = [
+        (name, act, TrajectoryError) for name, act in operations
+    ]
+    typed.append(("another id", lambda: trajectory.extend_to([*other, 1], branch=index), ExtensionError))
+    typed.append(("a shorter prompt", lambda: trajectory.extend_to(stream[:where], branch=index), ExtensionError))
+    return typed
+
+
+def walk(seed: int, operations: int) -> None:
+    """So many operations, over as many trajectories as that makes."""
+    choose = random.Random(seed)
+    done = 0
+    while done < operations:
+        one = Walk(choose.randrange(2**40))
+        stop = min(done + choose.choice([5, 40, 150]), operations)
+        verified = done
+        try:
+            while done < stop:
+                done += one.step()
+                if done - verified >= 30:
+                    one.verify()
+                    verified = done
+            one.verify()
+            one.verify_storage()
+        except BaseException as failure:
+            failure.add_note(f"{one.trajectory.name}, {one.trajectory!r}")
+            raise
