@@ -442,7 +442,7 @@ class Bridger:
         head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
         if last == stop:
             return [], 0
-        if last in self._stops:
+        if self._is_stop(last):
             return head, 0
         overlap = self._overlap(completion, stop, found.ids)
         if overlap is not None:
@@ -453,6 +453,13 @@ class Bridger:
         if not is_head and (closing[-1] if closing else last) not in self._facts.closers:
             closing = [*closing, stop]
         return [(closing, Kind.SYNTHETIC), *head], 0
+
+    def _is_stop(self, token: int) -> bool:
+        """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
+        if token in self._stops:
+            return True
+        added = self._tokenizer.vocabulary.added.get(token)
+        return added is not None and added.special and not self._skeleton.knows(token)
 
     def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
         """How much of what follows the stop token the completion has already: a separator, or the next head."""
@@ -474,7 +481,7 @@ class Bridger:
         marked = self._skeleton.marked
         closing = marked.of_text(found.encoded.rendering.text[found.section.body_end : found.cut])
         closing = closing[len(closing) - common_prefix(closing[::-1], self._skeleton.plain_close[::-1]) :]
-        ended = last in self._stops
+        ended = self._is_stop(last)
         said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())
         there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
         rest = marked.ids(closing[there:])

@@ -104,13 +104,18 @@ def _rewritten(
     """Whether the messages say something else than the ids. They are rendered as they stood when these were sampled:
     what the template alone changes about the past later on is no change of theirs."""
     try:
-        rendered = renderer.render(messages, tools=tools)
-    except TemplateError:
+        asked = renderer.render(messages[:-1], tools=tools, add_generation_prompt=True)
+        answered = renderer.render(messages, tools=tools)
+    except (TemplateError, InputError):
         return None
+    turns = [answered.ids[turn.start : turn.stop] for turn in answered.turns if turn.message == len(messages) - 1]
+    expected = np.concatenate([asked.ids, *turns])
     sampled = np.zeros(spliced.stream_length, np.bool_)
     sampled[len(spliced.prompt) :] = True
-    found = explain_break(spliced.ids[: spliced.stream_length], rendered.ids, renderer, sampled=sampled)
-    if found is None or not (found.cause is BreakCause.UNKNOWN or REWRITTEN & {found.cause, *found.later}):
+    found = explain_break(spliced.ids[: spliced.stream_length], expected, renderer, sampled=sampled)
+    if found is None or found.position >= len(expected):  # a stop token that the last turn of a rendering has not
+        return None
+    if found.cause is not BreakCause.UNKNOWN and not REWRITTEN & {found.cause, *found.later}:
         return None
     return BridgeRefusal(
         RefusalReason.REWRITES_PAST,

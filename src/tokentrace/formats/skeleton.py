@@ -184,6 +184,10 @@ class Skeleton:
 
     # -- using
 
+    def knows(self, token: int) -> bool:
+        """Whether a control token is one of the skeleton."""
+        return self.marked.char(token) in self._edges
+
     def markers(self, marked: str) -> frozenset[str]:
         """The markers of the skeleton that marked text holds."""
         return frozenset(match[0] for match in _MARKER.finditer(marked) if match[0] in self._edges)

@@ -1,0 +1,182 @@
+"""The six ways in which rollouts break when a client decodes, parses, renders and encodes again.
+
+Each test plays both clients on the same sampled ids: one sends the whole message list through the model's own template
+(transformers does it, not we), the other bridges. The first one's next prompt is no extension of what the engine
+saw; the second one's always is. `explain_break` names what went wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conversations import assistant, call, result, tool, user
+from tests.oracle import hf_ids
+from tests.support import make_renderer
+from tokentrace import Renderer
+from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory import Trajectory
+from tokentrace.trajectory.breaks import BreakCause, explain_break
+
+DEPLOY = tool("deploy", "Deploy a service.", {"service": {"type": "string"}, "dry_run": {"type": "boolean"}}, [])
+ECHO = tool("echo", "Say it again.", {}, [])
+BASH = tool("bash", "Run a command.", {"command": {"type": "string"}}, ["command"])
+ASKED = [user("Try it, please.")]
+
+
+class Rollout:
+    """One exchange: a prompt, what the engine sampled, and the two ways to go on from there."""
+
+    def __init__(self, family: str, completion: str, tools: list[dict[str, Any]] | None = None) -> None:
+        self.family, self.tools = family, tools
+        self.renderer: Renderer = make_renderer(family)
+        self.prompt = self.renderer.render_ids(ASKED, tools=tools, add_generation_prompt=True)
+        self.completion = [int(index) for index in self.renderer.tokenizer.encode(completion)]
+
+    @property
+    def stream(self) -> list[int]:
+        """What the engine saw and said."""
+        return self.prompt + self.completion
+
+    def rendered_again(self, *messages: dict[str, Any]) -> list[int]:
+        """The next prompt of a client that keeps messages: the parsed reply, and what followed it."""
+        ids = hf_ids(self.family, [*ASKED, *messages], self.tools, add_generation_prompt=True)
+        assert isinstance(ids, list)
+        return ids
+
+    def bridged(self, *new: dict[str, Any]) -> list[int]:
+        """The next prompt of a client that keeps ids."""
+        bridged = self.renderer.bridge_to_next_turn(self.prompt, self.completion, list(new), tools=self.tools)
+        assert bridged is not None, self.renderer.bridge_refusal
+        return bridged.token_ids
+
+    def cause(self, next_prompt: list[int], **known: Any) -> BreakCause | None:
+        """Why a prompt does not extend the stream; None if it does."""
+        sampled = np.arange(len(self.stream)) >= len(self.prompt)
+        found = explain_break(self.stream, next_prompt, self.renderer, sampled=sampled, **known)
+        return None if found is None else found.cause
+
+
+def extends(stream: list[int], prompt: list[int]) -> bool:
+    return prompt[: len(stream)] == stream
+
+
+def test_a_a_boolean_makes_the_round_trip_through_python() -> None:
+    """``false`` is parsed to a boolean, and a template that prints it gives ``False``."""
+    rollout = Rollout(
+        "qwen3-coder",
+        "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\n</function>\n</tool_call><|im_end|>",
+        [DEPLOY],
+    )
+    again = rollout.rendered_again(assistant("", call("deploy", {"dry_run": False})), result("done"))
+
+    assert rollout.cause(again) is BreakCause.BOOLEAN_CASE
+    assert rollout.cause(rollout.bridged(result("done"))) is None
+
+
+def test_b_the_same_text_is_merged_otherwise() -> None:
+    """The model sampled ``json`` + ``p``; encoding the text again gives ``jsonp``, and everything shifts."""
+    rollout = Rollout("qwen3-instruct-2507", "<|im_end|>")
+    pieces = [rollout.renderer.tokenizer.encode(piece) for piece in ("json", "p", "enderer")]
+    rollout.completion = [*np.concatenate(pieces).tolist(), *rollout.completion]
+    again = rollout.rendered_again(assistant("jsonpenderer"), user("And?"))
+
+    assert rollout.cause(again) is BreakCause.BPE_REMERGE
+    assert rollout.cause(rollout.bridged(user("And?"))) is None
+
+
+def test_c_an_empty_parameter_vanishes() -> None:
+    """The model closes a parameter that it never opened; nothing of it is left in the parsed call."""
+    rollout = Rollout(
+        "qwen3-coder",
+        "<tool_call>\n<function=echo>\n</parameter>\n</function>\n</tool_call><|im_end|>",
+        [ECHO],
+    )
+    again = rollout.rendered_again(assistant("", call("echo", {})), result("…"))
+
+    assert rollout.cause(again) is BreakCause.EMPTY_PARAMETER
+    assert rollout.cause(rollout.bridged(result("…"))) is None
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm-4.5"])
+def test_d_reasoning_is_stripped_from_the_past(family: str) -> None:
+    """Once a user message follows, the template leaves out what the model thought."""
+    completion = {
+        "qwen3": "<think>\nHm, two and two.\n</think>\n\nFour.<|im_end|>",
+        "glm-4.5": "\n<think>Hm, two and two.</think>\nFour.<|user|>",
+    }[family]
+    rollout = Rollout(family, completion)
+    again = rollout.rendered_again(assistant("Four.", reasoning="Hm, two and two."), user("Why?"))
+
+    assert rollout.cause(again) is BreakCause.STRIPPED_REASONING
+    assert rollout.cause(rollout.bridged(user("Why?"))) is None
+
+
+def test_e_an_anchor_is_zeroed_after_truncation() -> None:
+    """A client that empties the ids of an overlong turn has nothing left to extend, and renders again."""
+    rollout = Rollout("qwen3-coder", "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</par", [DEPLOY])
+    zeroed: list[int] = []
+    assert rollout.renderer.bridge_to_next_turn(zeroed, zeroed, [user("Go on.")], tools=[DEPLOY]) is None
+    again = rollout.rendered_again(assistant("", call("deploy", {"dry_run": False})), user("Go on."))
+    assert rollout.cause(again, anchor=zeroed) is BreakCause.ZEROED_ANCHOR
+
+    # a trajectory keeps what was sampled, however long: the turn is closed with tokens that carry no loss
+    record = Trajectory(logprobs=False)
+    record.begin(rollout.prompt, messages=1)
+    turn = record.append_completion(rollout.completion, None, finish_reason="length")
+    bridged = rollout.renderer.bridge_to_next_turn(
+        record.stream()[: turn.start], record.completion(turn), [user("Go on.")], tools=[DEPLOY]
+    )
+    assert bridged is not None
+    assert bridged.closed
+    record.append_bridge(bridged)
+    assert rollout.cause(record.prompt().tolist()) is None
+    assert record.loss_mask().sum() == len(rollout.completion)
+    closing = bridged.new_ids[bridged.kinds == Kind.SYNTHETIC]
+    assert rollout.renderer.tokenizer.decode(closing) == "\n</function>\n</tool_call><|im_end|>"
+
+
+def test_f_a_scaffold_rewrites_the_call_and_the_record_branches() -> None:
+    """No bridge can mend a history that holds a call the model never made. It is seen, named, and kept apart."""
+    rollout = Rollout(
+        "qwen3-coder",
+        "<tool_call>\n<function=Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call><|im_end|>",
+        [BASH],
+    )
+    error = {"tool": "Bash", "error": "Model tried to call unavailable tool Bash"}
+    again = rollout.rendered_again(assistant("", call("invalid", error)), result("no such tool"))
+    cause = rollout.cause(again)
+    assert cause is BreakCause.REWRITTEN_CALL
+
+    record = Trajectory(logprobs=False)
+    record.begin(rollout.prompt, messages=1)
+    record.append_completion(rollout.completion, None, finish_reason="stop")
+    branch = record.branch(again, cause=str(cause))
+    answer = rollout.renderer.tokenizer.encode("Sorry.<|im_end|>")
+    record.append_completion(answer, None, finish_reason="stop")
+
+    assert record.num_branches == 2
+    assert record.stream(0).tolist() == rollout.stream
+    assert record.stream(branch).tolist() == [*again, *answer.tolist()]
+    assert record.branches[branch].start >= len(rollout.prompt), "the first prompt is shared"
+    trained = [record.stream(b)[record.loss_mask(b)].tolist() for b in (0, branch)]
+    assert trained == [rollout.completion, answer.tolist()], "each sampled token is trained once"
+
+
+def test_the_two_clients_over_a_whole_rollout() -> None:
+    """Four turns with an argument that Python prints otherwise: as many pieces for one client, one for the other."""
+    said = (
+        "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    )
+    rollout = Rollout("qwen3-coder", said, [DEPLOY])
+    messages: list[dict[str, Any]] = []
+    breaks, stream = 0, rollout.stream
+    for _ in range(4):
+        messages += [assistant("", call("deploy", {"dry_run": False})), result("done")]
+        breaks += not extends(stream, rollout.rendered_again(*messages))
+        bridged = rollout.bridged(result("done"))
+        assert extends(stream, bridged)
+        rollout.prompt, stream = bridged, bridged + rollout.completion
+    assert breaks == 4
