@@ -10,7 +10,7 @@ from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, assistant, call, result, system, tool, user
 from tests.support import make_renderer, rendered, some
 from tokentrace import InputError, RenderedTokens, Renderer
-from tokentrace.bridging import BridgedTokens
+from tokentrace.bridged import BridgedTokens
 from tokentrace.formats.seams import BridgeRefusal, RefusalReason
 from tokentrace.splicing import splice_prefix
 from tokentrace.tokens.kinds import Kind

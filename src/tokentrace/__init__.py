@@ -12,26 +12,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .bridged import BridgedTokens
     from .errors import (
         ControlTokenError,
+        ExtensionError,
         InputError,
         RendererError,
         TemplateError,
         TemplateLimitError,
         TokenizerError,
         TokentraceError,
+        TrajectoryError,
     )
+    from .formats.seams import BridgeRefusal, RefusalReason
+    from .incremental import tokenize_incrementally
     from .rendered import RenderedTokens, TokenSpan
     from .renderer import Renderer, RendererPool, create_renderer, create_renderer_pool
+    from .splicing import splice_prefix
     from .template import ChatTemplate
     from .tokens import ControlPolicy, Tokenizer, load_tokenizer
+    from .tokens.kinds import Kind
+    from .trajectory import Trajectory, TrajectoryFile, Turn, load_trajectory, save_trajectory
+    from .trajectory.breaks import Break, BreakCause, explain_break
 
 # Loaded when first asked for: `import tokentrace` and `tokentrace --help` cost next to nothing.
 _HOMES = {
+    "Break": "trajectory.breaks",
+    "BreakCause": "trajectory.breaks",
+    "BridgeRefusal": "formats.seams",
+    "BridgedTokens": "bridged",
     "ChatTemplate": "template",
     "ControlPolicy": "tokens",
     "ControlTokenError": "errors",
+    "ExtensionError": "errors",
     "InputError": "errors",
+    "Kind": "tokens.kinds",
+    "RefusalReason": "formats.seams",
     "RenderedTokens": "rendered",
     "Renderer": "renderer",
     "RendererError": "errors",
@@ -42,16 +58,32 @@ _HOMES = {
     "Tokenizer": "tokens",
     "TokenizerError": "errors",
     "TokentraceError": "errors",
+    "Trajectory": "trajectory",
+    "TrajectoryError": "errors",
+    "TrajectoryFile": "trajectory",
+    "Turn": "trajectory",
     "create_renderer": "renderer",
     "create_renderer_pool": "renderer",
+    "explain_break": "trajectory.breaks",
     "load_tokenizer": "tokens",
+    "load_trajectory": "trajectory",
+    "save_trajectory": "trajectory",
+    "splice_prefix": "splicing",
+    "tokenize_incrementally": "incremental",
 }
 
 __all__ = [
+    "Break",
+    "BreakCause",
+    "BridgeRefusal",
+    "BridgedTokens",
     "ChatTemplate",
     "ControlPolicy",
     "ControlTokenError",
+    "ExtensionError",
     "InputError",
+    "Kind",
+    "RefusalReason",
     "RenderedTokens",
     "Renderer",
     "RendererError",
@@ -62,9 +94,18 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "TokentraceError",
+    "Trajectory",
+    "TrajectoryError",
+    "TrajectoryFile",
+    "Turn",
     "create_renderer",
     "create_renderer_pool",
+    "explain_break",
     "load_tokenizer",
+    "load_trajectory",
+    "save_trajectory",
+    "splice_prefix",
+    "tokenize_incrementally",
 ]
 
 

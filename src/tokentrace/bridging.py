@@ -6,16 +6,15 @@ which small context stands for all others. A bridge then costs one small render,
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from .errors import InputError, TokentraceError
+from .bridged import BridgedTokens
+from .errors import TokentraceError
 from .formats.seams import (
     CONTEXTS,
     INLINE,
@@ -38,7 +37,7 @@ from .formats.skeleton import Skeleton
 from .formats.turns import Messages, Section, TurnFacts, common_prefix, is_role
 from .rendered import span_messages
 from .tokens.encoding import Encoded
-from .tokens.kinds import Kind, Kinds
+from .tokens.kinds import Kind
 from .tokens.tokenizer import Ids, Tokenizer
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
@@ -63,79 +62,6 @@ class Truncation(StrEnum):
     """It is closed with tokens that carry no loss."""
     REFUSE = "refuse"
     """There is no bridge."""
-
-
-class BridgedTokens(Sequence[int]):
-    """The next prompt: the stream so far, id for id, and what comes after it.
-
-    `prompt` and `completion` are the stream as it was given, `new_ids` (int32) is what was added; `kinds` (uint8, see
-    `Kind`) and `messages` (int32, indices into the new messages, -1 for none) have one entry for each new id. As a
-    sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array, made when asked
-    for.
-    """
-
-    def __init__(
-        self,
-        prompt: Sequence[int] | Ids,
-        completion: Sequence[int] | Ids,
-        new_ids: Ids,
-        kinds: Kinds,
-        messages: npt.NDArray[np.int32],
-        new_count: int,
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.prompt = prompt
-        self.completion = completion
-        self.new_ids = new_ids
-        self.kinds = kinds
-        self.messages = messages
-        self.new_count = new_count
-        self.notes = list(notes)
-
-    @property
-    def stream_length(self) -> int:
-        """How long the stream was: everything before `new_ids`."""
-        return len(self.prompt) + len(self.completion)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the completion was cut off and had to be closed."""
-        return bool((self.kinds == Kind.SYNTHETIC).any())
-
-    @functools.cached_property
-    def ids(self) -> Ids:
-        """The whole next prompt."""
-        stream = [np.asarray(part, np.int32) for part in (self.prompt, self.completion)]
-        return np.concatenate([*stream, self.new_ids])
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The whole next prompt, as a list."""
-        return cast(list[int], self.ids.tolist())
-
-    def __len__(self) -> int:
-        return self.stream_length + len(self.new_ids)
-
-    def __getitem__(self, at: Any) -> Any:
-        found = self.ids[at]
-        return int(found) if isinstance(at, (int, np.integer)) else found.tolist()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.token_ids)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (Sequence, np.ndarray)):
-            return len(self) == len(other) and bool((self.ids == np.asarray(other)).all())
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self.ids if dtype is None else self.ids.astype(dtype)
-
-    def __repr__(self) -> str:
-        closed = ", turn closed" if self.closed else ""
-        return f"BridgedTokens({self.stream_length} tokens + {len(self.new_ids)} new{closed})"
 
 
 Make = Callable[[Messages, int, Any, bool], tuple[Encoded, list[Section]]]
@@ -543,13 +469,3 @@ def _dropped_messages(found: Join) -> list[str]:
         for at in range(found.first_new, len(found.conversation))
         if at not in shown and found.conversation[at].get("content")
     ]
-
-
-def check_ids(ids: Any, name: str) -> Ids:
-    """Ids as int32, or InputError."""
-    array = ids if isinstance(ids, np.ndarray) else np.asarray(ids if isinstance(ids, (list, tuple)) else list(ids))
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise InputError(f"{name} must be a list of token ids", field=name)
-    if len(array) and (int(array.min()) < 0 or int(array.max()) > 0x7FFFFFFF):
-        raise InputError(f"{name} holds a number that is no token id", field=name)
-    return array.astype(np.int32, copy=False)

@@ -12,9 +12,8 @@ These modes are here to compare with, and for templates of which nothing better 
 
 from __future__ import annotations
 
-import difflib
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar, cast
@@ -25,17 +24,15 @@ import numpy.typing as npt
 from .errors import RendererError, TemplateError, TemplateLimitError
 from .formats.turns import common_prefix
 from .messages import RESULT_ROLES, check_messages
-from .rendered import RenderedTokens
+from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
 from .renderer import Messages, Renderer
 from .template.trace import Rendering
+from .tokens.differences import Difference
 from .tokens.tokenizer import Ids, Tokenizer
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
 ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
-
-WINDOW: Final = 256
-"""How many items on each side a diff looks at together."""
 
 
 class IncrementalMode(StrEnum):
@@ -56,43 +53,6 @@ class SanityCheck(StrEnum):
     """All but those of white space. The same text in other tokens is no difference of white space."""
     OFF = "off"
     """None: nothing is rendered to compare with."""
-
-
-class Difference(StrEnum):
-    """What differs where ids do."""
-
-    DRIFT = "drift"
-    """The ids alone: both spell the same bytes."""
-    WHITESPACE = "whitespace"
-    """Newlines, tabs, carriage returns and spaces."""
-    TEXT = "text"
-    """More than that."""
-
-
-class TokenizationMismatchWarning(UserWarning):
-    """Incremental tokenization gave other ids than a render of the whole conversation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """One part in which the ids differ. `position` counts tokens of the incremental ids.
-
-    `message` is the message that the part belongs to, None where it belongs to none. The texts are for people.
-    """
-
-    position: int
-    incremental_ids: tuple[int, ...]
-    full_ids: tuple[int, ...]
-    incremental_text: str
-    full_text: str
-    message: int | None
-    kind: Difference
-
-    def __str__(self) -> str:
-        owner = "" if self.message is None else f" (message {self.message})"
-        here = f"{_short_text(self.incremental_text)} {_short_ids(self.incremental_ids)}"
-        full = f"{_short_text(self.full_text)} {_short_ids(self.full_ids)}"
-        return f"token {self.position}{owner}, {self.kind}: {here} where the full render has {full}"
 
 
 class NoteCause(StrEnum):
@@ -210,7 +170,7 @@ class _Added:
     def _detail(self, cause: NoteCause) -> str:
         if cause is NoteCause.REWRITTEN:
             at = common_prefix(self.before, self.after.text)
-            was, now = _short_text(self.before[at:]), _short_text(self.after.text[at:])
+            was, now = short_text(self.before[at:]), short_text(self.after.text[at:])
             return (
                 f"the template writes what stands before it otherwise once it is there: at character {at}, {was} "
                 f"became {now}; cut by length, its tokens are not to be trusted"
@@ -437,11 +397,11 @@ class IncrementalTokenizer:
                 )
             full = self.renderer.render(self._messages, tools=self.tools, add_generation_prompt=self._asked)
             owners = np.repeat([piece.message for piece in self._pieces], lengths)
-            mismatches = _mismatches(self.renderer.tokenizer, ids, owners, full)
+            mismatches = find_mismatches(self.renderer.tokenizer, ids, owners, full)
         if check is SanityCheck.IGNORE_STRIPPABLE:
             mismatches = [one for one in mismatches if one.kind is not Difference.WHITESPACE]
         if mismatches:
-            warnings.warn(TokenizationMismatchWarning(_warning(self.mode, mismatches)), stacklevel=3)
+            warnings.warn(TokenizationMismatchWarning(warning_text(self.mode, mismatches)), stacklevel=3)
         notes = [note for piece in self._pieces for note in piece.notes]
         return IncrementalTokens(ids, mask.astype(np.bool_), mismatches, notes, check)
 
@@ -512,135 +472,6 @@ def _neutral_control(tokenizer: Tokenizer) -> str:
         return ""
     tokens = tokenizer.vocabulary.control.values()
     return next((token.text for token in tokens if not (token.lstrip or token.rstrip or token.single_word)), "")
-
-
-# -- comparing
-
-
-def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> list[Mismatch]:
-    """The parts in which `ids` differ from those of a full render, in order. None iff they are equal."""
-    out = []
-    for start, stop, full_start, full_stop in _differences(tokenizer, ids, full.ids):
-        here, there = ids[start:stop], full.ids[full_start:full_stop]
-        message = int(full.messages[full_start] if len(there) else owners[start])
-        out.append(
-            Mismatch(
-                position=start,
-                incremental_ids=tuple(here.tolist()),
-                full_ids=tuple(there.tolist()),
-                incremental_text=tokenizer.decode(here.tolist()),
-                full_text=tokenizer.decode(there.tolist()),
-                message=message if message >= 0 else None,
-                kind=_kind(tokenizer, here, there),
-            )
-        )
-    return out
-
-
-Part = tuple[int, int, int, int]
-"""``one[a:b]`` stands where ``other[c:d]`` does."""
-
-
-def _differences(tokenizer: Tokenizer, one: Ids, other: Ids) -> Iterator[Part]:
-    """The parts that differ, found first between control tokens, then token by token."""
-    whole = _trimmed(one, other, (0, len(one), 0, len(other)))
-    if whole is None:
-        return
-    left, right = (_blocks(tokenizer, ids) for ids in (one[whole[0] : whole[1]], other[whole[2] : whole[3]]))
-    left_at, right_at = (np.cumsum([0, *map(len, blocks)]) for blocks in (left, right))
-    for a, b, c, d in _unequal(left, right):
-        coarse = (whole[0] + left_at[a], whole[0] + left_at[b], whole[2] + right_at[c], whole[2] + right_at[d])
-        part = _trimmed(one, other, cast(Part, tuple(map(int, coarse))))
-        if part is None:
-            continue
-        here, there = one[part[0] : part[1]], other[part[2] : part[3]]
-        if _kind(tokenizer, here, there) is Difference.DRIFT:  # not to be torn into halves that spell different text
-            yield part
-            continue
-        for e, f, g, h in _unequal(here.tolist(), there.tolist()):
-            yield part[0] + e, part[0] + f, part[2] + g, part[2] + h
-
-
-def _trimmed(one: Ids, other: Ids, part: Part) -> Part | None:
-    """A part without what both sides begin and end with; None if nothing is left."""
-    here, there = one[part[0] : part[1]], other[part[2] : part[3]]
-    head = _shared(here, there)
-    if head == len(here) == len(there):
-        return None
-    tail = _shared(here[head:][::-1], there[head:][::-1])
-    return part[0] + head, part[1] - tail, part[2] + head, part[3] - tail
-
-
-def _blocks(tokenizer: Tokenizer, ids: Ids) -> list[tuple[int, ...]]:
-    """Ids cut before every control token."""
-    controls = [token.id for token in tokenizer.vocabulary.control.values()]
-    cuts = np.flatnonzero(np.isin(ids, controls))
-    return [tuple(block.tolist()) for block in np.split(ids, cuts) if len(block)]
-
-
-Item = TypeVar("Item", bound=Hashable)
-
-
-def _unequal(one: Sequence[Item], other: Sequence[Item]) -> Iterator[Part]:
-    """What a diff finds to be different, looking at a window at a time: the cost grows with the length, no faster.
-
-    A window ends where both sides agree in its first half, where the choice does not hang on what lies behind it.
-    Where nothing agrees in a whole window, the rest is one part.
-    """
-    at, other_at = 0, 0
-    while at < len(one) or other_at < len(other):
-        left, right = one[at : at + WINDOW], other[other_at : other_at + WINDOW]
-        agreed = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()[:-1]
-        if at + len(left) == len(one) and other_at + len(right) == len(other):
-            agreed.append(difflib.Match(len(left), len(right), 0))
-        elif agreed:
-            agreed = [match for match in agreed if max(match.a, match.b) < WINDOW // 2] or agreed[:1]
-        else:
-            agreed = [difflib.Match(len(one) - at, len(other) - other_at, 0)]
-        a, b = 0, 0
-        for match in agreed:
-            if match.a > a or match.b > b:
-                yield at + a, at + match.a, other_at + b, other_at + match.b
-            a, b = match.a + match.size, match.b + match.size
-        at, other_at = at + a, other_at + b
-
-
-def _shared(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
-    """How many items two arrays begin with in common."""
-    length = min(len(one), len(other))
-    differ = np.flatnonzero(one[:length] != other[:length])
-    return int(differ[0]) if len(differ) else length
-
-
-def _kind(tokenizer: Tokenizer, here: Ids, there: Ids) -> Difference:
-    """Compared as bytes: half a character decodes to U+FFFD, whichever it is half of."""
-    one, other = (b"".join(map(tokenizer.vocabulary.token_bytes, ids.tolist())) for ids in (here, there))
-    if one == other:
-        return Difference.DRIFT
-    bare = one.translate(None, b"\n\t\r ") == other.translate(None, b"\n\t\r ")
-    return Difference.WHITESPACE if bare else Difference.TEXT
-
-
-def _warning(mode: IncrementalMode, mismatches: list[Mismatch], shown: int = 3) -> str:
-    parts = "\n".join(f"  {one}" for one in mismatches[:shown])
-    more = f"\n  and {len(mismatches) - shown} more" if len(mismatches) > shown else ""
-    return (
-        f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} "
-        f"part{'s' if len(mismatches) > 1 else ''}, so training and inference would see different tokens:\n"
-        f"{parts}{more}\n"
-        "In a rollout use Renderer.bridge_to_next_turn, for training data Renderer.render and its mask. If reasoning "
-        "of past turns differs, preserve_all_thinking=True makes the full render keep it. If this is meant, pass "
-        "sanity_check='ignore_strippable' or 'off'."
-    )
-
-
-def _short_text(text: str, limit: int = 200) -> str:
-    return repr(text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 4 :]}")
-
-
-def _short_ids(ids: Sequence[int], limit: int = 16) -> str:
-    shown = ", ".join(map(str, ids[:limit]))
-    return f"[{shown}]" if len(ids) <= limit else f"[{shown}, … {len(ids)} ids]"
 
 
 # -- input

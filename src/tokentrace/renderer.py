@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from .bridging import BridgedTokens, Bridger, History, Truncation, check_ids
+from .bridged import BridgedTokens, check_ids
+from .bridging import Bridger, History, Truncation
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
 from .formats.history import (

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .bridging import BridgedTokens, check_ids
+from .bridged import BridgedTokens, check_ids
 from .errors import InputError, TemplateError
 from .formats.seams import BridgeRefusal, RefusalReason
 from .messages import check_messages
