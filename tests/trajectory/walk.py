@@ -28,6 +28,7 @@ class Bridged:
     messages: Any
     new_count: int
     stream_length: int
+    completion: Any
 
 
 class Walk:
@@ -163,8 +164,9 @@ class Walk:
         owners = np.full(len(ids), -1, np.int32)
         for start, stop, message in spans:
             owners[start:stop] = message
-        length = len(self.model.branches[index].tokens)
-        bridge = Bridged(np.array(ids, np.int32), np.array(kinds, np.uint8), owners, messages, length)
+        stream = self.trajectory.stream(index)
+        end = stream[len(stream) - self.random.randint(0, min(4, len(stream))) :].tolist()
+        bridge = Bridged(np.array(ids, np.int32), np.array(kinds, np.uint8), owners, messages, len(stream), end)
         self.trajectory.append_bridge(bridge, branch=branch)
         self.model.context(index, ids, kinds, spans, messages)
 
@@ -411,6 +413,12 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
         ("a cause that is no text", lambda: trajectory.branch_at(0, ids, cause=None)),  # type: ignore[arg-type]
         ("beyond the end", lambda: trajectory.branch_at(len(stream), branch=index)),
         ("a bridge for another stream", lambda: trajectory.append_bridge(bridged(len(stream) + 1), branch=index)),
+        (
+            "a bridge for another completion",
+            lambda: trajectory.append_bridge(
+                bridged(len(stream), completion=[*stream[:-1], stream[-1] + 1]), branch=index
+            ),
+        ),
         ("a bridge too short", lambda: trajectory.append_bridge(bridged(len(stream), messages=[0]), branch=index)),
         ("a bridge out of range", lambda: trajectory.append_bridge(bridged(len(stream), new_count=0), branch=index)),
         ("a bridge that samples", lambda: trajectory.append_bridge(bridged(len(stream), kinds=[1, 1]), branch=index)),
@@ -418,6 +426,7 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
 
     def bridged(length: int, **changed: Any) -> Bridged:
         good = {"new_ids": [1, 2], "kinds": [2, 2], "messages": [0, 0], "new_count": 1, "stream_length": length}
+        good["completion"] = stream[-2:]
         return Bridged(
             **{name: np.array(value) if isinstance(value, list) else value for name, value in (good | changed).items()}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -34,6 +35,11 @@ class Bridge(Protocol):
     @property
     def stream_length(self) -> int:
         """The length of the stream it was made for."""
+        ...
+
+    @property
+    def completion(self) -> Sequence[int] | Ids:
+        """The end of that stream: what was sampled last."""
         ...
 
 

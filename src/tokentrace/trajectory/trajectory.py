@@ -82,7 +82,7 @@ class Trajectory:
     def begin(
         self, prompt_ids: IdsLike, *, kinds: KindsLike | None = None, messages: int = 0, message_spans: SpansLike = ()
     ) -> None:
-        """Ledger the first prompt, which holds `messages` messages."""
+        """Record the first prompt, which holds `messages` messages."""
         if self._ledger.tree.nodes:
             raise TrajectoryError(
                 "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
@@ -100,7 +100,7 @@ class Trajectory:
         messages: int = 0,
         branch: int | None = None,
     ) -> None:
-        """Ledger what was put after the stream: tool results, scaffold, a generation prompt, a synthetic close.
+        """Record what was put after the stream: tool results, scaffold, a generation prompt, a synthetic close.
 
         It brings `messages` new messages. `message_spans` are rows ``(start, stop, message)``: positions in
         `new_ids`, and the number of the new message, counted from 0. The cost is that of what is new.
@@ -114,12 +114,18 @@ class Trajectory:
         self._ledger.add_context(index, ids, kinds, spans, node.messages + added)
 
     def append_bridge(self, bridge: Bridge, *, branch: int | None = None) -> None:
-        """Ledger the new tokens of a bridge that was made for this very stream."""
+        """Record the new tokens of a bridge that was made for this very stream."""
         node = self._ledger.tree.nodes[self._index(branch)]
         if as_count(bridge.stream_length, "bridge.stream_length") != node.stop:
             raise TrajectoryError(
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {node.stop}: "
                 "make the bridge from the stream as it is recorded"
+            )
+        sampled = np.asarray(bridge.completion, np.int64)
+        if not np.array_equal(self.stream(branch)[node.stop - len(sampled) :], sampled):
+            raise TrajectoryError(
+                "the bridge was made for another completion than the one recorded last: make it from the ids that "
+                "the engine returned"
             )
         spans = bridge_spans(bridge)
         self.append_context(bridge.new_ids, bridge.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
@@ -135,7 +141,7 @@ class Trajectory:
         continues: bool = False,
         branch: int | None = None,
     ) -> Turn:
-        """Ledger the tokens that an engine returned for the stream as its prompt.
+        """Record the tokens that an engine returned for the stream as its prompt.
 
         `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion where
         they changed on the way. A completion needs a prompt or context before it. `continues` says that it goes on
@@ -155,7 +161,7 @@ class Trajectory:
         messages: int | None = None,
         branch: int | None = None,
     ) -> int:
-        """Ledger the next prompt, given whole; returns how many of its ids are new.
+        """Record the next prompt, given whole; returns how many of its ids are new.
 
         It must begin with the stream, id for id; `ExtensionError` names the first position that differs. `kinds`
         (CONTEXT by default) and `message_spans` are about the whole prompt, and count for what is new: what is
@@ -190,7 +196,7 @@ class Trajectory:
         cause: str = "",
         from_branch: int | None = None,
     ) -> int:
-        """Ledger a prompt whose history was rewritten, given whole; returns its branch, which is now the current one.
+        """Record a prompt whose history was rewritten, given whole; returns its branch, which is now the current one.
 
         It shares the longest prefix that is recorded anywhere in the tree, or in the stream of `from_branch`; the
         kinds, turns and messages of the shared part are inherited, and stay with the branch that owns them. `kinds`
