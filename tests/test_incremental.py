@@ -37,7 +37,6 @@ from tokentrace import (
     Tokenizer,
     TokentraceError,
     create_renderer,
-    incremental,
 )
 from tokentrace.incremental import (
     Difference,
@@ -49,6 +48,7 @@ from tokentrace.incremental import (
     tokenize_incrementally,
 )
 from tokentrace.pocket import POCKET
+from tokentrace.tokens import differences
 
 MODES = list(IncrementalMode)
 
@@ -174,8 +174,8 @@ def put_right(one: list[int], other: list[int], parts: list[tuple[int, int, int,
 @given(st.lists(st.integers(0, 5), max_size=60), st.lists(st.integers(0, 5), max_size=60))
 def test_differences_put_right_give_the_other_side(one: list[int], other: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(incremental, "WINDOW", 8)
-        parts = list(incremental._unequal(one, other))
+        patch.setattr(differences, "WINDOW", 8)
+        parts = list(differences.unequal(one, other))
     assert all(one[start:stop] != other[first:last] for start, stop, first, last in parts)
     assert put_right(list(one), other, parts) == other
 

@@ -1,5 +1,6 @@
 """The append-only record of one rollout: exact tokens, where each came from, and the tree of rewritten histories."""
 
+from .breaks import Break, BreakCause, explain_break
 from .bridges import Bridge
 from .records import Ending, Loaded, from_bytes, to_bytes
 from .storage import TrajectoryFile, load_trajectory, save_trajectory
@@ -8,6 +9,8 @@ from .turns import Branch, MessageSpan, SharedPrefix, Turn, VersionSpan
 
 __all__ = [
     "Branch",
+    "Break",
+    "BreakCause",
     "Bridge",
     "Ending",
     "Loaded",
@@ -17,6 +20,7 @@ __all__ = [
     "TrajectoryFile",
     "Turn",
     "VersionSpan",
+    "explain_break",
     "from_bytes",
     "load_trajectory",
     "save_trajectory",

@@ -6,17 +6,16 @@ token of one side with every token of the other, but for a few hundred tokens ar
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError
+from ..tokens.differences import WINDOW, common_prefix, common_suffix, spell, unequal
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
 
@@ -30,9 +29,6 @@ _CANDIDATES: Final = 64
 _TAIL: Final = 16
 """Tokens at the end of a stream by which it is looked for in a prompt."""
 
-_FINE: Final = 256
-"""Tokens of a difference that are compared one with another, for the rows."""
-
 _AROUND: Final = 12
 """Equal tokens shown on either side of a difference."""
 
@@ -42,32 +38,6 @@ _SHOWN: Final = 40
 BACK: Final = 65_536
 FORWARD: Final = 65_536
 """Tokens before and after a difference that are read as text."""
-
-
-def as_ids(ids: Any, name: str) -> Ids:
-    """Ids as one int32 array. An array of that kind is taken as it is; TrajectoryError for what are no ids."""
-    try:
-        array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TrajectoryError(f"{name} is no sequence of token ids: {error}; give a list of ints or an array") from None
-    if array.ndim == 1 and not len(array):
-        return np.zeros(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.itemsize > 4 and np.abs(array).max() >= 2**31):
-        raise TrajectoryError(f"{name} must be one row of token ids, not {array.dtype} of shape {array.shape}")
-    return array.astype(np.int32, copy=False)
-
-
-def common_prefix(first: Ids, second: Ids) -> int:
-    """How many ids two sequences begin with alike."""
-    size = min(len(first), len(second))
-    step, at = 1024, 0
-    while at < size:
-        stop = min(at + step, size)
-        differs = first[at:stop] != second[at:stop]
-        if differs.any():
-            return at + int(differs.argmax())
-        at, step = stop, step * 4
-    return size
 
 
 # -- where they meet again
@@ -86,6 +56,10 @@ class Hunk:
     prompt: int
     prompt_stop: int
     meets: bool
+
+    def sides(self, stream: Ids, prompt: Ids) -> tuple[Ids, Ids]:
+        """The ids that stand against each other."""
+        return stream[self.stream : self.stream_stop], prompt[self.prompt : self.prompt_stop]
 
 
 def next_hunk(stream: Ids, prompt: Ids, at: int, prompt_at: int, *, beyond: int = 0) -> Hunk:
@@ -168,7 +142,7 @@ def shared_tail(stream: Ids, prompt: Ids, at: int) -> Hunk | None:
         ends = ends[prompt[ends - offset] == stream[-1 - offset]]
     best = (0, 0)
     for end in ends[:_CANDIDATES].tolist():
-        run = common_prefix(stream[at:][::-1], prompt[at : end + 1][::-1])
+        run = common_suffix(stream[at:], prompt[at : end + 1])
         best = max(best, (run, end))
     run, end = best
     return Hunk(at, len(stream) - run, at, end + 1 - run, True) if run else None
@@ -213,9 +187,9 @@ def text_window(
     return TextWindow(lead[:cut].decode("utf-8", "replace"), ours, theirs, shared_start(ours, theirs), ended)
 
 
-def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
-    """The bytes that tokens stand for."""
-    return b"".join(map(vocabulary.token_bytes, ids.tolist()))
+def text_of(vocabulary: Vocabulary, ids: Ids) -> str:
+    """The text of tokens, for people: bytes that are no UTF-8 become U+FFFD."""
+    return spell(vocabulary, ids).decode("utf-8", "replace")
 
 
 def shared_start(first: str, second: str) -> int:
@@ -317,17 +291,16 @@ def diff_rows(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> t
         skipped = DiffRow(DiffOp.SKIPPED, start + head, (), (), len(ids) - head - tail)
         return [row(op, ids[:head], start), skipped, row(op, ids[len(ids) - tail :], start + len(ids) - tail)]
 
-    ours, theirs = stream[hunk.stream : hunk.stream_stop], prompt[hunk.prompt : hunk.prompt_stop]
+    ours, theirs = hunk.sides(stream, prompt)
     rows = [*run(DiffOp.EQUAL, stream[max(0, hunk.stream - _AROUND) : hunk.stream], max(0, hunk.stream - _AROUND))]
-    blocks = [("replace", 0, len(ours), 0, len(theirs))]
-    if max(len(ours), len(theirs)) <= _FINE:
-        blocks = list(difflib.SequenceMatcher(None, ours.tolist(), theirs.tolist(), autojunk=False).get_opcodes())
-    for tag, a, a_stop, b, b_stop in blocks:
-        if tag == "equal":
-            rows += run(DiffOp.EQUAL, ours[a:a_stop], hunk.stream + a)
-        else:
-            rows += run(DiffOp.REMOVED, ours[a:a_stop], hunk.stream + a)
-            rows += run(DiffOp.ADDED, theirs[b:b_stop], hunk.prompt + b)
+    fine = max(len(ours), len(theirs)) <= WINDOW
+    at = 0
+    for a, b, c, d in unequal(ours.tolist(), theirs.tolist()) if fine else [(0, len(ours), 0, len(theirs))]:
+        rows += run(DiffOp.EQUAL, ours[at:a], hunk.stream + at)
+        rows += run(DiffOp.REMOVED, ours[a:b], hunk.stream + a)
+        rows += run(DiffOp.ADDED, theirs[c:d], hunk.prompt + c)
+        at = b
+    rows += run(DiffOp.EQUAL, ours[at:], hunk.stream + at)
     if hunk.meets:
         after = stream[hunk.stream_stop : hunk.stream_stop + _AROUND]
         same = common_prefix(after, prompt[hunk.prompt_stop : hunk.prompt_stop + _AROUND])

@@ -1,0 +1,116 @@
+"""``tokentrace explain``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import debug_option
+
+if TYPE_CHECKING:
+    from ..trajectory.breaks import Break
+
+
+@click.command(short_help="Say where and why a prompt does not extend a stream.")
+@click.argument("stream", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("prompt", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
+)
+@click.option("--branch", type=int, metavar="N", help="The branch of a trajectory file.  [default: the last written]")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON instead of text.")
+@debug_option
+def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch: int | None, as_json: bool) -> None:
+    """Say where and why the next prompt does not extend a stream, id for id.
+
+    STREAM is a trajectory file, or JSON: a list of ids, or an object with "stream" and perhaps "next_prompt" and
+    "prompt_length" (where the last completion begins). PROMPT is JSON with the ids of the next prompt. Exits with 0 if
+    the prompt extends the stream, with 1 if it does not.
+
+    \b
+    Examples:
+      tokentrace explain rollout.tt next.json -t ./Qwen3-8B
+      tokentrace explain both.json -t ./Qwen3-8B --json | jq .cause
+    """
+    import numpy as np
+
+    from ..errors import InputError
+    from ..pocket import POCKET
+    from ..tokens.loading import load_tokenizer
+    from ..trajectory.breaks import explain_break
+
+    ids, known = _read_stream(stream, branch)
+    if prompt is not None:
+        asked = _ids(_read_json(prompt), prompt)
+    elif "next_prompt" in known:
+        asked = _ids(known["next_prompt"], stream)
+    else:
+        raise InputError(f"{stream.name} has no next_prompt; give the ids of the next prompt as a second file")
+    sampled = known.get("sampled")
+    if sampled is None and "prompt_length" in known:
+        sampled = np.arange(len(ids)) >= int(known["prompt_length"])
+    if tokenizer is None:
+        click.secho("no --tokenizer given: using the embedded pocket model", dim=True, err=True)
+    found = explain_break(ids, asked, load_tokenizer(POCKET if tokenizer is None else tokenizer), sampled=sampled)
+    if as_json:
+        click.echo(json.dumps(_row(found)))
+    elif found is None:
+        click.echo(f"the prompt extends the stream: {len(ids):,} ids, and {len(asked) - len(ids):,} new ones")
+    else:
+        click.echo(str(found))
+    raise SystemExit(0 if found is None else 1)
+
+
+def _row(found: Break | None) -> dict[str, Any]:
+    if found is None:
+        return {"extends": True}
+    return {
+        "extends": False,
+        "cause": str(found.cause),
+        "position": found.position,
+        "stream_range": list(found.stream_range),
+        "prompt_range": list(found.prompt_range),
+        "before": found.before_text,
+        "after": found.after_text,
+        "region": found.region,
+        "detail": found.detail,
+        "advice": found.advice,
+        "later": [str(cause) for cause in found.later],
+    }
+
+
+def _read_stream(path: Path, branch: int | None) -> tuple[list[int], dict[str, Any]]:
+    """The ids of a stream, and what else its file says."""
+    from ..trajectory import load_trajectory
+    from ..trajectory.records import MAGIC
+
+    with path.open("rb") as file:
+        is_trajectory = file.read(len(MAGIC)) == MAGIC
+    if is_trajectory:
+        trajectory = load_trajectory(path).trajectory
+        return trajectory.stream(branch).tolist(), {"sampled": trajectory.loss_mask(branch, once=False)}
+    found = _read_json(path)
+    if isinstance(found, dict):
+        return _ids(found.get("stream"), path), found
+    return _ids(found, path), {}
+
+
+def _read_json(path: Path) -> Any:
+    from ..errors import InputError
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path.name} is neither a trajectory file nor JSON: {error}") from None
+
+
+def _ids(found: Any, path: Path) -> list[int]:
+    from ..bridged import check_ids
+    from ..errors import InputError
+
+    if not isinstance(found, list):
+        raise InputError(f"{path.name} must hold a list of token ids")
+    return [int(index) for index in check_ids(found, path.name)]

@@ -1,0 +1,113 @@
+"""What a check is given, a `Case`, and what it gives back, a `Finding`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...tokens.tokenizer import Ids
+from ...tokens.vocabulary import Vocabulary
+from ..token_diff import Hunk, TextWindow, one_line, text_of
+from .causes import BreakCause
+from .turn_heads import TurnHeads
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The part of a stream that a token lies in."""
+
+    name: str
+    completion: tuple[int, int] | None
+    """The completion it lies in, if it does."""
+    last: tuple[int, int] | None
+    """The stream's last completion."""
+    first_prompt: bool
+
+    @classmethod
+    def at(cls, mask: npt.NDArray[np.bool_] | None, position: int) -> Region | None:
+        """The region of a token; None where nobody knows what was sampled."""
+        if mask is None:
+            return None
+        edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+        starts, stops = edges[::2], edges[1::2]
+        number = int(np.searchsorted(starts, position, side="right"))
+        last = (int(starts[-1]), int(stops[-1])) if len(starts) else None
+        if not number:
+            return cls("first prompt", None, last, True)
+        if position < stops[number - 1]:
+            return cls(f"completion {number}", (int(starts[number - 1]), int(stops[number - 1])), last, False)
+        return cls(f"context after completion {number}", None, last, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One difference between a stream and the next prompt, and all that is known about it."""
+
+    stream: Ids
+    prompt: Ids
+    vocabulary: Vocabulary
+    turns: TurnHeads
+    hunk: Hunk
+    text: TextWindow
+    region: Region | None
+    tags: Sequence[tuple[str, str]]
+    """Texts that open and close reasoning."""
+    before: Mapping[str, Any] | None
+    after: Mapping[str, Any] | None
+
+    @property
+    def in_completion(self) -> bool | None:
+        """Whether it begins in what was sampled; None where nobody knows."""
+        return None if self.region is None else self.region.completion is not None
+
+    def sides(self) -> tuple[str, str, int]:
+        """Both texts with what is before them, and the first character that differs."""
+        lead = self.text.lead
+        return lead + self.text.stream, lead + self.text.prompt, len(lead) + self.text.shared
+
+    def hunk_texts(self) -> tuple[str, str]:
+        """The text of the difference alone (of a long one, its beginning)."""
+        ours, theirs = self.hunk.sides(self.stream, self.prompt)
+        return text_of(self.vocabulary, ours[:4096]), text_of(self.vocabulary, theirs[:4096])
+
+    def roles(self) -> tuple[str | None, str | None]:
+        """Whose turn it begins in, in the stream and in the prompt."""
+        return self.turns.role(self.stream, self.hunk.stream), self.turns.role(self.prompt, self.hunk.prompt)
+
+    def token_after(self, characters: int) -> int:
+        """The stream's token that begins so many characters after the difference."""
+        size = len(self.text.stream[:characters].encode("utf-8", "surrogatepass"))
+        at, seen = self.hunk.stream, 0
+        while seen < size and at < len(self.stream):
+            seen += len(self.vocabulary.token_bytes(int(self.stream[at])))
+            at += 1
+        return at
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause and the evidence for it."""
+
+    cause: BreakCause
+    detail: str
+    hunk: Hunk | None = None
+    """A better idea of what differs than that of the diff."""
+    until: int = 0
+    """Where the value or the call ends that was compared as a whole, as a character of `Case.sides`."""
+
+
+def quoted(text: str, most: int = 48) -> str:
+    """Text for a sentence: on one line, cut short where long."""
+    text = one_line(text)
+    if not text:
+        return "nothing"
+    return f"`{text}`" if len(text) <= most else f"`{text[:most]}…`"
+
+
+def counted(tokens: int) -> str:
+    """A number of tokens in words."""
+    return "one token" if tokens == 1 else f"{tokens:,} tokens"
