@@ -907,3 +907,16 @@ def test_text_that_invites_quadratic_work(piece: str, end: str) -> None:
         tokenizer.encode(start + piece * 50_000 + "a" + end),
         tokenizer.encode(start + piece * 25_000 + end * 25_000),
     )
+
+
+@pytest.mark.parametrize("lead", ["", "x", "A long way before it. " * 600], ids=["none", "short", "long"])
+def test_later_differences_are_named_wherever_the_first_one_stands(lead: str) -> None:
+    """Two words spelled otherwise, far apart: the second is named too, however much text stands before the first."""
+    encode = create_renderer(POCKET).tokenizer.encode
+    middle = " and much more in between," * 8
+    stream = encode(f"{lead}a  b{middle} c  d, and the rest of it")
+    prompt = encode(f"{lead}a b{middle} c d, and the rest of it")
+    found = explain_break(stream, prompt, create_renderer(POCKET))
+    assert found is not None
+    assert found.cause is BreakCause.WHITESPACE
+    assert found.later == (BreakCause.WHITESPACE,)

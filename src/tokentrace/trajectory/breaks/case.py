@@ -80,7 +80,7 @@ class Case:
 
     def token_after(self, characters: int) -> int:
         """The stream's token that begins so many characters after the difference."""
-        size = len(self.text.stream[:characters].encode("utf-8", "surrogatepass"))
+        size = len(self.text.stream[: max(0, characters)].encode("utf-8", "surrogatepass"))
         at, seen = self.hunk.stream, 0
         while seen < size and at < len(self.stream):
             seen += len(self.vocabulary.token_bytes(int(self.stream[at])))
