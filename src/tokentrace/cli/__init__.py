@@ -10,6 +10,8 @@ import click
 
 COMMANDS: Final = {
     "render": "Render a conversation to tokens that know their origin.",
+    "histories": "Show where production, rollout and training differ.",
+    "explain": "Say where and why a prompt does not extend a stream.",
     "families": "Show what is known of each family of models.",
     "demo": "Render the shipped example and write a report.",
 }
@@ -75,6 +77,8 @@ def main() -> None:
       tokentrace demo
       tokentrace render chat.json --tokenizer ./Qwen3-8B
       tokentrace render chat.json --format html -o report.html --open
+      tokentrace histories chat.json --tokenizer ./Qwen3-8B
+      tokentrace explain rollout.tt next_prompt.json --tokenizer ./Qwen3-8B
       tokentrace families
     """
 
