@@ -1,12 +1,13 @@
-"""``make bench``: a full render beside `renderers` and transformers. Ids are asserted equal before a figure counts."""
+"""``make bench``: a full render, and a bridge after ever longer histories, beside `renderers` and transformers.
+
+Ids are asserted equal before a figure counts.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import statistics
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,14 +16,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from transformers import PreTrainedTokenizerFast
 
 import tokentrace
+from bench import bridge, cpu_time, peer_renderer, transformers_tokenizer
 from bench.conversations import LINES_PER_RESULT, conversation, sources, tools
 from tests.assets import family_dir
 
 SIZES = (8_000, 32_000, 128_000)
-PEERS = {"qwen3": "Qwen3", "qwen3.5": "Qwen35", "glm-4.5": "GLM45", "minimax-m2": "MiniMaxM2", "kimi-k2.5": "KimiK25"}
 TARGETS = {8_000: 15, 32_000: 25, 128_000: 40}
 
 Render = Callable[[list[dict[str, Any]]], Any]
@@ -30,28 +30,16 @@ Render = Callable[[list[dict[str, Any]]], Any]
 
 def contenders(family: str, schemas: list[dict[str, Any]]) -> dict[str, Render]:
     """Who renders, each made ready beforehand. All but the limit return a list or an array of ids."""
-    folder = str(family_dir(family))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        hf = PreTrainedTokenizerFast.from_pretrained(folder)
-    ours = tokentrace.create_renderer(folder)
+    hf = transformers_tokenizer(family)
+    ours = tokentrace.create_renderer(str(family_dir(family)))
     found: dict[str, Render] = {
         "tokentrace": lambda messages: ours.render(messages, tools=schemas).ids,
         "transformers": lambda messages: hf.apply_chat_template(messages, tools=schemas, return_dict=False),
     }
-    if family in PEERS:
-        import renderers
-
-        config = getattr(renderers.configs, f"{PEERS[family]}RendererConfig")()
-        peer = renderers.create_renderer(hf, config)
+    peer = peer_renderer(family, hf)
+    if peer is not None:
         found["renderers"] = lambda messages: peer.render(messages, tools=schemas).token_ids
     return found
-
-
-def cpu_time(render: Render, messages: list[dict[str, Any]]) -> tuple[float, Any]:
-    start = time.process_time()
-    result = render(messages)
-    return time.process_time() - start, result
 
 
 def measure(family: str, repeats: int, sizes: Sequence[int], progress: Progress) -> list[dict[str, Any]]:
@@ -92,17 +80,10 @@ def measure(family: str, repeats: int, sizes: Sequence[int], progress: Progress)
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("families", nargs="*", default=["qwen3"], help="families of the asset list (default: qwen3)")
-    parser.add_argument("--repeats", type=int, default=7)
-    default = ",".join(map(str, LINES_PER_RESULT))
-    parser.add_argument("--lines", default=default, help=f"lines of each tool result, in turn (default: {default})")
-    arguments = parser.parse_args()
-    sizes = [int(count) for count in arguments.lines.split(",")]
-    console = Console()
+def render(families: Sequence[str], repeats: int, sizes: Sequence[int], console: Console) -> None:
+    """Measure full renders, and print what came out."""
     with Progress(console=console, transient=True) as progress:
-        rows = [row for family in arguments.families for row in measure(family, arguments.repeats, sizes, progress)]
+        rows = [row for family in families for row in measure(family, repeats, sizes, progress)]
     table = Table(title="A full render: medians of CPU time, first-seen text, ids equal (or no figure)")
     for name in ("family", "tokens", "messages", "transformers", "renderers", "tokentrace", "limit", "ratio", "wanted"):
         table.add_column(name, justify="left" if name == "family" else "right")
@@ -124,6 +105,25 @@ def _milliseconds(row: dict[str, Any], name: str) -> str:
     if name not in row:
         return "-"
     return "ids differ" if row[name] is None else f"{row[name] * 1e3:.2f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("render", "bridge", "all"), default="all", help="default: all")
+    parser.add_argument("--family", nargs="+", default=["qwen3"], help="families of the asset list (default: qwen3)")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats: an idea of it, not a measurement")
+    parser.add_argument("--repeats", type=int, help="renders (default: 7) and bridges (default: 200) a length")
+    default = ",".join(map(str, LINES_PER_RESULT))
+    parser.add_argument("--lines", default=default, help=f"lines of a tool result to render, in turn ({default})")
+    arguments = parser.parse_args()
+    sizes = [int(count) for count in arguments.lines.split(",")]
+    console = Console()
+    if arguments.what in ("render", "all"):
+        render(arguments.family, arguments.repeats or (2 if arguments.quick else 7), sizes, console)
+    if arguments.what in ("bridge", "all"):
+        rounds = arguments.repeats or (bridge.QUICK_ROUNDS if arguments.quick else bridge.ROUNDS)
+        for family in arguments.family:
+            bridge.run(family, rounds, bridge.LENGTHS, console)
 
 
 if __name__ == "__main__":

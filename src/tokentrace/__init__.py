@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .audit import compare_histories
     from .bridged import BridgedTokens
     from .errors import (
         ControlTokenError,
@@ -62,6 +63,7 @@ _HOMES = {
     "TrajectoryError": "errors",
     "TrajectoryFile": "trajectory",
     "Turn": "trajectory",
+    "compare_histories": "audit",
     "create_renderer": "renderer",
     "create_renderer_pool": "renderer",
     "explain_break": "trajectory.breaks",
@@ -98,6 +100,7 @@ __all__ = [
     "TrajectoryError",
     "TrajectoryFile",
     "Turn",
+    "compare_histories",
     "create_renderer",
     "create_renderer_pool",
     "explain_break",
