@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..tokens.differences import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 
 Cut = tuple[int, int, int, int]
@@ -206,7 +207,7 @@ def _blocks(one: Shown, other: Shown) -> list[tuple[tuple[int, int], tuple[int, 
     """
     left, right = one.ids[: one.prompt], other.ids[: other.prompt]
     head = common_prefix(left, right)
-    tail = common_prefix(left[head:][::-1], right[head:][::-1])
+    tail = common_suffix(left[head:], right[head:])
     cuts = [(head, head)]
     starts = [
         dict(
@@ -231,7 +232,7 @@ def _align(one: Ids, other: Ids) -> Iterator[Cut]:
         start, stop, other_start, other_stop = todo.pop()
         same = common_prefix(one[start:stop], other[other_start:other_stop])
         start, other_start = start + same, other_start + same
-        same = common_prefix(one[start:stop][::-1], other[other_start:other_stop][::-1])
+        same = common_suffix(one[start:stop], other[other_start:other_stop])
         stop, other_stop = stop - same, other_stop - same
         size, other_size = stop - start, other_stop - other_start
         if not size and not other_size:
@@ -293,12 +294,6 @@ def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         out.append(pairs[index])
         index = before[index]
     return out[::-1]
-
-
-def common_prefix(one: Ids, other: Ids) -> int:
-    size = min(len(one), len(other))
-    differs = one[:size] != other[:size]
-    return int(differs.argmax()) if differs.any() else size
 
 
 def counted(count: int) -> str:

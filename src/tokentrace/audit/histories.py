@@ -20,9 +20,10 @@ from ..bridging import History
 from ..errors import TokentraceError
 from ..formats.seams import BridgeRefusal, RefusalReason
 from ..rendered import RenderedTokens
+from ..tokens.differences import common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids, Tokenizer
-from .differences import PAIRS, Comparison, Difference, FieldCount, Part, Run, Shown, View, common_prefix, differing
+from .differences import PAIRS, Comparison, Difference, FieldCount, Part, Run, Shown, View, differing
 from .findings import Finding, Moment, find
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ class _Walk:
         by_kind[Kind.CONTEXT] = self._index("text")
         by_kind[Kind.SYNTHETIC] = self._index("synthetic_close")
         fields = by_kind[bridged.kinds]
-        same = common_prefix(bridged.new_ids[::-1], production.ids[::-1])
+        same = common_suffix(bridged.new_ids, production.ids)
         if same:
             owners, known = production.messages[-same:], messages[-same:]
             agreed = (known == owners) | (known < 0)

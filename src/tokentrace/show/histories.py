@@ -11,8 +11,9 @@ from ..audit.findings import listed
 from ..rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.visible import visible
 from .html import _asset, _text, _token
-from .pieces import _BY_ROLE, KINDS, Kind, token_texts, visible
+from .pieces import _BY_ROLE, KINDS, Kind, token_texts
 
 if TYPE_CHECKING:
     from rich.text import Text

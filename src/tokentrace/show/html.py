@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..rendered import RenderedTokens
+from ..tokens.visible import visible
 from .pieces import (
     KINDS,
     Block,
@@ -28,7 +29,6 @@ from .pieces import (
     pieces,
     stops,
     token_texts,
-    visible,
 )
 
 PAGE_LIMIT: Final = 20_000

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -189,28 +187,6 @@ def _whole(rendered: RenderedTokens, texts: list[str], at: int) -> int:
         if "\ufffd" not in rendered.decode(slice(at, stop)):
             return stop
     return 0
-
-
-_UNSEEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-
-
-def visible(text: str) -> str:
-    """Text with nothing in it that a terminal or a browser would act upon; newlines and tabs stay.
-
-    Control characters become their pictures (``␛``), marks that reorder or hide text their numbers, halves
-    of surrogate pairs U+FFFD.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    text = _UNSEEN.sub(_pictured, text)
-    return "".join("\ufffd" if unicodedata.category(char) == "Cs" else char for char in text)
-
-
-def _pictured(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < 32:
-        return chr(0x2400 + code)
-    return "␡" if code == 127 else f"⟨U+{code:04X}⟩"
 
 
 def edited(before: str, after: str, around: int = 40) -> tuple[str, str, str, str]:

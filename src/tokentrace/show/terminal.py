@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..rendered import RenderedTokens
+from ..tokens.visible import visible
 from .pieces import (
     Block,
     Kind,
@@ -25,7 +26,6 @@ from .pieces import (
     pieces,
     stops,
     token_texts,
-    visible,
 )
 
 COLOURS: Final[dict[Kind, tuple[str, str]]] = {

@@ -54,7 +54,7 @@ def difference(vocabulary: Vocabulary, one: Ids, other: Ids) -> Difference:
 def common_prefix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
     """How many items two arrays begin with alike. Looks little further than that."""
     size = min(len(one), len(other))
-    step, at = 1024, 0
+    step, at = 64, 0
     while at < size:
         stop = min(at + step, size)
         differs = one[at:stop] != other[at:stop]

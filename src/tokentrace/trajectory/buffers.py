@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Scalar = TypeVar("Scalar", np.int32, np.uint8, np.float32)
-
-_CHUNK = 4096
 
 
 class Buffer(Generic[Scalar]):
@@ -56,20 +54,6 @@ class Buffer(Generic[Scalar]):
 
     def __len__(self) -> int:
         return self._length
-
-
-def common_prefix(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> int:
-    """How many values the two begin with alike. Looks no further than the chunk in which they part."""
-    limit = min(len(left), len(right))
-    start, size = 0, 16
-    while start < limit:
-        stop = min(start + size, limit)
-        differing = left[start:stop] != right[start:stop]
-        first = int(differing.argmax())
-        if differing[first]:
-            return start + first
-        start, size = stop, max(_CHUNK, size * 4)
-    return limit
 
 
 def _read_only(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:

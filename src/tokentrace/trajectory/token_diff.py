@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..tokens.differences import WINDOW, common_prefix, common_suffix, spell, unequal
 from ..tokens.tokenizer import Ids
+from ..tokens.visible import visible
 from ..tokens.vocabulary import Vocabulary
 
 _GRAM: Final = 8
@@ -351,6 +352,4 @@ def diff_lines(rows: Iterable[DiffRow], ended: tuple[bool, bool]) -> list[str]:
 
 def one_line(text: str) -> str:
     """Text on one line, with nothing in it that a terminal would act upon."""
-    from ..show.pieces import visible
-
     return visible(text).replace("\n", "⏎").replace("\t", "⇥")

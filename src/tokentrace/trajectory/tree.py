@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..tokens.differences import common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
-from .buffers import Buffer, common_prefix
+from .buffers import Buffer
 from .turns import SharedPrefix
 
 
