@@ -204,7 +204,8 @@ class Bridger:
                     continue
                 self._controls.append((context, frozenset(encoded.ids[encoded.control].tolist())))
         telling = frozenset[int]().union(*(controls for _, controls in self._controls))
-        seen = telling & frozenset(np.unique(np.asarray(prompt, np.int32)).tolist())
+        ids = np.asarray(prompt, np.int32)
+        seen = frozenset(index for index in telling if (ids == index).any())
         return tuple(context for context, controls in self._controls if controls == seen) or CONTEXTS
 
     def _proven(
@@ -343,7 +344,8 @@ class Bridger:
         """Whether the stream holds what the template would write anew."""
         if not verdict.rewrites:
             return None
-        stream = self._skeleton.marked.of_ids([*map(int, prompt), *completion.tolist()])
+        wanted = frozenset[str]().union(*(rewrite.markers for rewrite in verdict.rewrites))
+        stream = self._skeleton.excerpt(np.concatenate([np.asarray(prompt, np.int32), completion]), wanted)
         seen = self._skeleton.markers(stream)
         full, blank = self._skeleton.reasoning(stream)
         for rewrite in verdict.rewrites:

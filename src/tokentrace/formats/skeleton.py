@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
-from ..tokens.tokenizer import Tokenizer
+from ..tokens.tokenizer import Ids, Tokenizer
 from .turns import Messages, Render, is_role, sections
 
 START: Final = "start"
@@ -35,14 +37,14 @@ class MarkedText:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        vocabulary = tokenizer.vocabulary
+        self.vocabulary = vocabulary = tokenizer.vocabulary
         tokens = sorted(vocabulary.control.values(), key=lambda token: token.id)[: 0x10FFFD - _PLANE]
         self._ids = [token.id for token in tokens]
         self._chars = {token.id: chr(_PLANE + at) for at, token in enumerate(tokens)}
 
     def of_ids(self, ids: Sequence[int]) -> str:
         """What ids say. Ids that the vocabulary does not have say U+FFFD."""
-        vocabulary = self._tokenizer.vocabulary
+        vocabulary = self.vocabulary
         pieces: list[bytes] = []
         for index in ids:
             char = self._chars.get(index)
@@ -56,7 +58,7 @@ class MarkedText:
 
     def of_text(self, text: str) -> str:
         """Scaffold, its control tokens marked."""
-        vocabulary = self._tokenizer.vocabulary
+        vocabulary = self.vocabulary
         if vocabulary.control_pattern is None:
             return text
         return vocabulary.control_pattern.sub(lambda match: self._chars[vocabulary.control[match[0]].id], text)
@@ -92,7 +94,8 @@ class Skeleton:
 
     def __init__(self, tokenizer: Tokenizer, render: Render) -> None:
         self.marked = MarkedText(tokenizer)
-        self._reasoning_close: set[str] = set()
+        self.reasoning_close: set[str] = set()
+        """The markers that come after reasoning."""
         self._edges: dict[str, dict[str, _Edge]] = {START: {}}
         seen = False
         with_call: set[str] = set()
@@ -157,7 +160,7 @@ class Skeleton:
                     self._add(START, match[0], edge)
                 seen.add(match[0])
                 if hole in REASONING_FIELDS:
-                    self._reasoning_close.add(match[0])
+                    self.reasoning_close.add(match[0])
                 last, between, hole, lead, at = match[0], "", "", "", match.end()
             between += text[at:]
         if last:
@@ -194,16 +197,28 @@ class Skeleton:
 
     def reasoning(self, marked: str) -> tuple[bool, bool]:
         """Whether marked text holds reasoning, and whether it holds an empty place for it; both where none can tell."""
-        if not self._reasoning_close:
+        if not self.reasoning_close:
             return True, True
         blank = full = False
         at = 0
         for match in _MARKER.finditer(marked):
-            if match[0] in self._reasoning_close:
+            if match[0] in self.reasoning_close:
                 between = marked[at : match.start()]  # white space alone may be either
                 blank, full = blank or not between.strip(), full or bool(between)
             at = match.end()
         return full, blank
+
+    def excerpt(self, ids: Ids, wanted: frozenset[str]) -> str:
+        """Marked text that is as good as all of it where only `wanted` markers and `reasoning` are looked for.
+
+        Where all of these are control tokens, what lies between control tokens is cut short: that is much cheaper.
+        """
+        vocabulary = self.marked.vocabulary
+        if any(len(marker) > 1 or ord(marker) < _PLANE for marker in wanted | self.reasoning_close):
+            return self.marked.of_ids(ids.tolist())
+        control = np.flatnonzero(vocabulary.is_control[np.minimum(ids, vocabulary.size - 1)])
+        chosen = np.unique(np.concatenate([control, *(control - back for back in range(1, 5))]))
+        return self.marked.of_ids(ids[chosen[chosen >= 0]].tolist())
 
     def has_call(self, completion: str) -> bool | None:
         """Whether marked text holds a tool call; None where calls have no markers of their own."""
