@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import numpy.typing as npt
 from .errors import InputError
 from .tokens.kinds import Kind, Kinds
 from .tokens.tokenizer import Ids
+
+LOOK_BACK: Final = 64
+"""How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
 
 
 class BridgedTokens(Sequence[int]):
@@ -89,9 +92,19 @@ class BridgedTokens(Sequence[int]):
 
 def check_ids(ids: Any, name: str) -> Ids:
     """Ids as int32, or InputError."""
-    array = ids if isinstance(ids, np.ndarray) else np.asarray(ids if isinstance(ids, (list, tuple)) else list(ids))
+    try:
+        array = ids if isinstance(ids, np.ndarray) else np.asarray(ids if isinstance(ids, (list, tuple)) else list(ids))
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name) from None
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise InputError(f"{name} must be a list of token ids", field=name)
+        raise InputError("must be a list of token ids", field=name)
     if len(array) and (int(array.min()) < 0 or int(array.max()) > 0x7FFFFFFF):
-        raise InputError(f"{name} holds a number that is no token id", field=name)
+        raise InputError("holds a number that is no token id", field=name)
     return array.astype(np.int32, copy=False)
+
+
+def check_tail(ids: Any, name: str) -> None:
+    """InputError if the last of many ids are none. All the others are not looked at: that would cost what they are."""
+    if not isinstance(ids, (Sequence, np.ndarray)):
+        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
+    check_ids(ids[-LOOK_BACK:], name)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .bridged import BridgedTokens
+from .bridged import LOOK_BACK, BridgedTokens
 from .errors import TokentraceError
 from .formats.seams import (
     CONTEXTS,
@@ -29,6 +29,7 @@ from .formats.seams import (
     join,
     leading_results,
     shape,
+    shows_earlier_call,
     shows_tools,
     tools_key,
     variants,
@@ -36,14 +37,13 @@ from .formats.seams import (
 from .formats.skeleton import Skeleton
 from .formats.turns import Messages, Section, TurnFacts, common_prefix, is_role
 from .rendered import span_messages
+from .template.chat_template import REASONING_FIELDS
 from .tokens.encoding import Encoded
 from .tokens.kinds import Kind
 from .tokens.tokenizer import Ids, Tokenizer
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 _CUT_OFF: Final = "the completion was cut off before it ended its turn"
-_LOOK_BACK: Final = 64
-"""How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
 
 
 class History(StrEnum):
@@ -186,7 +186,7 @@ class Bridger:
         messages: Messages | None,
     ) -> _Verdict | BridgeRefusal:
         key = (shape(new, self._words), tools_key(tools), known)
-        verdict = self._proven((*key, None, CONTEXTS), new, tools, names)
+        verdict = self._proven((*key, None, self._contexts(tools)), new, tools, names)
         if isinstance(verdict, BridgeRefusal) and verdict.reason in _OF_CONTEXT:  # then look at what there is
             has_call = self._skeleton.has_call(self._skeleton.marked.of_ids(completion.tolist()))
             if messages:
@@ -194,19 +194,33 @@ class Bridger:
             return self._proven((*key, has_call, self._alike(prompt, tools)), new, tools, names)
         return verdict
 
+    def _contexts(self, tools: Any) -> tuple[Messages, ...]:
+        """The contexts that the template takes, each in the way in which it shows most."""
+        if not self._controls:
+            used = [STAND_IN_TOOL] if tools else tools
+            for ways in CONTEXTS:
+                found: tuple[Messages, frozenset[int]] | None = None
+                for context in ways:
+                    try:
+                        encoded, _ = self._make(context, -1, used, True)
+                    except TokentraceError:
+                        continue
+                    shows = len(ways) == 1 or shows_earlier_call(encoded.rendering)
+                    if found is None or shows:
+                        found = (context, frozenset(encoded.ids[encoded.control].tolist()))
+                    if shows:
+                        break
+                if found is not None:
+                    self._controls.append(found)
+        return tuple(context for context, _ in self._controls)
+
     def _alike(self, prompt: Sequence[int] | Ids, tools: Any) -> tuple[Messages, ...]:
         """The contexts with the same control tokens as the prompt: with results in it, or without."""
-        if not self._controls:
-            for context in CONTEXTS:
-                try:
-                    encoded, _ = self._make(context, -1, tools, True)
-                except TokentraceError:
-                    continue
-                self._controls.append((context, frozenset(encoded.ids[encoded.control].tolist())))
+        contexts = self._contexts(tools)
         telling = frozenset[int]().union(*(controls for _, controls in self._controls))
         ids = np.asarray(prompt, np.int32)
         seen = frozenset(index for index in telling if (ids == index).any())
-        return tuple(context for context, controls in self._controls if controls == seen) or CONTEXTS
+        return tuple(context for context, controls in self._controls if controls == seen) or contexts
 
     def _proven(
         self,
@@ -217,11 +231,14 @@ class Bridger:
     ) -> _Verdict | BridgeRefusal:
         *rest, known, has_call, contexts = key
         short = (*rest, known, has_call, tuple(map(id, contexts)))  # contexts are constants
-        if short not in self._verdicts:
-            if len(self._verdicts) >= 1024:
-                self._verdicts.clear()
-            self._verdicts[short] = self._prove(new, tools, names, known, has_call, contexts=contexts)
-        return self._verdicts[short]
+        verdict = self._verdicts.get(short)
+        if verdict is None:
+            verdict = self._prove(new, tools, names, known, has_call, contexts=contexts)
+            if isinstance(verdict, _Verdict) or verdict.reason in _OF_CONTEXT:  # the rest is about these very messages
+                if len(self._verdicts) >= 1024:
+                    self._verdicts.clear()
+                self._verdicts[short] = verdict
+        return verdict
 
     def _prove(
         self,
@@ -231,7 +248,7 @@ class Bridger:
         known: int,
         has_call: bool | None,
         messages: Messages | None = None,
-        contexts: Sequence[Messages] = CONTEXTS,
+        contexts: Sequence[Messages] = (),
     ) -> _Verdict | BridgeRefusal:
         """Find a context and a stand-in, and see that no other gives another. `messages` are the true context."""
         if messages is not None:
@@ -329,6 +346,9 @@ class Bridger:
         alone = join(conversation, len(conversation), build, self._facts)
         if isinstance(alone, BridgeRefusal):
             return None
+        if form.reasoning and not alone.shows(REASONING_FIELDS):
+            ends = self._skeleton.left_open(self._skeleton.marked.of_text(after.tail))
+            return _Rewrite(frozenset(ends), None, "the template never shows reasoning") if ends else None
         was = alone.encoded.rendering.text[: alone.section.body_end]
         now = after.encoded.rendering.text[: after.section.body_end]
         if was == now:
@@ -422,7 +442,7 @@ class Bridger:
 
     def _closing(self, prompt: Sequence[int] | Ids, completion: Ids) -> list[int]:
         """What closes the turn, as far as its markers tell."""
-        tail = [*prompt[-_LOOK_BACK:], *completion.tolist()]
+        tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
         return self._skeleton.closing(self._skeleton.marked.of_ids([int(index) for index in tail]), self._closers)
 
     def _bridged(

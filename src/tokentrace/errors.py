@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class TokentraceError(Exception):
     """The base of all errors that tokentrace raises on purpose."""
@@ -15,6 +17,13 @@ class InputError(TokentraceError):
         self.field = field
         self.problem = problem
         super().__init__(f"{place(message, field)}{problem}")
+
+    def renumbered(self, first: int) -> Self:
+        """The same error with messages counted from `first` on."""
+        if self.message is not None:
+            self.message -= first
+            self.args = (f"{place(self.message, self.field)}{self.problem}",)
+        return self
 
 
 class ControlTokenError(InputError):

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from .bridged import BridgedTokens, check_ids
+from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
@@ -195,6 +195,7 @@ class Renderer:
         before = None if messages is None else check_messages(messages, more_roles=learned.template.constants)
         check_tools(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
+        check_tail(prev_prompt_ids, "prev_prompt_ids")
         bridger = self._bridger(learned, tools)
         return bridger.bridge(prev_prompt_ids, completion, prev_completion_ids, new, tools, before)
 

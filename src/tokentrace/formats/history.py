@@ -107,6 +107,9 @@ def _inserted(old: list[Span], new: list[Span]) -> list[Span] | None:
     told, tells = _by_field(old), _by_field(new)
     if any(not _is_subsequence(text, tells.get(origin, "")) for origin, text in told.items()):
         return None
+    says_nothing = all(is_role(origin) for origin in told)
+    if after[new_end:].endswith(before[old_end:]) or (says_nothing and _is_subsequence(before, after)):
+        return new  # it ends as the old one does, after what closes its reasoning
     return [*_slice_spans(new, 0, new_end), *_slice_spans(old, old_end, len(before))]
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from ..errors import TokentraceError
+from ..errors import InputError, TemplateError
 from ..messages import RESULT_ROLES
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
@@ -87,8 +87,12 @@ class Join:
     @property
     def shows_call(self) -> bool:
         """Whether the turn holds text of a call. A template may show none, or not beside an answer."""
-        path = ("messages", self.first_new - 1, "tool_calls")
-        return any(origin is not None and origin[:3] == path for origin in self.encoded.rendering.origins)
+        return self.shows(("tool_calls",))
+
+    def shows(self, fields: Sequence[str]) -> bool:
+        """Whether text of one of these fields of the assistant's message is written."""
+        paths = [("messages", self.first_new - 1, field) for field in fields]
+        return any(origin is not None and origin[:3] in paths for origin in self.encoded.rendering.origins)
 
     @property
     def ids(self) -> Ids:
@@ -105,8 +109,10 @@ def join(conversation: Messages, first_new: int, build: Build, facts: TurnFacts)
     at = first_new - 1
     try:
         encoded, turns = build(conversation, at)
-    except TokentraceError as error:
-        return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, getattr(error, "problem", str(error)))
+    except TemplateError as error:
+        return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, error.problem)
+    except InputError as error:
+        raise error.renumbered(first_new) from None
     own = [section for section in turns if section.message == at and section.start < section.end]
     if not own:
         return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn stands")
@@ -124,20 +130,38 @@ def join(conversation: Messages, first_new: int, build: Build, facts: TurnFacts)
 _SYSTEM: Final = {"role": "system", "content": "instruction"}
 _USER: Final = {"role": "user", "content": "question"}
 _REPLY: Final = {"role": "assistant", "content": "answer"}
-_CALL: Final = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "call00009", "type": "function", "function": {"name": "earlier", "arguments": {}}}],
-}
 _RESULT: Final = {"role": "tool", "name": "earlier", "tool_call_id": "call00009", "content": "result"}
 
-CONTEXTS: Final[tuple[tuple[Mapping[str, Any], ...], ...]] = (
-    (_USER,),
-    (_SYSTEM, _USER),
-    (_USER, _REPLY, _USER),
-    (_USER, _CALL, _RESULT),
-    (_SYSTEM, _USER, _CALL, _RESULT, _REPLY, _USER),
+
+def _call(content: str | None, arguments: Any) -> Mapping[str, Any]:
+    function = {"name": "earlier", "arguments": arguments}
+    calls = [{"id": "call00009", "type": "function", "function": function}]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+Context = tuple[Mapping[str, Any], ...]
+
+
+def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
+    """A context with a call in it, in the ways that one or another template takes."""
+    ways: list[tuple[str | None, Any]] = [("", {}), (None, {}), ("", "{}"), (None, "{}")]
+    return tuple((*before, _call(content, arguments), _RESULT, *after) for content, arguments in ways)
+
+
+CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
+    ((_USER,),),
+    ((_SYSTEM, _USER),),
+    ((_USER, _REPLY, _USER),),
+    _with_call((_USER,), ()),
+    _with_call((_SYSTEM, _USER), (_REPLY, _USER)),
 )
+"""Conversations before the turn, each in the ways that one or another template takes."""
+
+
+def shows_earlier_call(rendering: Rendering) -> bool:
+    """Whether a context's call is written at all."""
+    return any(origin is not None and "tool_calls" in origin for origin in rendering.origins)
+
 
 STAND_IN_TOOL: Final = {
     "type": "function",

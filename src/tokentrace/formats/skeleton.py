@@ -27,9 +27,10 @@ START: Final = "start"
 END: Final = "end"
 _PLANE: Final = 0xF0000
 """Control tokens stand as characters of the private planes, one each, so that text can never look like one."""
-_MARKER: Final = re.compile("</?[^\\s<>=\"'/]+>|[\U000f0000-\U0010fffd]")
+_MARKER: Final = re.compile("</?[^\\s<>=\"'/]+(?:>|(?=[\\s=]))|[\U000f0000-\U0010fffd]")
+"""A tag, the head of one that has a value (``<parameter=``), or a control token."""
 
-_NAME: Final = "([^\\s\"'<>{}()|\U000f0000-\U0010fffd]+)"
+_NAME: Final = "([^\\s\"'<>{}()|\U000f0000-\U0010fffd]+)(?=[\\s\"'<>{}()|\U000f0000-\U0010fffd])"
 
 
 class MarkedText:
@@ -62,6 +63,11 @@ class MarkedText:
         if vocabulary.control_pattern is None:
             return text
         return vocabulary.control_pattern.sub(lambda match: self._chars[vocabulary.control[match[0]].id], text)
+
+    def to_text(self, marked: str) -> str:
+        """Marked text as it is written."""
+        added = self.vocabulary.added
+        return re.sub("[\U000f0000-\U0010fffd]", lambda match: added[self._ids[ord(match[0]) - _PLANE]].text, marked)
 
     def char(self, index: int) -> str | None:
         """The character that stands for a control token."""
@@ -117,6 +123,7 @@ class Skeleton:
                 self._learn_names(segments)
             else:
                 without |= markers
+        self._nest()
         self._call_markers = with_call - without
 
     # -- learning
@@ -140,7 +147,7 @@ class Skeleton:
         seen: set[str] = set()
         last = ""
         between, hole, any_hole = "", "", False
-        lead = ""
+        lead = whole = ""
         started = False
         for text, field in segments:
             if field:
@@ -155,6 +162,8 @@ class Skeleton:
                 edge = _Edge(None, lead, _trailing(between)) if hole else _Edge(between)
                 if last:
                     self._add(last, match[0], edge)
+                if whole and whole != last:  # past the head of a tag, of which only a whole one can be written
+                    self._add(whole, match[0], _Edge(None, "", _trailing(between)))
                 if any_hole and not started:
                     started = True
                     self._add(START, match[0], edge)
@@ -162,6 +171,7 @@ class Skeleton:
                 if hole in REASONING_FIELDS:
                     self.reasoning_close.add(match[0])
                 last, between, hole, lead, at = match[0], "", "", "", match.end()
+                whole = last if _is_whole(last) else whole
             between += text[at:]
         if last:
             self._add(last, END, _Edge(""))
@@ -175,6 +185,16 @@ class Skeleton:
             known.literal = edge.literal
         elif known.literal is not None and edge.literal is None and not known.trail:
             known.lead, known.trail = edge.lead, edge.trail
+
+    def _nest(self) -> None:
+        """An opened tag can be closed at once, whatever stood between the two in the small conversations."""
+        named = {self.marked.to_text(marker): marker for marker in self._edges}
+        for text, marker in named.items():
+            closer = named.get(f"</{text[1:].rstrip('>')}>") if text[0] == "<" and text[1:2] != "/" else None
+            if closer is not None and closer not in self._edges[marker]:
+                before = [edges[closer] for edges in self._edges.values() if closer in edges]
+                trail = next((edge.trail or _trailing(edge.literal or "") for edge in before), "")
+                self._add(marker, closer, _Edge(None, "", trail))
 
     def _learn_names(self, segments: Sequence[tuple[str, str]]) -> None:
         """How the name of a called function is introduced, wherever it stands: the last words before it."""
@@ -192,8 +212,16 @@ class Skeleton:
         return self.marked.char(token) in self._edges
 
     def markers(self, marked: str) -> frozenset[str]:
-        """The markers of the skeleton that marked text holds."""
-        return frozenset(match[0] for match in _MARKER.finditer(marked) if match[0] in self._edges)
+        """The markers that marked text holds."""
+        return frozenset(match[0] for match in _MARKER.finditer(marked))
+
+    def left_open(self, marked: str) -> list[str]:
+        """The marker that closes what marked text ends in, where that is an open tag: ``</think>``."""
+        text = self.marked.to_text(marked)
+        opened = re.findall("<([^\\s<>/=]+)>", text)
+        if not opened or f"</{opened[-1]}>" in text[text.rindex(f"<{opened[-1]}>") :]:
+            return []
+        return [self.marked.of_text(f"</{opened[-1]}>")]
 
     def reasoning(self, marked: str) -> tuple[bool, bool]:
         """Whether marked text holds reasoning, and whether it holds an empty place for it; both where none can tell."""
@@ -262,10 +290,15 @@ class Skeleton:
             for after in self._edges.get(path[-1], ()):
                 if after == END:
                     return [*path[1:], END]
-                if after not in seen:
+                if after not in seen and _is_whole(after):
                     seen.add(after)
                     queue.append((*path, after))
         return None
+
+
+def _is_whole(marker: str) -> bool:
+    """Whether a marker can be written by itself; the head of a tag cannot."""
+    return marker[0] != "<" or marker[-1] == ">"
 
 
 def _last_field(segments: Sequence[tuple[str, str]]) -> int:

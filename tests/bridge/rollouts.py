@@ -1,0 +1,153 @@
+"""Rollouts made of finished conversations: each assistant's message becomes the completion that an engine would
+have sampled, and what lies between two of them becomes the new messages of a bridge.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tests.conversations import Conversation, Message
+from tests.support import SPECIAL, templates_of_trl, tokenizer_json_for
+from tokentrace import (
+    BridgedTokens,
+    BridgeRefusal,
+    Kind,
+    RenderedTokens,
+    Renderer,
+    Tokenizer,
+    TokentraceError,
+    create_renderer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A conversation cut after one assistant's turn.
+
+    `prompt` is what the engine was given, `completion` what it sampled, `new` what came then, and `full` the render
+    of it all, with a generation prompt. `stop` is where the turn ends in `full`; None where it has no such turn.
+    """
+
+    at: int
+    prompt: list[int]
+    completion: list[int]
+    new: list[Message]
+    tools: Any
+    full: RenderedTokens
+    stop: int | None
+
+    @property
+    def stream(self) -> list[int]:
+        return [*self.prompt, *self.completion]
+
+    @property
+    def append_only(self) -> bool:
+        """Whether the template itself leaves the stream as it was."""
+        return self.full.token_ids[: len(self.stream)] == self.stream
+
+    def bridge(self, renderer: Renderer, **settings: Any) -> BridgedTokens | BridgeRefusal:
+        return renderer.bridge(self.prompt, self.completion, self.new, tools=self.tools, **settings)
+
+
+def rendered(renderer: Renderer, messages: Sequence[Message], tools: Any, prompt: bool) -> RenderedTokens | None:
+    """The rendering, or None where the template refuses."""
+    try:
+        return renderer.render(list(messages), tools=tools, add_generation_prompt=prompt)
+    except TokentraceError:
+        return None
+
+
+def completion_of(own: RenderedTokens, full: RenderedTokens, message: int) -> list[int] | None:
+    """What an engine samples for a message: the turn as it is written when it is the last.
+
+    The stop token of a turn that the template leaves open is the one that it has in `full`, where more follows.
+    """
+    turn = next((turn for turn in own.turns if turn.message == message), None)
+    if turn is None:
+        return None
+    later = next((turn for turn in full.turns if turn.message == message), None)
+    stop = later.stop_token if turn.stop_token is None and later is not None else None
+    return own.token_ids[turn.start : turn.stop] + ([] if stop is None else [stop])
+
+
+def cut(
+    renderer: Renderer, messages: Sequence[Message], at: int, end: int, tools: Any, prompt: list[int] | None = None
+) -> Cut | None:
+    """The conversation up to message `end`, cut after message `at`; None where the template refuses a part of it.
+
+    `prompt` is the prompt that the engine was given, if it is not the render of the messages before.
+    """
+    if prompt is None:
+        before = rendered(renderer, messages[:at], tools, True)
+        prompt = None if before is None else before.token_ids
+    own = rendered(renderer, messages[: at + 1], tools, False)
+    full = rendered(renderer, messages[:end], tools, True)
+    if prompt is None or own is None or full is None:
+        return None
+    completion = completion_of(own, full, at)
+    if completion is None:
+        return None
+    stop = next((turn.stop for turn in full.turns if turn.message == at), None)
+    return Cut(at, prompt, completion, list(messages[at + 1 : end]), tools, full, stop)
+
+
+def turn_ends(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
+    """Each assistant's message that is not the first of all, and where the messages after it end."""
+    own = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    for at, end in itertools.pairwise([*own, len(messages)]):
+        if at:
+            yield at, end
+
+
+def cuts(renderer: Renderer, conversation: Conversation) -> Iterator[Cut]:
+    """A conversation, cut after every turn to which something was said."""
+    for at, end in turn_ends(conversation.messages):
+        found = cut(renderer, conversation.messages, at, end, conversation.tools) if end > at + 1 else None
+        if found is not None:
+            yield found
+
+
+# -- what holds for every bridge
+
+
+def check_extension(made: Cut, bridged: BridgedTokens) -> None:
+    """The next prompt is the stream, id for id, and then something; all entries are there, none of them is sampled."""
+    stream = made.stream
+    assert bridged.stream_length == len(stream)
+    assert bridged.token_ids[: len(stream)] == stream
+    assert bridged.token_ids[len(stream) :] == bridged.new_ids.tolist()
+    assert len(bridged.new_ids) == len(bridged.kinds) == len(bridged.messages)
+    assert set(bridged.kinds.tolist()) <= {Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC}
+    assert all(-1 <= index < len(made.new) for index in bridged.messages.tolist())
+    assert (bridged.messages[bridged.kinds == Kind.CONTEXT] >= 0).all()
+    synthetic = np.flatnonzero(bridged.kinds == Kind.SYNTHETIC)
+    assert synthetic.tolist() == list(range(len(synthetic))), "only what closes the turn is synthetic"
+    assert bridged.closed == bool(len(synthetic))
+
+
+def check_credit(made: Cut, bridged: BridgedTokens) -> None:
+    """Every new message that the full render shows has its text in the bridge, as context."""
+    shown = {
+        int(origin[1]) - made.at - 1
+        for origin in made.full.origins
+        if origin is not None and origin[0] == "messages" and len(origin) > 2 and origin[2] != "role"
+    }
+    credited = set(bridged.messages[bridged.kinds == Kind.CONTEXT].tolist())
+    assert {index for index in shown if index >= 0} <= credited
+
+
+# -- templates that come without a vocabulary
+
+
+@lru_cache(maxsize=4)
+def trl_renderer(name: str) -> Renderer:
+    """A template of TRL, with a vocabulary of bytes and of what looks like control tokens in it."""
+    source = templates_of_trl()[name]
+    tokenizer = Tokenizer(tokenizer_json_for(source), name=name, variables=SPECIAL, fast=False)
+    return create_renderer(tokenizer, "default", chat_template=source)
