@@ -135,7 +135,7 @@ def test_e_an_anchor_is_zeroed_after_truncation() -> None:
     assert rollout.cause(record.prompt().tolist()) is None
     assert record.loss_mask().sum() == len(rollout.completion)
     closing = bridged.new_ids[bridged.kinds == Kind.SYNTHETIC]
-    assert rollout.renderer.tokenizer.decode(closing) == "\n</function>\n</tool_call><|im_end|>"
+    assert rollout.renderer.tokenizer.decode(closing) == "\n</parameter>\n</function>\n</tool_call><|im_end|>"
 
 
 def test_f_a_scaffold_rewrites_the_call_and_the_record_branches() -> None:

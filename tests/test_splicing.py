@@ -167,8 +167,10 @@ def test_canonical_ids_give_the_rendering_itself_where_it_extends_them(any_famil
             failures.append(f"{name}: {found}")
         equal += 1
     assert not failures, some(failures)
-    assert equal >= LEAST.get(any_family, 20), "the test compared too little"
+    assert equal >= FEW.get(any_family, 40), "the test compared too little"
 
 
-LEAST = {"deepseek-r1": 3, "deepseek-v3.1": 15, "gemma-3": 10}
-assert set(LEAST) <= set(FAMILIES)
+FEW = dict.fromkeys(["qwen3-thinking-2507", "qwen3.5", "qwen3.6", "glm-4.7", "glm-4.7-flash", "glm-5", "minimax-m2"], 9)
+"""Templates that write few past turns after the prompt that asked for them: it opens reasoning, the past has none."""
+FEW |= {"nemotron-3-nano": 8, "qwq-32b": 1, "deepseek-r1": 0}
+assert set(FEW) <= set(FAMILIES)

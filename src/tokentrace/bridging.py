@@ -195,23 +195,19 @@ class Bridger:
         return verdict
 
     def _contexts(self, tools: Any) -> tuple[Messages, ...]:
-        """The contexts that the template takes, each in the way in which it shows most."""
+        """The contexts that the template takes; of those with a call one that shows it, and one that does not."""
         if not self._controls:
             used = [STAND_IN_TOOL] if tools else tools
             for ways in CONTEXTS:
-                found: tuple[Messages, frozenset[int]] | None = None
+                found: dict[bool, tuple[Messages, frozenset[int]]] = {}
                 for context in ways:
                     try:
                         encoded, _ = self._make(context, -1, used, True)
                     except TokentraceError:
                         continue
-                    shows = len(ways) == 1 or shows_earlier_call(encoded.rendering)
-                    if found is None or shows:
-                        found = (context, frozenset(encoded.ids[encoded.control].tolist()))
-                    if shows:
-                        break
-                if found is not None:
-                    self._controls.append(found)
+                    controls = frozenset(encoded.ids[encoded.control].tolist())
+                    found.setdefault(shows_earlier_call(encoded.rendering), (context, controls))
+                self._controls += found.values()
         return tuple(context for context, _ in self._controls)
 
     def _alike(self, prompt: Sequence[int] | Ids, tools: Any) -> tuple[Messages, ...]:
