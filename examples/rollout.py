@@ -12,7 +12,8 @@ CALCULATOR = {
     },
 }
 SAMPLED = [  # what an engine might return: odd spacing and all
-    '<think>\nLet me see.\n</think>\n\n<tool_call>\n{"name":"calculator",  "arguments":{"expression": "6*7"}}\n</tool_call><|end|>',
+    "<think>\nLet me see.\n</think>\n\n"
+    '<tool_call>\n{"name":"calculator",  "arguments":{"expression": "6*7"}}\n</tool_call><|end|>',
     "It is 42.<|end|>",
 ]
 
