@@ -78,6 +78,17 @@ class _Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is to be written: new messages, with these tools, after calls of functions of these names."""
+
+    new: Messages
+    tools: Any
+    names: Sequence[str]
+    known: int
+    """How many of the names are known, from the first on."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Verdict:
     """How to render new messages of one shape, proven not to depend on the rest."""
 
@@ -112,7 +123,7 @@ class Bridger:
         self._history = history
         self._truncation = truncation
         self._verdicts: dict[tuple[Any, ...], _Verdict | BridgeRefusal] = {}
-        self._controls: list[tuple[Messages, frozenset[int]]] = []
+        self._known_contexts: dict[bool, list[tuple[Messages, frozenset[int]]]] = {}
         chars = (skeleton.marked.char(index) for index in facts.closers - facts.inner)
         self._closers = frozenset(char for char in chars if char is not None)
 
@@ -130,19 +141,18 @@ class Bridger:
             return BridgeRefusal(
                 RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
             )
-        results = leading_results(new)
-        names, known = self._names(results, completion)
-        verdict = self._verdict(new, tools, names, known, prompt, completion, messages)
+        asked = _Asked(new, tools, *self._names(leading_results(new), completion))
+        verdict = self._verdict(asked, prompt, completion, messages)
         if isinstance(verdict, BridgeRefusal):
             return verdict
         refusal = self._rewritten(verdict, prompt, completion)
         if refusal is not None:
             return refusal
         used = tools if verdict.real_tools or not tools else [STAND_IN_TOOL]
-        found = self._join(verdict.context, verdict.form, new, used, names)
+        found = self._join(verdict.context, verdict.form, asked, used)
         if isinstance(found, BridgeRefusal):
             return found
-        refusal = check_join(found, known, true_context=verdict.true_context)
+        refusal = check_join(found, asked.known, true_context=verdict.true_context)
         if refusal is not None:
             return refusal
         return self.joined(prompt, completion, given, found)
@@ -176,96 +186,78 @@ class Bridger:
         return [*called[:known], *[UNKNOWN_NAME] * (len(results) - known)], known
 
     def _verdict(
-        self,
-        new: Messages,
-        tools: Any,
-        names: Sequence[str],
-        known: int,
-        prompt: Sequence[int] | Ids,
-        completion: Ids,
-        messages: Messages | None,
+        self, asked: _Asked, prompt: Sequence[int] | Ids, completion: Ids, messages: Messages | None
     ) -> _Verdict | BridgeRefusal:
-        key = (shape(new, self._words), tools_key(tools), known)
-        verdict = self._proven((*key, None, self._contexts(tools)), new, tools, names)
+        verdict = self._proven(asked, None, self._contexts(asked.tools))
         if isinstance(verdict, BridgeRefusal) and verdict.reason in _OF_CONTEXT:  # then look at what there is
             has_call = self._skeleton.has_call(self._skeleton.marked.of_ids(completion.tolist()))
             if messages:
-                return self._prove(new, tools, names, known, has_call, messages)
-            return self._proven((*key, has_call, self._alike(prompt, tools)), new, tools, names)
+                return self._prove(asked, has_call, (messages,), true_context=True)
+            return self._proven(asked, has_call, self._alike(prompt, asked.tools))
         return verdict
 
     def _contexts(self, tools: Any) -> tuple[Messages, ...]:
-        """The contexts that the template takes; of those with a call one that shows it, and one that does not."""
-        if not self._controls:
-            used = [STAND_IN_TOOL] if tools else tools
+        """The contexts that the template takes."""
+        return tuple(context for context, _ in self._taken(bool(tools)))
+
+    def _taken(self, with_tools: bool) -> list[tuple[Messages, frozenset[int]]]:
+        """Contexts and their control tokens; of those with a call one that shows it, and one that does not."""
+        if with_tools not in self._known_contexts:
+            taken: list[tuple[Messages, frozenset[int]]] = []
             for ways in CONTEXTS:
                 found: dict[bool, tuple[Messages, frozenset[int]]] = {}
                 for context in ways:
                     try:
-                        encoded, _ = self._make(context, -1, used, True)
+                        encoded, _ = self._make(context, -1, [STAND_IN_TOOL] if with_tools else None, True)
                     except TokentraceError:
                         continue
                     controls = frozenset(encoded.ids[encoded.control].tolist())
                     found.setdefault(shows_earlier_call(encoded.rendering), (context, controls))
-                self._controls += found.values()
-        return tuple(context for context, _ in self._controls)
+                taken += found.values()
+            self._known_contexts[with_tools] = taken
+        return self._known_contexts[with_tools]
 
     def _alike(self, prompt: Sequence[int] | Ids, tools: Any) -> tuple[Messages, ...]:
         """The contexts with the same control tokens as the prompt: with results in it, or without."""
-        contexts = self._contexts(tools)
-        telling = frozenset[int]().union(*(controls for _, controls in self._controls))
+        taken = self._taken(bool(tools))
+        telling = frozenset[int]().union(*(controls for _, controls in taken))
         ids = np.asarray(prompt, np.int32)
         seen = frozenset(index for index in telling if (ids == index).any())
-        return tuple(context for context, controls in self._controls if controls == seen) or contexts
+        return tuple(context for context, controls in taken if controls == seen) or self._contexts(tools)
 
-    def _proven(
-        self,
-        key: tuple[Any, str, int, bool | None, tuple[Messages, ...]],
-        new: Messages,
-        tools: Any,
-        names: Sequence[str],
-    ) -> _Verdict | BridgeRefusal:
-        *rest, known, has_call, contexts = key
-        short = (*rest, known, has_call, tuple(map(id, contexts)))  # contexts are constants
-        verdict = self._verdicts.get(short)
+    def _proven(self, asked: _Asked, has_call: bool | None, contexts: tuple[Messages, ...]) -> _Verdict | BridgeRefusal:
+        """The verdict for messages of this shape, remembered."""
+        look = (shape(asked.new, self._words), tools_key(asked.tools), asked.known)
+        key = (look, has_call, tuple(map(id, contexts)))  # contexts are constants
+        verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = self._prove(new, tools, names, known, has_call, contexts=contexts)
+            verdict = self._prove(asked, has_call, contexts)
             if isinstance(verdict, _Verdict) or verdict.reason in _OF_CONTEXT:  # the rest is about these very messages
                 if len(self._verdicts) >= 1024:
                     self._verdicts.clear()
-                self._verdicts[short] = verdict
+                self._verdicts[key] = verdict
         return verdict
 
     def _prove(
-        self,
-        new: Messages,
-        tools: Any,
-        names: Sequence[str],
-        known: int,
-        has_call: bool | None,
-        messages: Messages | None = None,
-        contexts: Sequence[Messages] = (),
+        self, asked: _Asked, has_call: bool | None, contexts: Sequence[Messages], *, true_context: bool = False
     ) -> _Verdict | BridgeRefusal:
-        """Find a context and a stand-in, and see that no other gives another. `messages` are the true context."""
-        if messages is not None:
-            contexts = (messages,)
-        base = self._base(new, tools, names, known, has_call, contexts, messages is not None)
+        """Find a context and a stand-in, and see that no other gives another result."""
+        base = self._base(asked, has_call, contexts, true_context)
         if isinstance(base, BridgeRefusal):
             return base
         context, form, found = base
-        real_tools = bool(tools) and (
-            messages is not None or not self._same_without_tools(found, context, form, new, names)
-        )
+        tools = asked.tools
+        real_tools = bool(tools) and (true_context or not self._same_without_tools(found, context, form, asked))
         used = tools if real_tools or not tools else [STAND_IN_TOOL]
         rewrites: dict[_Rewrite, None] = {}
         production = self._history is History.INFERENCE
         inline = (INLINE,) if production and not form.calls else ()
         for other in (*variants(form), *inline):
             for around in contexts:
-                again = self._join(around, other, new, used, names)
+                again = self._join(around, other, asked, used)
                 if isinstance(again, BridgeRefusal) or (has_call is not None and again.shows_call != found.shows_call):
                     continue
-                problem = check_join(again, known, true_context=messages is not None)
+                problem = check_join(again, asked.known, true_context=true_context)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
                     # it moves what stands in the past to the new turn: to train, it stays where it is
                     rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
@@ -278,30 +270,25 @@ class Bridger:
                         "pass messages=, the conversation so far",
                     )
                 if production:
-                    change = self._change(around, other, new, used, names, again)
+                    change = self._change(around, other, asked, used, again)
                     if change is not None:
                         rewrites[change] = None
-        return _Verdict(context, form, real_tools, messages is not None, tuple(rewrites) if production else ())
+        return _Verdict(context, form, real_tools, true_context, tuple(rewrites) if production else ())
 
     def _base(
-        self,
-        new: Messages,
-        tools: Any,
-        names: Sequence[str],
-        known: int,
-        has_call: bool | None,
-        contexts: Sequence[Messages],
-        true_context: bool,
+        self, asked: _Asked, has_call: bool | None, contexts: Sequence[Messages], true_context: bool
     ) -> tuple[Messages, Form, Join] | BridgeRefusal:
         """The first context and form that the template takes; one that shows its call, unless there was none."""
         refusal: BridgeRefusal | None = None
         second: tuple[Messages, Form, Join] | None = None
-        after_call = bool(leading_results(new))
+        after_call = bool(leading_results(asked.new))
         for form in base_forms(after_call):
             for context in contexts:
-                found = self._join(context, form, new, tools, names)
+                found = self._join(context, form, asked, asked.tools)
                 problem = (
-                    found if isinstance(found, BridgeRefusal) else check_join(found, known, true_context=true_context)
+                    found
+                    if isinstance(found, BridgeRefusal)
+                    else check_join(found, asked.known, true_context=true_context)
                 )
                 if problem is None and isinstance(found, Join):
                     if not after_call or found.shows_call == (has_call is not False):
@@ -313,28 +300,22 @@ class Bridger:
             return second
         return refusal or BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
 
-    def _same_without_tools(
-        self, found: Join, context: Messages, form: Form, new: Messages, names: Sequence[str]
-    ) -> bool:
+    def _same_without_tools(self, found: Join, context: Messages, form: Form, asked: _Asked) -> bool:
         """Whether a small stand-in for the tools gives the same: schemas are dear to render."""
         if shows_tools(found.encoded.rendering, found.cut):
             return False
-        again = self._join(context, form, new, [STAND_IN_TOOL], names)
+        again = self._join(context, form, asked, [STAND_IN_TOOL])
         return isinstance(again, Join) and again.tail == found.tail
 
-    def _join(
-        self, context: Messages, form: Form, new: Messages, tools: Any, names: Sequence[str]
-    ) -> Join | BridgeRefusal:
-        conversation = [*context, form.message(leading_results(new), names), *new]
-        return self.rendered_after(conversation, len(context), tools)
+    def _join(self, context: Messages, form: Form, asked: _Asked, tools: Any) -> Join | BridgeRefusal:
+        reply = form.message(leading_results(asked.new), asked.names)
+        return self.rendered_after([*context, reply, *asked.new], len(context), tools)
 
     # -- what production would show
 
-    def _change(
-        self, context: Messages, form: Form, new: Messages, tools: Any, names: Sequence[str], after: Join
-    ) -> _Rewrite | None:
+    def _change(self, context: Messages, form: Form, asked: _Asked, tools: Any, after: Join) -> _Rewrite | None:
         """What the new messages change about the turn before them."""
-        conversation = [*context, form.message(leading_results(new), names)]
+        conversation = [*context, form.message(leading_results(asked.new), asked.names)]
 
         def build(messages: Messages, at: int) -> tuple[Encoded, list[Section]]:
             return self._make(messages, at, tools, False)
