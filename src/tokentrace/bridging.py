@@ -374,7 +374,7 @@ class Bridger:
             return [], overlap
         if self._truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
-        closing = self._closing(prompt, completion)
+        closing = self._skeleton.marked.ids(self._closing(prompt, completion))
         if not is_head and (closing[-1] if closing else last) not in self._facts.closers:
             closing = [*closing, stop]
         return [(closing, Kind.SYNTHETIC), *head], 0
@@ -409,16 +409,19 @@ class Bridger:
         ended = self._is_stop(last)
         said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())
         there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
-        rest = marked.ids(closing[there:])
         if ended or (closing and there == len(closing)):
-            return [(rest, Kind.SCAFFOLD)], 0
-        rest = (self._closing(prompt, completion) if not there else []) + rest
+            return [(marked.ids(closing[there:]), Kind.SCAFFOLD)], 0
+        rest = closing[there:]
+        if not there:
+            inner = self._closing(prompt, completion)
+            done = next((n for n in range(len(closing), 0, -1) if inner.endswith(closing[:n])), 0)
+            rest = inner + closing[done:]
         if rest and self._truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
-        return [(rest, Kind.SYNTHETIC)], 0
+        return [(marked.ids(rest), Kind.SYNTHETIC)], 0
 
-    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids) -> list[int]:
-        """What closes the turn, as far as its markers tell."""
+    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids) -> str:
+        """What closes the turn, as far as its markers tell, in marked text."""
         tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
         return self._skeleton.closing(self._skeleton.marked.of_ids([int(index) for index in tail]), self._closers)
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.bridge.rollouts import Cut, check_extension, cut
 from tests.conversations import SIMPLE, assistant, call, result, user
-from tests.support import load_family, make_renderer
-from tokentrace import BridgedTokens, BridgeRefusal, Kind, RefusalReason
+from tests.support import SPECIAL, load_family, make_renderer, tokenizer_json_for
+from tokentrace import BridgedTokens, BridgeRefusal, Kind, RefusalReason, Tokenizer, create_renderer
 
 HELLO = user("Hello")
 BYE = user("Bye")
@@ -403,3 +403,34 @@ def test_half_a_name_is_no_name() -> None:
     refused = renderer.bridge(prompt.ids, sampled, [result("sunny")], tools=SIMPLE)
     assert isinstance(refused, BridgeRefusal)
     assert refused.reason is RefusalReason.UNKNOWN_VALUE
+
+
+TEXT_CLOSED = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}<assistant><think>"
+    "{{ message.reasoning_content or '' }}</think>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}"
+    "</assistant>\n{% else %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>{% endif %}"
+)
+"""A template that closes turns with text: only ``<think>`` and ``<tool_call>`` are control tokens."""
+
+
+@pytest.mark.parametrize(
+    ("completion", "added"),
+    [
+        ("Hm.</think>Hi!</assistant>\n", ""),
+        ("Hm.</think>Hi!</assistant>", "\n"),
+        ("Hm.</think>Hi!</s>", "</assistant>\n"),
+        ("Hm.</think>Hi", "</assistant>\n"),
+        ("Hm", "</think></assistant>\n"),
+        ("</think>", "</assistant>\n"),
+        ("</think><tool_call>look</tool_call>", "</assistant>\n"),
+    ],
+)
+def test_a_turn_that_ends_in_text_is_closed_once(completion: str, added: str) -> None:
+    tokenizer = Tokenizer(tokenizer_json_for(TEXT_CLOSED), variables=SPECIAL, fast=False)
+    renderer = create_renderer(tokenizer, "default", chat_template=TEXT_CLOSED)
+    prompt = renderer.render_ids([user("Hello.")], add_generation_prompt=True)
+    bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
+    assert bridged is not None
+    assert tokenizer.decode(bridged.new_ids) == f"{added}<user>Bye.</user>\n<assistant><think>"

@@ -201,6 +201,8 @@ class Skeleton:
         for (scaffold, before), (_, field) in itertools.pairwise(segments):
             if field == "name" and not before:
                 piece = scaffold[max((match.end() for match in _MARKER.finditer(scaffold)), default=0) :]
+                if not piece:  # right after a marker: that one
+                    self._names[re.escape([match[0] for match in _MARKER.finditer(scaffold)][-1]) + _NAME] = None
                 words = [] if piece[-1:].isspace() else piece.split()[-2:]
                 for count in (2, 1) if words and words[-1] not in ('"', "'") else (2,) if words else ():
                     self._names[r"\s*".join(map(re.escape, words[-count:])) + _NAME] = None
@@ -259,8 +261,8 @@ class Skeleton:
         found = [[str(name) for name in re.findall(pattern, completion)] for pattern in self._names]
         return next((names for names in found if len(names) == count), next(filter(None, found), []))
 
-    def closing(self, stream: str, closed_by: frozenset[str] = frozenset()) -> list[int]:
-        """The ids that close a turn of which `stream` is the end so far, in marked text.
+    def closing(self, stream: str, closed_by: frozenset[str] = frozenset()) -> str:
+        """What closes a turn of which `stream` is the end so far, both in marked text.
 
         `closed_by` are markers that end turns: what comes after one is a new beginning.
         """
@@ -279,7 +281,7 @@ class Skeleton:
             else:
                 out += edge.lead + edge.trail if edge.literal is None else edge.literal
             out += after
-        return self.marked.ids(out)
+        return out
 
     def _way(self, state: str) -> list[str] | None:
         """The fewest markers from one to the end of the turn."""

@@ -179,6 +179,8 @@ class TurnFacts:
     """Nothing closes a turn: the head of the next one does."""
     inner: frozenset[int] = frozenset()
     """Closers that also stand inside a turn (Harmony's ``<|end|>``, after reasoning): no reason to stop there."""
+    seen: bool = False
+    """Whether the end of an answer was seen at all."""
 
     @property
     def stops(self) -> frozenset[int]:
@@ -213,13 +215,14 @@ def find_turn_facts(
     """Look at how the template ends turns: with an answer, with a tool call, last and not last."""
     closers: set[int] = set()
     heads: set[int] = set()
-    open_ended = False
+    open_ended = seen = False
     for probe, is_call in _PROBES:
         ending = _probe(probe, render, encode)
         if ending is None:
             continue
         closer, head = ending
         if not is_call:
+            seen = True
             if closer is not None:
                 closers.add(closer)
             elif head is not None:
@@ -228,12 +231,14 @@ def find_turn_facts(
         elif open_ended:
             if head is not None:
                 heads.add(head)
+        elif seen and not closers and closer not in eos:
+            continue  # answers end in text, and so do calls: what stands at their end is a delimiter
         elif closer is not None and (closer in closers | eos or not _is_delimiter(closer, render, encode)):
             closers.add(closer)
         elif head is not None:
             heads.add(head)
     inner = closers & _inside(render, encode)
-    return TurnFacts(frozenset(closers), frozenset(heads), open_ended, frozenset(inner))
+    return TurnFacts(frozenset(closers), frozenset(heads), open_ended, frozenset(inner), seen)
 
 
 def _inside(render: Render, encode: Callable[[Rendering, Messages], Encoded]) -> set[int]:
@@ -418,7 +423,7 @@ def _ended(encoded: Encoded, message: int, start: int, close: int, stop: int, fa
             return SampledTurn(message, start, close + at + 1, after[at])
     if stop - close < len(after) and after[stop - close] in facts.heads:
         return SampledTurn(message, start, stop + 1, after[stop - close])
-    if not facts.open_ended and not facts.closers:
+    if not facts.seen and not facts.open_ended and not facts.closers:
         control = np.flatnonzero(encoded.control[close:stop])
         if len(control):
             at = int(control[-1])
