@@ -453,7 +453,7 @@ def test_steps_out_of_order_are_refused_and_change_nothing() -> None:
     with pytest.raises(RendererError, match="already given"):
         stream.prompt([user("Hello")])
     for wrong in ([[1]], [0.5], [-1]):
-        with pytest.raises(RendererError, match="flat list of token ids"):
+        with pytest.raises(InputError, match="completion: "):
             stream.append_completion(wrong)  # type: ignore[arg-type]
     with pytest.raises(RendererError, match="not one of role 'user'"):
         stream.append_completion([1], user("Hello"))

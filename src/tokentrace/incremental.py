@@ -16,16 +16,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from .bridged import check_ids
 from .errors import RendererError, TemplateError, TemplateLimitError
 from .formats.turns import common_prefix
 from .messages import RESULT_ROLES, check_messages
 from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
 from .renderer import Messages, Renderer
+from .settings import choose
 from .template.trace import Rendering
 from .tokens.differences import Difference
 from .tokens.tokenizer import Ids, Tokenizer
@@ -126,7 +128,7 @@ def tokenize_incrementally(
     >>> renderer.tokenizer.decode(tokens.ids[tokens.mask]), tokens.mismatches
     ('4<|end|>', [])
     """
-    check = _choice(SanityCheck, "sanity_check", sanity_check)
+    check = choose(SanityCheck, "sanity_check", sanity_check)
     stream = IncrementalTokenizer(renderer, mode=mode, tools=tools)
     stream._read(messages)
     return stream._tokens(check)
@@ -201,7 +203,7 @@ class IncrementalTokenizer:
         self, renderer: Renderer, *, mode: IncrementalMode | str = IncrementalMode.FIXED_BASE, tools: Any = None
     ) -> None:
         self.renderer = renderer
-        self.mode = _choice(IncrementalMode, "mode", mode)
+        self.mode = choose(IncrementalMode, "mode", mode)
         self.tools = tools
         self._messages: list[Mapping[str, Any]] = []
         self._unknown: int | None = None
@@ -231,7 +233,7 @@ class IncrementalTokenizer:
             raise RendererError("there is no open generation prompt; call prompt() or append() before a completion")
         if message is None and self.mode is IncrementalMode.DELTA:
             raise RendererError("delta mode renders the past again: pass message= with what the completion says")
-        sampled = _as_ids(ids)
+        sampled = check_ids(ids, "completion")
         known = self._checked([{"role": "assistant", "content": ""} if message is None else message])
         if known[0]["role"] != "assistant":
             raise RendererError(f"a completion is an assistant's message, not one of role {known[0]['role']!r}")
@@ -264,7 +266,7 @@ class IncrementalTokenizer:
 
     def tokens(self, *, sanity_check: SanityCheck | str = SanityCheck.STRICT) -> IncrementalTokens:
         """All of it so far, held against a full render of the messages. Warns as `tokenize_incrementally` does."""
-        return self._tokens(_choice(SanityCheck, "sanity_check", sanity_check))
+        return self._tokens(choose(SanityCheck, "sanity_check", sanity_check))
 
     # -- stages
 
@@ -472,28 +474,6 @@ def _neutral_control(tokenizer: Tokenizer) -> str:
         return ""
     tokens = tokenizer.vocabulary.control.values()
     return next((token.text for token in tokens if not (token.lstrip or token.rstrip or token.single_word)), "")
-
-
-# -- input
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def _choice(kind: type[Choice], name: str, given: Any) -> Choice:
-    try:
-        return kind(given)
-    except ValueError:
-        choices = ", ".join(repr(str(choice)) for choice in kind)
-        raise RendererError(f"{name} is one of {choices}, not {given!r}") from None
-
-
-def _as_ids(ids: Iterable[int]) -> Ids:
-    values = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
-    if not len(values):
-        return np.zeros(0, np.int32)
-    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer) or int(values.min()) < 0:
-        raise RendererError("a completion is a flat list of token ids, whole numbers from 0 on")
-    return values.astype(np.int32)
 
 
 def _joined(parts: Sequence[Ids]) -> Ids:

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from .formats.skeleton import Skeleton
 from .formats.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
 from .rendered import RenderedTokens, field_name
+from .settings import choose
 from .template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
 from .template.trace import Rendering
 from .template.traced import UNKNOWN, Origin, TracedList
@@ -44,7 +44,6 @@ TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
 """Whose text may hold control tokens: the operator's own. ``"tools"`` stands for tool schemas."""
 
 Messages = Sequence[Mapping[str, Any]]
-Setting = TypeVar("Setting", bound=StrEnum)
 
 
 @dataclass(slots=True)
@@ -481,20 +480,12 @@ def create_renderer(
         preserve_all_thinking=preserve_all_thinking,
         preserve_thinking_between_tool_calls=preserve_thinking_between_tool_calls,
         use_patched=use_patched,
-        control_tokens=_choice(ControlPolicy, "control_tokens", control_tokens),
-        history=_choice(History, "history", history),
-        truncation=_choice(Truncation, "truncation", truncation),
+        control_tokens=choose(ControlPolicy, "control_tokens", control_tokens),
+        history=choose(History, "history", history),
+        truncation=choose(Truncation, "truncation", truncation),
         trusted=_check_trusted(trusted),
         variables=template_kwargs,
     )
-
-
-def _choice(kind: type[Setting], name: str, value: Any) -> Setting:
-    try:
-        return kind(value)
-    except ValueError:
-        choices = ", ".join(repr(str(choice)) for choice in kind)
-        raise RendererError(f"{name} is one of {choices}, not {value!r}") from None
 
 
 def _check_trusted(trusted: Iterable[str]) -> frozenset[str]:
