@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
-from .turns import Messages, Render, is_role, sections
+from .turns import Messages, Render, is_role, sections, stringified
 
 START: Final = "start"
 END: Final = "end"
@@ -339,18 +339,9 @@ def _probes() -> Iterator[tuple[Messages, int]]:
 
 def _rendered(messages: Messages, render: Render) -> Rendering | None:
     """The conversation, with arguments as a mapping or, where the template wants that, as a JSON string."""
-    for some in (messages, [_stringified(message) for message in messages]):
+    for some in (messages, [stringified(message) for message in messages]):
         try:
             return render(some, False)
         except TokentraceError:
             continue
     return None
-
-
-def _stringified(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    text = '{"key": "value"}' if calls[0]["function"]["arguments"] else "{}"
-    changed = [{**call, "function": {**call["function"], "arguments": text}} for call in calls]
-    return {**message, "tool_calls": changed}

@@ -12,6 +12,7 @@ including its stop token. Nothing of this is declared per model:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -280,15 +281,19 @@ def _with_text_arguments(messages: Messages, render: Render) -> Messages:
     try:
         render(messages, False)
     except TokentraceError:
-        return [_stringified(message) for message in messages]
+        return [stringified(message) for message in messages]
     return messages
 
 
-def _stringified(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def stringified(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with its arguments as JSON strings, and None where it says nothing beside them."""
     calls = message.get("tool_calls")
     if not calls:
         return message
-    changed = [{**call, "function": {**call["function"], "arguments": '{"key": "value"}'}} for call in calls]
+    changed = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in calls
+    ]
     return {
         **message,
         "content": None if not message.get("content") else message["content"],
