@@ -12,7 +12,7 @@ from ..rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.visible import visible
-from .html import _asset, _text, _token
+from .html import _asset, _text, _token, framed
 from .pieces import _BY_ROLE, KINDS, Kind, token_texts
 
 if TYPE_CHECKING:
@@ -278,29 +278,9 @@ def html_page(
     report: HistoryReport, title: str = "Histories", *, step: int | None = None, limit: int = PAGE_LIMIT
 ) -> str:
     """A report as a page of its own: no link to anything outside, every text escaped. `step` is shown unfolded."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline'">
-<title>{_text(title)}</title>
-<style>{_asset("report.css")}{_asset("histories.css")}</style>
-</head>
-<body class="tt-page">
-<main class="tt">
-<header class="tt-top">
-<div><p class="tt-brand">tokentrace histories</p><h1>{_text(title)}</h1></div>
-<button class="tt-theme" title="Light or dark" aria-label="Light or dark">◐</button>
-</header>
-{_body(report, limit, step)}
-</main>
-<script>{_THEME}</script>
-</body>
-</html>
-"""
+    button = '<button class="tt-theme" title="Light or dark" aria-label="Light or dark">◐</button>'
+    body, script = _body(report, limit, step), f"<script>{_THEME}</script>"
+    return framed(title, "tokentrace histories", button, body, script, styles=("report.css", "histories.css"))
 
 
 def _body(report: HistoryReport, limit: int, step: int | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import html
 import json
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, Final
 
@@ -50,6 +51,19 @@ def html_fragment(rendered: RenderedTokens, *, limit: int = FRAGMENT_LIMIT) -> s
 
 def html_page(rendered: RenderedTokens, title: str = "Rendered conversation", *, limit: int = PAGE_LIMIT) -> str:
     """A rendering as a page of its own: no link to anything outside, every text escaped."""
+    body = f"""{_cards(rendered)}
+{_strip(rendered)}
+{_legend(rendered)}
+{_remarks(rendered)}
+{_rows(rendered, limit, titles=False)}"""
+    scripts = f"""<div class="tt-tip" hidden></div>
+<script type="application/json" id="tt-data">{_data(_lookups(rendered, limit))}</script>
+<script>{_asset("report.js")}</script>"""
+    return framed(title, "tokentrace", _controls("tt-view"), body, scripts, styles=("report.css",))
+
+
+def framed(title: str, brand: str, controls: str, body: str, scripts: str, *, styles: Sequence[str]) -> str:
+    """A page: no link to anything outside. Only `title` is escaped here."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -59,23 +73,17 @@ def html_page(rendered: RenderedTokens, title: str = "Rendered conversation", *,
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
 script-src 'unsafe-inline'">
 <title>{_text(title)}</title>
-<style>{_asset("report.css")}</style>
+<style>{"".join(map(_asset, styles))}</style>
 </head>
 <body class="tt-page">
 <main class="tt">
 <header class="tt-top">
-<div><p class="tt-brand">tokentrace</p><h1>{_text(title)}</h1></div>
-{_controls("tt-view")}
+<div><p class="tt-brand">{brand}</p><h1>{_text(title)}</h1></div>
+{controls}
 </header>
-{_cards(rendered)}
-{_strip(rendered)}
-{_legend(rendered)}
-{_remarks(rendered)}
-{_rows(rendered, limit, titles=False)}
+{body}
 </main>
-<div class="tt-tip" hidden></div>
-<script type="application/json" id="tt-data">{_data(_lookups(rendered, limit))}</script>
-<script>{_asset("report.js")}</script>
+{scripts}
 </body>
 </html>
 """
