@@ -63,6 +63,38 @@ def debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
+def tokenizer_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--tokenizer``, by default the embedded model."""
+    option = click.option(
+        "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
+    )
+    return option(command)
+
+
+def template_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a conversation is rendered with: tokenizer, tools, template and its variables."""
+    options = (
+        tokenizer_option,
+        click.option(
+            "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
+        ),
+        click.option(
+            "--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."
+        ),
+        click.option(
+            "--renderer", default="auto", show_default=True, metavar="NAME", help="A family, auto or default."
+        ),
+        click.option(
+            "--chat-template",
+            metavar="FILE",
+            help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tokentrace", prog_name="tokentrace")
 @debug_option

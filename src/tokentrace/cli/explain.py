@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import debug_option
+from . import debug_option, tokenizer_option
 
 if TYPE_CHECKING:
     from ..trajectory.breaks import Break
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Say where and why a prompt does not extend a stream.")
 @click.argument("stream", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("prompt", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
-)
+@tokenizer_option
 @click.option("--branch", type=int, metavar="N", help="The branch of a trajectory file.  [default: the last written]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON instead of text.")
 @debug_option

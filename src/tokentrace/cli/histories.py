@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import debug_option
+from . import debug_option, template_options
 
 if TYPE_CHECKING:
     from ..audit import HistoryReport
@@ -16,17 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show where production, rollout and training differ.")
 @click.argument("conversation", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option(
-    "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
-)
-@click.option("--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON.")
-@click.option("--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them.")
-@click.option("--renderer", default="auto", show_default=True, metavar="NAME", help="A family, auto or default.")
-@click.option(
-    "--chat-template",
-    metavar="FILE",
-    help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
-)
+@template_options
 @click.option(
     "--history",
     type=click.Choice(["train", "inference"]),
