@@ -18,6 +18,8 @@ from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
+from .formats.derive import USER, Deriver
+from .formats.grammar import TurnGrammar
 from .formats.history import (
     Change,
     compare_turns,
@@ -31,6 +33,9 @@ from .formats.seams import BridgeRefusal
 from .formats.skeleton import Skeleton
 from .formats.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
+from .parsing.compiled import Compiled
+from .parsing.parser import StreamingParser, parse
+from .parsing.response import ParsedResponse
 from .rendered import RenderedTokens, field_name
 from .settings import choose
 from .template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
@@ -54,6 +59,7 @@ class _Learned:
     tails: PromptTails
     facts: TurnFacts | None = None
     bridger: Bridger | None = None
+    compiled: Compiled | None = None
 
 
 class Renderer:
@@ -228,6 +234,76 @@ class Renderer:
             )
             turns = sorted((*turns, *found), key=lambda section: section.start)
         return self._encode(rendering, messages, tools), turns
+
+    # -- parsing
+
+    def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> ParsedResponse:
+        """What a completion says: reasoning, content and tool calls, each with its tokens.
+
+        `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
+        the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
+        with. Any ids can be parsed: what is malformed is in the result, with its status.
+        """
+        compiled, checked, prompt = self._parsing(tools, prompt_ids)
+        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), checked, prompt)
+
+    def streaming_parser(self, *, tools: Any = None, prompt_ids: Any = None) -> StreamingParser:
+        """A parser for a completion that is still arriving; see `parse_response`."""
+        return StreamingParser(*self._parsing(tools, prompt_ids))
+
+    def grammar(self, tools: Any = None) -> TurnGrammar:
+        """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
+        return self._compiled(self._for(tools), tools).grammar
+
+    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, list[dict[str, Any]] | None, bytes | None]:
+        checked = check_tools(tools)
+        compiled = self._compiled(self._for(tools), tools)
+        prompt = None
+        if prompt_ids is not None:
+            check_tail(prompt_ids, "prompt_ids")
+            prompt = compiled.prompt_bytes(prompt_ids)
+        return compiled, checked, prompt
+
+    def _compiled(self, learned: _Learned, tools: Any) -> Compiled:
+        if learned.compiled is None:
+            facts = self._facts(learned, self._wrap_tools(tools))
+            stops = [*sorted(facts.stops), *sorted(self._eos - facts.stops)]
+            learned.compiled = Compiled(self._derived(learned, facts), self.tokenizer, stops)
+        return learned.compiled
+
+    def _derived(self, learned: _Learned, facts: TurnFacts) -> TurnGrammar:
+        added = self.tokenizer.vocabulary.added
+        names = [added[index].text for index in facts.stops | facts.closers | self._eos if index in added]
+        template = learned.template
+        try:
+            rendering = self._run(learned, [USER], None, True)
+            prompt = rendering.text[rendering.tail :]
+        except TemplateError:
+            prompt = ""
+        return Deriver(
+            functools.partial(self._draw, template),
+            self.tokenizer.vocabulary,
+            prompt=prompt,
+            stops=names,
+            constants=template.constants,
+            toggles=[{name: value} for name in sorted(template.variables) for value in (True, False)],
+        ).derive()
+
+    def _draw(
+        self, template: Template, messages: Messages, changes: Mapping[str, Any]
+    ) -> tuple[Rendering, int, int] | None:
+        """A small conversation, and where the turn of its last message stands."""
+        variables = {**self._variables, **wrap_variables(changes)}
+
+        def run(some: Messages, prompt: bool) -> Rendering:
+            return template.render(some, None, add_generation_prompt=prompt, variables=variables)
+
+        rendering = run(messages, False)
+        turns, last = sections(rendering), len(messages) - 1
+        if last in missing_turns(rendering, turns, messages):
+            turns = turns_by_prefix(rendering, [last], messages, run, self.tokenizer)[0]
+        own = [section for section in turns if section.message == last and section.start < section.end]
+        return (rendering, own[0].start, own[-1].end) if own else None
 
     # -- stages
 

@@ -8,7 +8,7 @@ from tests.assets import FAMILIES, family_dir
 from tokentrace import RendererError, create_renderer
 from tokentrace.formats.families import FAMILIES as KNOWN
 from tokentrace.formats.families import recognise
-from tokentrace.formats.grammar import read_grammar
+from tokentrace.formats.outline import read_outline
 from tokentrace.template import ChatTemplate
 from tokentrace.tokens.loading import load_tokenizer
 
@@ -89,7 +89,7 @@ def test_formats_without_a_template_are_found_by_their_vocabulary(family: str) -
     assert create_renderer(tokenizer, renderer=EXPECTED[family]).family == EXPECTED[family]
 
 
-def test_a_grammar_reads_as_a_person_would_write_it_down() -> None:
-    grammar = read_grammar(template("qwen3"), VARIABLES)
-    assert grammar.prompt == "<|im_start|>assistant\n"
-    assert grammar.answer == "<|im_start|>assistant\n<think>\n⟨reasoning⟩\n</think>\n\n⟨content⟩<|im_end|>\n"
+def test_an_outline_reads_as_a_person_would_write_it_down() -> None:
+    outline = read_outline(template("qwen3"), VARIABLES)
+    assert outline.prompt == "<|im_start|>assistant\n"
+    assert outline.answer == "<|im_start|>assistant\n<think>\n⟨reasoning⟩\n</think>\n\n⟨content⟩<|im_end|>\n"

@@ -1,6 +1,6 @@
 """Families: what is known of each, and how a template is recognised as one of them by what it does.
 
-A family is data. To add one: a row here (its grammar as `read_grammar` gives it), a row in the tests' asset list,
+A family is data. To add one: a row here (its outline as `read_outline` gives it), a row in the tests' asset list,
 a golden file. A template that is like none of them is rendered just as well: nothing below
 decides how anything is rendered, except for the formats that have no template at all.
 """
@@ -15,7 +15,7 @@ from ..errors import RendererError
 from ..template.chat_template import PythonFormat, Template
 from ..tokens.tokenizer import Tokenizer
 from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32
-from .grammar import Grammar, read_grammar
+from .outline import Outline, read_outline
 
 _CHATML: Final = "<|im_start|>assistant\n"
 _CLOSE: Final = "<|im_end|>\n"
@@ -40,7 +40,7 @@ _STRIPPED: Final = "in <think> tags; dropped from turns before the last user mes
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is known of a family, and the grammar by which it is recognised."""
+    """What is known of a family, and the outline by which it is recognised."""
 
     name: str
     title: str
@@ -68,10 +68,10 @@ class Family:
     def tool(self) -> str:
         return self.result
 
-    def differs(self, grammar: Grammar) -> str:
-        """Why a template with this grammar is not of the family; ``""`` if it is."""
+    def differs(self, outline: Outline) -> str:
+        """Why a template with this outline is not of the family; ``""`` if it is."""
         for name in ("answer", "call", "result", "prompt", "image"):
-            expected, found = getattr(self, name), getattr(grammar, name)
+            expected, found = getattr(self, name), getattr(outline, name)
             if expected is not None and expected != found:
                 return f"its {name} is {found!r}, where the family's is {expected!r}"
         return ""
@@ -276,11 +276,11 @@ def recognise(template: Template, variables: Mapping[str, Any], renderer: str) -
         raise RendererError(f"there is no renderer {renderer!r}; known are {known}")
     if isinstance(template, PythonFormat):
         return next((family.name for family in FAMILIES if family.format is template), "default")
-    grammar = read_grammar(template, variables)
+    outline = read_outline(template, variables)
     if renderer == "auto":
-        fits = (family.name for family in FAMILIES if family.format is None and not family.differs(grammar))
+        fits = (family.name for family in FAMILIES if family.format is None and not family.differs(outline))
         return next(fits, "default")
-    difference = _BY_NAME[renderer].differs(grammar)
+    difference = _BY_NAME[renderer].differs(outline)
     if difference:
         raise RendererError(
             f"this template does not behave like {renderer}: {difference}; renderer='auto' takes any template"

@@ -1,111 +1,177 @@
-"""What a template does, written down: its turns with holes where fields go.
+"""Grammars: what an assistant writes in its turn, as data.
 
-``<|im_start|>assistant\\n<think>\\n⟨reasoning⟩\\n</think>\\n\\n⟨content⟩…``: two templates that write the same are the
-same to us, whatever they are called and however they are spelled.
+A grammar is text as the template writes it, control tokens by their names. It is made for a vocabulary only when it
+is used (`parsing.compiled`): a delimiter that is a control token there is matched by its id, any other by its
+letters. White space next to what the assistant says is part of the grammar and exact; between delimiters it is free.
+
+`formats.derive` reads a grammar off a template, `formats.dialects` has those that are in use under a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import StrEnum
+from typing import Final
 
-from ..errors import TokentraceError
-from ..template.chat_template import REASONING_FIELDS, Template
-from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
-from .turns import common_prefix
-
-_USER: Final = {"role": "user", "content": "question"}
-_RESULT: Final = {"role": "tool", "name": "lookup", "tool_call_id": "call00001", "content": "result"}
+REASONING: Final = "⟨reasoning⟩"
+CONTENT: Final = "⟨content⟩"
 
 
 @dataclass(frozen=True, slots=True)
-class Grammar:
-    """The scaffold of a template's turns. Empty where the template refuses such a turn or writes nothing."""
+class Frame:
+    """What stands around a text: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``."""
 
-    answer: str
-    """An assistant's turn with reasoning and content."""
-    call: str
-    """An assistant's turn with a tool call (and reasoning and content where the template lets them stand there)."""
-    result: str
-    """A tool's turn."""
-    prompt: str
-    """The generation prompt after a user's message."""
-    image: str = ""
-    """What stands for an image in a user's message."""
+    open: str = ""
+    lead: str = ""
+    """White space between the opening and the text."""
+    trail: str = ""
+    """White space between the text and the closing."""
+    close: str = ""
+    after: str = ""
+    """White space after the closing."""
 
-
-def read_grammar(template: Template, variables: Mapping[str, Any]) -> Grammar:
-    """Render small conversations and note the scaffold."""
-    answer = call = result = prompt = ""
-    reply = {"role": "assistant", "reasoning_content": "thought", "content": "answer"}
-    rendering = _try(template, variables, [_USER, reply])
-    if rendering is not None:
-        answer = _turn(rendering, 1)
-    for message in _calls():
-        rendering = _try(template, variables, [_USER, message, _RESULT])
-        if rendering is not None:
-            call, result = _turn(rendering, 1), _turn(rendering, 2)
-            break
-    rendering = _try(template, variables, [_USER], prompt=True)
-    if rendering is not None:
-        prompt = rendering.text[rendering.tail :]
-    return Grammar(answer, call, result, prompt, _image(template, variables))
+    def written(self, text: str) -> str:
+        """`text` in its frame."""
+        return f"{self.open}{self.lead}{text}{self.trail}{self.close}{self.after}"
 
 
-def _image(template: Template, variables: Mapping[str, Any]) -> str:
-    """What the template writes for an image part, found by what is missing without it."""
-    part = {"type": "text", "text": "question"}
-    plain, pictured = (
-        _try(template, variables, [{"role": "user", "content": parts}])
-        for parts in ([part], [{"type": "image", "image": "picture"}, part])
-    )
-    if plain is None or pictured is None or len(pictured.text) <= len(plain.text):
-        return ""
-    start = common_prefix(plain.text, pictured.text)
-    return pictured.text[start : start + len(pictured.text) - len(plain.text)]
+class Style(StrEnum):
+    """How a call is written inside its delimiters."""
+
+    JSON_CALL = "json-call"
+    """One JSON object that holds name and arguments."""
+    JSON_ARGUMENTS = "json-arguments"
+    """The name, then the arguments as one JSON object."""
+    PAIRS = "pairs"
+    """The name, then each argument between tags."""
+    TREE = "tree"
+    """The name, then elements named after the arguments, nested as the values are."""
+    PYTHON = "python"
+    """A Python call with keyword arguments."""
 
 
-def _calls() -> Iterator[dict[str, Any]]:
-    """A call, as the template may want it: beside content or not, arguments as a mapping or as JSON."""
-    for extra in ({"reasoning_content": "thought", "content": "answer"}, {"content": ""}, {"content": None}):
-        for arguments in ({"place": "value"}, '{"place": "value"}'):
-            function = {"name": "lookup", "arguments": arguments}
-            yield {
-                "role": "assistant",
-                **extra,
-                "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
-            }
+class Value(StrEnum):
+    """How a value is written between tags."""
+
+    BARE = "bare"
+    """A string as it is."""
+    JSON = "json"
+    PYTHON = "python"
+    """As JSON, but ``True``, ``False`` and ``None`` as Python spells them."""
 
 
-def _try(
-    template: Template, variables: Mapping[str, Any], messages: list[Any], *, prompt: bool = False
-) -> Rendering | None:
-    try:
-        return template.render(messages, None, add_generation_prompt=prompt, variables=variables)
-    except TokentraceError:
-        return None
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close``.
+
+    `head` are the fields before the arguments, each with what introduces it. Not every style uses every part.
+    """
+
+    style: Style
+    before: str = ""
+    """White space between content and calls."""
+    section_open: str = ""
+    section_close: str = ""
+    separator: str = ""
+    open: str = ""
+    head: tuple[tuple[str, str], ...] = ()
+    begin: str = ""
+    """From the last field of the head to the arguments."""
+    end: str = ""
+    """From the arguments to the closing."""
+    close: str = ""
+    after: str = ""
+    """White space after the last call."""
+    keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """JSON_CALL: under which key of the object each field stands, as a path; in the order they are written."""
+    id_is_name: bool = False
+    """The name stands nowhere but in the id: ``functions.NAME:INDEX``."""
+    key_open: str = ""
+    value_open: str = ""
+    value_close: str = ""
+    string_open: str = ""
+    """Opens a string, where strings open otherwise than other values: ``" string="true">``."""
+    item: str = ""
+    """TREE: the name of the elements of a list."""
+    strings: Value = Value.BARE
+    others: Value = Value.JSON
+    ascii: bool = False
+    """Whether JSON is written with everything but ASCII escaped."""
+
+    @property
+    def shown(self) -> str:
+        """A turn with one call, with holes for its fields: the way a person would write it down."""
+        head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
+        if self.style is Style.JSON_CALL:
+            body = self._shown_object()
+        elif self.style is Style.PYTHON:
+            body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
+        elif self.style is Style.JSON_ARGUMENTS:
+            body = f"{head}{self.begin}⟨arguments⟩{self.end}"
+        else:
+            opened = f"{{{self.string_open} | {self.value_open}}}" if self.string_open else self.value_open
+            named = "⟨key⟩>" if self.style is Style.TREE else ""
+            body = f"{head}{self.begin}[{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{named}]…{self.end}"
+        return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"
+
+    def _shown_object(self) -> str:
+        depth = max((len(path) for _, path in self.keys), default=1)
+        if depth == 1:
+            members = (f'"{path[0]}": {_quoted(field)}' for field, path in self.keys)
+            return "{" + ", ".join(members) + "}"
+        return "{" + ", ".join(f'"{".".join(path)}": {_quoted(field)}' for field, path in self.keys) + "}"
 
 
-def _turn(rendering: Rendering, message: int) -> str:
-    return "".join(
-        hole(origin, text) if origin is not None else text
-        for text, turn, origin in rendering.spans()
-        if turn == message
-    )
+def _quoted(field: str) -> str:
+    return f"⟨{field}⟩" if field == "arguments" else f'"⟨{field}⟩"'
 
 
-def hole(origin: Origin, text: str) -> str:
-    """The hole that a field leaves in the scaffold. Roles are scaffold."""
-    if origin[0] != "messages" or len(origin) < 3:
-        return "⟨?⟩"
-    path = origin[2:]
-    last = path[-1]
-    inside = path[path.index("arguments") + 1 :] if "arguments" in path else ()
-    if inside and inside != (KEY,):
-        return "⟨key⟩" if last == KEY else "⟨value⟩"
-    if path == ("role",) or last in (KEY, "function", "tool_calls") or isinstance(last, int):
-        return text  # scaffold, or the punctuation and the keys of a message written out as JSON
-    name = "⟨reasoning⟩" if path[0] in REASONING_FIELDS else f"⟨{last}⟩"
-    return f'"{name}"' if text[:1] == '"' else name  # quoted where it was written as JSON
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """A turn made of several messages, each with a header that says what it is (Harmony)."""
+
+    start: str = "<|start|>"
+    channel: str = "<|channel|>"
+    message: str = "<|message|>"
+    end: str = "<|end|>"
+    reasoning: str = "analysis"
+    content: str = "final"
+    recipient: str = "to="
+    """What the addressee of a call stands after, in the header."""
+    namespace: str = "functions."
+    """What stands before the name of a function."""
+    call: str = "commentary"
+    """The channel of calls."""
+    content_type: str = "json"
+    call_end: str = "<|call|>"
+    role: str = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnGrammar:
+    """What an assistant writes in its turn."""
+
+    head: str = ""
+    """What the turn begins with: ``<|im_start|>assistant\\n``."""
+    prompt: str = ""
+    """The generation prompt. It may go on after the head, and open reasoning."""
+    reasoning: Frame | None = None
+    after_empty: str = ""
+    """White space after the closing where there was no reasoning."""
+    content: Frame = Frame()
+    calls: CallGrammar | None = None
+    channels: Channels | None = None
+    notes: tuple[str, ...] = ()
+    """Where probes disagree, and what the template does not show."""
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether the generation prompt ends inside reasoning."""
+        if self.reasoning is None:
+            return False
+        rest = self.prompt[len(self.head) :]
+        return rest.rfind(self.reasoning.open) > rest.rfind(self.reasoning.close) if self.reasoning.open else False
+
+    def replace(self, **changes: object) -> TurnGrammar:
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 
 from ..errors import InputError, TemplateError, TemplateLimitError
@@ -20,12 +21,19 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
 
 
+_GIVEN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
 class Template(Protocol):
     """What turns messages into spans: a Jinja template, or a format written in Python."""
 
     @property
     def constants(self) -> frozenset[str]:
         """The string constants it compares things with: roles it knows, words it looks for in content."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names of the variables it reads beside messages and tools: switches, special tokens."""
 
     @property
     def digest(self) -> str:
@@ -58,7 +66,7 @@ class ChatTemplate:
         if not isinstance(source, str) or not source.strip():
             raise TemplateError("the chat template is empty")
         self.source = source
-        self._template, self.constants, self.tags_generation = _compile(source)
+        self._template, self.constants, self.variables, self.tags_generation = _compile(source)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -187,11 +195,12 @@ def _wrap_variable(value: Any, origin: Origin) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], bool]:
+def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[str], bool]:
     environment = _environment()
     try:
         tree = environment.parse(source)
         constants = frozenset(_constants(tree))
+        variables = jinja2.meta.find_undeclared_variables(tree) - _GIVEN
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
         tags = any(node.call.node.name == "generated" for node in _generation_tags(tree))
@@ -200,7 +209,7 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], bool]:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
-    return template, constants, tags
+    return template, constants, frozenset(variables), tags
 
 
 def _generation_tags(tree: nodes.Template) -> Iterator[Any]:
@@ -233,10 +242,17 @@ class PythonFormat:
     ``trace.turn(message)`` (yielding what it returns) where a message's turn begins.
     """
 
-    def __init__(self, name: str, function: Callable[..., Iterator[Any]], constants: Iterable[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Iterator[Any]],
+        constants: Iterable[str],
+        variables: Iterable[str] = (),
+    ) -> None:
         self.name = name
         self._function = function
         self.constants = frozenset(constants)
+        self.variables = frozenset(variables)
         self.digest = hashlib.sha256(f"python:{name}".encode()).hexdigest()
         self.tags_generation = False
 

@@ -115,8 +115,8 @@ class Vocabulary:
         else:
             for name, index in self._pieces.items():
                 lengths[index] = len(self._spelled(name))
-        for index, token in self.added.items():
-            lengths[index] = len(token.text.encode("utf-8", "surrogatepass"))
+        for token in self.added.values():
+            lengths[token.id] = len(self._added_bytes(token))
         return lengths
 
     @functools.cached_property
@@ -161,9 +161,14 @@ class Vocabulary:
     def _token_bytes(self, index: int) -> bytes:
         token = self.added.get(index)
         if token is not None:
-            return token.text.encode("utf-8", "surrogatepass")
+            return self._added_bytes(token)
         name = self._names[index] if 0 <= index < self.size else None
         return b"" if name is None else self._spelled(name)
+
+    def _added_bytes(self, token: ControlToken) -> bytes:
+        """The bytes of an added token. White space may be spelled as in ordinary tokens (Gemma's runs of ``▁``)."""
+        text = token.text if token.text in self.control or not self.spaced else token.text.replace("▁", " ")
+        return text.encode("utf-8", "surrogatepass")
 
     def spells(self, ids: Iterable[int], raw: bytes) -> bool:
         """Whether the tokens, one after another, spell these very bytes."""

@@ -1,0 +1,254 @@
+"""Reading tool calls, in whatever way a grammar writes them.
+
+A call begins at its opening delimiter and is an attempt from then on, whatever comes: it is finished with a status,
+and what it holds is never lost. What ends a call early are control tokens (a stop token, the opening of another call,
+the end of the section), which no text can spell; other delimiters end it only where the grammar expects them.
+"""
+
+from __future__ import annotations
+
+from ..formats.grammar import Style
+from .compiled import Compiled, CompiledCalls
+from .jsonreading import JsonReader
+from .output import Attempt, Output
+from .pairs import PairReader
+from .pythonic import PythonReader
+from .reader import Found, Reader, Reading
+from .response import CallStatus, PartKind
+
+
+class CallParser:
+    """Reads calls: `read` where a section or a call opens, `bare` where a call without delimiters may."""
+
+    def __init__(self, compiled: Compiled, calls: CompiledCalls, reader: Reader, output: Output) -> None:
+        self.calls = calls
+        self.style = calls.grammar.style
+        self.reader = reader
+        self.output = output
+        self._stops = list(compiled.stops)
+        self._json = JsonReader(calls, reader, output)
+        self._pairs = PairReader(calls, reader, output)
+        self._python = PythonReader(calls, reader, output)
+
+    # -- sections
+
+    def read(self) -> Reading[None]:
+        """The calls that begin here, up to where content goes on, or to a stop token."""
+        calls, reader = self.calls, self.reader
+        if calls.section_open and (yield from reader.sees(calls.section_open[0])):
+            yield from self._section()
+            return
+        while True:
+            yield from self._delimited()
+            if (yield from reader.sees(calls.separator + calls.open[0])):
+                reader.at += len(calls.separator)
+                continue
+            if calls.after and (yield from self._ends_after(calls.after)):
+                reader.at += len(calls.after)
+            return
+
+    def _ends_after(self, pad: bytes) -> Reading[bool]:
+        """Whether nothing but white space of the grammar's comes before the end."""
+        reader = self.reader
+        for stop in self._stops:
+            if (yield from reader.sees(pad + stop)):
+                return True
+        return reader.ended and reader.data.startswith(pad, reader.at) and reader.at + len(pad) == len(reader.data)
+
+    def _section(self) -> Reading[None]:
+        """A section: calls, white space, and text that is content all the same."""
+        calls, reader, output = self.calls, self.reader, self.output
+        begun, found_any = reader.at, False
+        past = yield from reader.sees_all(calls.section_open)
+        reader.at = past if past is not None else reader.at + len(calls.section_open[0])
+        while True:
+            at = yield from self._past_separator()
+            found = yield from self._mark_at(at)
+            if found is not None:
+                reader.at = at
+            else:
+                found = yield from reader.find(calls.in_section, output.content)
+            if found is None or found.kind in ("stop", "reopened"):
+                break
+            if found.kind == "closed":
+                past = yield from reader.sees_all(calls.section_close)
+                reader.at = past if past is not None else found.stop
+                break
+            if self.style is Style.PYTHON and not calls.open and not (yield from self._python.begins(reader.at)):
+                output.content(reader.at, found.stop)
+                reader.at = found.stop
+                continue
+            found_any = True
+            yield from (self._delimited() if calls.open else self._attempts(reader.at))
+        output.settle()
+        if not found_any and not calls.open:
+            attempt = output.start_call(begun)
+            attempt.blame(CallStatus.MALFORMED, "no call follows the opening of calls")
+            output.finish_call(attempt, reader.at)
+
+    def _past_separator(self) -> Reading[int]:
+        reader, separator = self.reader, self.calls.separator.strip()
+        at = yield from reader.past_space()
+        if separator and (yield from reader.sees(separator, at)):
+            at = yield from reader.past_space(at + len(separator))
+        return at
+
+    def _mark_at(self, at: int) -> Reading[Found | None]:
+        marks, data = self.calls.in_section, self.reader.data
+        while not self.reader.ended and (at == len(data) or marks.begins(data, at)):
+            yield
+        match = marks.pattern.match(data, at) if marks.pattern is not None else None
+        return Found(marks.kinds[match[0]], at, at, match.end()) if match else None
+
+    # -- calls without delimiters
+
+    def bare(self) -> Reading[bool]:
+        """Calls without delimiters, if one begins here. Goes nowhere if none does."""
+        calls, reader, output = self.calls, self.reader, self.output
+        start = reader.at
+        at = yield from reader.past_space()
+        if calls.section_open:
+            past = yield from reader.sees_all(calls.section_open, at)
+            if past is None:
+                return False
+            at = yield from reader.past_space(past)
+        found = False
+        while True:
+            reader.at = at
+            attempt = Attempt(len(output.calls), at, space=None if found or calls.section_open else (start, at))
+            if not (yield from self._bare_call(attempt)):
+                reader.at = start
+                return found
+            output.finish_call(attempt, reader.at)
+            found, start = True, reader.at
+            if calls.section_close:
+                past = yield from reader.sees_all(calls.section_close)
+                if past is not None:
+                    reader.at = past
+                    return True
+            at = yield from self._past_separator()
+
+    def _bare_call(self, attempt: Attempt) -> Reading[bool]:
+        if self.style is Style.PYTHON:
+            if not (yield from self._python.begins(attempt.start)):
+                return False
+            self.output.announce(attempt)
+            yield from self._python.call(attempt)
+            return True
+        return (yield from self.reader.sees(b"{")) and (yield from self._json.bare_call(attempt))
+
+    # -- attempts
+
+    def _delimited(self) -> Reading[None]:
+        """What stands between the opening and the closing of a call: one, or several where the grammar allows it."""
+        calls, reader = self.calls, self.reader
+        start = reader.at
+        past = yield from reader.sees_all(calls.open)
+        reader.at = past if past is not None else reader.at + len(calls.open[0])
+        yield from self._attempts(start)
+
+    def _attempts(self, start: int) -> Reading[None]:
+        """One call after the other, until the closing delimiter or what ends calls early."""
+        reader, output = self.reader, self.output
+        again = True
+        while again:
+            attempt = output.start_call(start)
+            yield from self._body(attempt)
+            again = yield from self._closing(attempt)
+            output.finish_call(attempt, reader.at)
+            if again:
+                reader.at = start = yield from self._past_separator()
+
+    def _body(self, attempt: Attempt) -> Reading[None]:
+        if self.style is Style.JSON_CALL:
+            yield from self._json.call(attempt)
+        elif self.style is Style.PYTHON:
+            yield from self._python.call(attempt)
+        elif (yield from self._head(attempt)):
+            if self.style is Style.JSON_ARGUMENTS:
+                yield from self._json.arguments(attempt)
+            elif self.style is Style.PAIRS:
+                yield from self._pairs.pairs(attempt)
+            else:
+                yield from self._pairs.tree(attempt)
+
+    def _head(self, attempt: Attempt) -> Reading[bool]:
+        """The fields before the arguments; whether it got to the arguments."""
+        calls, reader, output = self.calls, self.reader, self.output
+        for (lead, field), marks in zip(calls.head, calls.after_field, strict=True):
+            past = yield from reader.sees_all(lead)
+            if past is None:
+                attempt.blame(CallStatus.MALFORMED, "the call does not begin as calls do")
+                return False
+            reader.at = past
+            found = yield from reader.find(marks)
+            text = output.text(past, reader.at).strip()
+            if found is None:
+                text = ""  # there may be more of it
+            if field == "name":
+                output.name_call(attempt, text)
+            elif calls.grammar.id_is_name:
+                output.name_by_id(attempt, text)
+            else:
+                attempt.id = text or None
+            if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):
+                attempt.blame(CallStatus.MALFORMED, "the call breaks off before its arguments")
+                return False
+        past = yield from reader.sees_all(calls.begin)
+        if past is None:
+            attempt.blame(CallStatus.MALFORMED, "something else stands where the arguments should begin")
+            return False
+        reader.at = past
+        return True
+
+    def _closing(self, attempt: Attempt) -> Reading[bool]:
+        """The end of a call: its closing delimiter, or what ended it early. Whether another follows in the same."""
+        calls, reader = self.calls, self.reader
+        if not calls.finish:
+            yield from self._without_closing(attempt)
+            return False
+        past = yield from reader.sees_all(calls.finish)
+        if past is None and calls.end and calls.close:
+            past = yield from reader.sees_all(calls.close)
+            if past is not None:
+                attempt.blame(CallStatus.UNCLOSED, f"{calls.grammar.end.strip()!r} is missing")
+            else:
+                ended = yield from reader.sees_all(calls.end)
+                reader.at = ended if ended is not None else reader.at
+        if past is not None:
+            reader.at = past
+            return False
+        if calls.inner and (yield from self._again()):
+            return True
+        at = yield from reader.past_space()
+        found = yield from reader.find(calls.to_close)
+        if found is None or found.kind != "close":
+            self._broken_off(attempt, found)
+            return False
+        if found.start > at:
+            json_style = self.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
+            status = CallStatus.INVALID_JSON if json_style else CallStatus.MALFORMED
+            attempt.blame(status, "there is something else before its closing")
+        past = yield from reader.sees_all(calls.close)
+        reader.at = past if past is not None else found.stop
+        return False
+
+    def _without_closing(self, attempt: Attempt) -> Reading[None]:
+        """Calls that end where their JSON does: one that is broken goes on to what ends calls early."""
+        if attempt.problems:
+            self._broken_off(attempt, (yield from self.reader.find(self.calls.hard)))
+
+    def _broken_off(self, attempt: Attempt, found: Found | None) -> None:
+        if found is None:
+            attempt.blame(CallStatus.TRUNCATED, "the completion ends inside the call")
+        elif self.calls.finish:
+            attempt.blame(CallStatus.UNCLOSED, "the call is not closed")
+        if found is None or found.kind == "stop":
+            self.output.open = PartKind.TOOL_CALL
+
+    def _again(self) -> Reading[bool]:
+        """Whether another call begins inside the same delimiters."""
+        if self.style is Style.JSON_CALL:
+            at = yield from self._past_separator()
+            return (yield from self.reader.sees(b"{", at))
+        return (yield from self.reader.sees_all(self.calls.head[0][0])) is not None

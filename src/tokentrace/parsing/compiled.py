@@ -1,0 +1,162 @@
+"""A grammar made for one vocabulary: delimiters as marked bytes, and the sets of them to look for in each place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
+from ..tokens.tokenizer import Ids, Tokenizer
+from .marked import MarkedBytes, mark, pieces, unforgeable
+from .reader import Marks
+
+Pieces = tuple[bytes, ...]
+
+
+def _lead(data: bytes) -> bytes:
+    return data[: len(data) - len(data.lstrip())]
+
+
+def _trail(data: bytes) -> bytes:
+    return data[len(data.rstrip()) :]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFrame:
+    open: bytes
+    lead: bytes
+    trail: bytes
+    close: bytes
+    after: bytes
+
+
+class CompiledCalls:
+    """The delimiters of calls."""
+
+    def __init__(self, grammar: CallGrammar, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
+        def of(text: str) -> Pieces:
+            return pieces(marked.scaffold(text))
+
+        self.grammar = grammar
+        self.before = grammar.before.encode()
+        self.separator = grammar.separator.encode()
+        self.after = grammar.after.encode()
+        self.section_open, self.section_close = of(grammar.section_open), of(grammar.section_close)
+        self.open, self.close = of(grammar.open), of(grammar.close)
+        self.head: list[tuple[Pieces, str]] = [(of(lead), field) for lead, field in grammar.head]
+        self.begin, self.end = of(grammar.begin), of(grammar.end)
+        self.key_open = of(grammar.key_open)
+        self.value_opens: list[tuple[Pieces, bytes, bool]] = []
+        """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
+        for text, is_string in ((grammar.string_open, True), (grammar.value_open, False)):
+            if text:
+                self.value_opens.append((of(text), _trail(marked.scaffold(text)), is_string))
+        closing = marked.scaffold(grammar.value_close)
+        self.value_close, self.value_trail = of(grammar.value_close), _lead(closing)
+        self.finish = self.end + self.close
+        """All that ends a call."""
+        first = (self.section_open or self.open or (b"",))[0]
+        self.bare = first in (b"", b"[", b"{")
+        """Whether calls have no delimiter of their own, and are known by what they hold."""
+        self.inner = bool(self.open) and (bool(self.head and self.head[0][0]) or grammar.style is Style.JSON_CALL)
+        """Whether several calls can stand inside one pair of delimiters."""
+        self.openers: list[bytes] = []
+        """What begins a call in the midst of content: the section's opening, and that of a call if it is sure."""
+        if not self.bare:
+            self.openers = [self.section_open[0]] if self.section_open else []
+            if self.open and (not self.openers or unforgeable(self.open[0])):
+                self.openers.append(self.open[0])
+        self._lookouts(stops)
+
+    def _lookouts(self, stops: Iterable[bytes]) -> None:
+        """The marks to look for in each place."""
+        stopping = [("stop", stop) for stop in stops]
+        ends = [*self.section_open[:1], *self.open[:1], *self.section_close[:1]]
+        self.hard_marks = [*stopping, *(("hard", piece) for piece in ends if unforgeable(piece))]
+        """What ends a call wherever it stands."""
+        finish = [piece for piece in self.finish if unforgeable(piece)]
+        self.hard_pieces = [piece for _, piece in self.hard_marks] + finish
+        self.hard = Marks(self.hard_marks)
+        self.to_close = Marks([*(("close", piece) for piece in self.close[:1]), *self.hard_marks])
+        ending = [("end", piece) for piece in (*self.end[:1], *self.close[:1])]
+        self.to_end = Marks([*ending, *self.hard_marks])
+        follows = [lead for lead, _ in self.head[1:]] + [self.begin or self._body()]
+        self.after_field = [
+            Marks([*(("next", piece) for piece in following[:1]), *ending, *self.hard_marks]) for following in follows
+        ]
+        self.to_key = Marks([*(("key", piece) for piece in self.key_open[:1]), *ending, *self.hard_marks])
+        opening = [("value", pieces[0]) for pieces, _, _ in self.value_opens]
+        self.to_value = Marks([*opening, *self.hard_marks])
+        self.to_value_close = Marks([*(("value", piece) for piece in self.value_close[:1]), *self.hard_marks])
+        sequences = [self.finish, self.finish + self.section_close]
+        self.sure_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
+        """What is certain to end a call even where an argument was not closed."""
+        closers = (self.end[:1], self.close[:1], self.section_close[:1])
+        self.after_value = [self.key_open, *closers, *((piece,) for piece in self.hard_pieces)]
+        self.after_value = [some for some in self.after_value if some]
+        """What may come after the closing of an argument."""
+        begins = self.open[:1] or self.head[0][0][:1] if self.head or self.open else ()
+        if not begins:
+            begins = (b"{",) if self.grammar.style is Style.JSON_CALL else ()
+        marks = [("closed", piece) for piece in self.section_close[:1]] + [("open", piece) for piece in begins]
+        if self.section_open and unforgeable(self.section_open[0]):
+            marks.append(("reopened", self.section_open[0]))
+        self.in_section = Marks([*marks, *stopping])
+
+    def _body(self) -> Pieces:
+        """What the arguments begin with, where no delimiter stands before them."""
+        return (b"{",) if self.grammar.style is Style.JSON_ARGUMENTS else self.key_open
+
+
+class Compiled:
+    """A turn's grammar for one vocabulary. Immutable; made once."""
+
+    def __init__(self, grammar: TurnGrammar, tokenizer: Tokenizer, stops: Iterable[int]) -> None:
+        self.grammar = grammar
+        self.marked = marked = MarkedBytes(tokenizer.vocabulary)
+        self.stops = {mark(index): index for index in stops}
+        frame = grammar.reasoning
+        self.reasoning = _compiled(frame, marked) if frame is not None and frame.close else None
+        self.after_empty = grammar.after_empty.encode()
+        self.content = _compiled(grammar.content, marked)
+        self.calls = CompiledCalls(grammar.calls, marked, self.stops) if grammar.calls is not None else None
+        head = marked.scaffold(grammar.head)
+        self.head, self.head_trail = head.rstrip(), _trail(head)
+        self.prompt = marked.scaffold(grammar.prompt)
+        stopping = [("stop", stop) for stop in self.stops]
+        reasoning = self.reasoning
+        self.in_reasoning = Marks(
+            [("close", reasoning.close), *stopping] if reasoning else stopping,
+            {"close": reasoning.trail} if reasoning else None,
+        )
+        opening = [("call", opener) for opener in self.calls.openers] if self.calls else []
+        if reasoning and unforgeable(reasoning.open):
+            opening.append(("reasoning", reasoning.open))
+        if self.content.close:
+            opening.append(("answered", self.content.close))
+        before = self.calls.before if self.calls else b""
+        self.in_content = Marks([*opening, *stopping], {"call": before, "answered": self.content.trail})
+
+    def prompt_bytes(self, ids: Sequence[int] | Ids) -> bytes:
+        """The end of a prompt: what may be the beginning of the turn, which is all that matters."""
+        tail, count = b"", 64
+        while True:
+            tail = b"".join(self.marked.token(int(index)) for index in ids[-count:])
+            if not self.head or self.head in tail or count >= len(ids):
+                return tail
+            count *= 8
+
+    def prefix(self, prompt: bytes) -> bytes:
+        """What a prompt has already written of the turn, after its head."""
+        at = prompt.rfind(self.head) if self.head else -1
+        return prompt[at + len(self.head) :] if at >= 0 else b""
+
+
+def _compiled(frame: Frame, marked: MarkedBytes) -> CompiledFrame:
+    return CompiledFrame(
+        marked.scaffold(frame.open),
+        frame.lead.encode(),
+        frame.trail.encode(),
+        marked.scaffold(frame.close),
+        frame.after.encode(),
+    )

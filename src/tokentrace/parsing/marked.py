@@ -1,0 +1,76 @@
+"""Completions as bytes in which control tokens cannot be mistaken for text.
+
+A control token is the byte FF, which no UTF-8 holds, and four bytes that say which one. Ordinary tokens are the
+bytes they spell; where such a token spells a lone FF, which decodes to U+FFFD as every broken byte does, it is
+written as FE, which does too. So delimiters can be searched for as bytes, and only a control token is one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ..tokens.vocabulary import Vocabulary
+
+_MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
+_PIECE: Final = re.compile(b"(\xff[\x80-\xbf]{4})")
+_UNKNOWN: Final = "\ufffd".encode()
+
+
+def mark(index: int) -> bytes:
+    """The bytes that stand for a control token."""
+    return bytes((0xFF, *(0x80 | (index >> shift) & 0x3F for shift in (18, 12, 6, 0))))
+
+
+class MarkedBytes:
+    """Tokens and scaffold as marked bytes."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._known: dict[int, bytes] = {token.id: mark(token.id) for token in vocabulary.control.values()}
+        self._texts: dict[bytes, bytes] = {
+            mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
+        }
+
+    def token(self, index: int) -> bytes:
+        """One token. An id that the vocabulary does not have is U+FFFD."""
+        known = self._known.get(index)
+        if known is None:
+            spelled = self._vocabulary.token_bytes(index) if 0 <= index < self._vocabulary.size else b""
+            known = self._known[index] = spelled.replace(b"\xff", b"\xfe") or _UNKNOWN
+        return known
+
+    def scaffold(self, text: str) -> bytes:
+        """Text as the template would write it: names of control tokens are the tokens."""
+        pattern = self._vocabulary.control_pattern
+        if pattern is None:
+            return text.encode("utf-8", "surrogatepass")
+        out, at = b"", 0
+        for match in pattern.finditer(text):
+            out += text[at : match.start()].encode("utf-8", "surrogatepass")
+            out += mark(self._vocabulary.control[match[0]].id)
+            at = match.end()
+        return out + text[at:].encode("utf-8", "surrogatepass")
+
+    def visible(self, data: bytes | bytearray) -> bytes:
+        """Marked bytes as people read them: control tokens by their names."""
+        return _MARK.sub(lambda match: self._texts[match[0]], data) if 0xFF in data else bytes(data)
+
+
+def unforgeable(piece: bytes) -> bool:
+    """Whether marked bytes hold a control token, so that text cannot spell them."""
+    return 0xFF in piece
+
+
+def pieces(data: bytes) -> tuple[bytes, ...]:
+    """What has to be there of a delimiter: its pieces, without the white space in and around it.
+
+    A control token beside words is a piece by itself, so that white space may stand between them; one inside a tag
+    (``</｜DSML｜invoke>``) or beside another is not.
+    """
+    out: list[bytes] = []
+    for word in data.split():
+        words = [word for word in _MARK.split(word) if word]
+        tag = any(part.endswith((b"<", b"</")) or part.startswith((b"<", b">")) for part in words)
+        out += [word] if tag or not words else [part for part in _PIECE.split(word) if part]
+    return tuple(out)

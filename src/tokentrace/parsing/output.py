@@ -1,0 +1,238 @@
+"""What a parser has found so far: parts, calls, and the events that tell of them."""
+
+from __future__ import annotations
+
+import bisect
+import codecs
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
+from .marked import MarkedBytes
+from .reader import Reader
+from .response import CallStatus, ParsedToolCall, Part, PartKind, TokenRange
+from .values import Tools
+
+_SEVERITY: Final = (
+    CallStatus.TRUNCATED,
+    CallStatus.UNCLOSED,
+    CallStatus.MISSING_NAME,
+    CallStatus.MALFORMED,
+    CallStatus.INVALID_JSON,
+    CallStatus.DUPLICATE_ARGUMENT,
+    CallStatus.UNKNOWN_TOOL,
+)
+"""Of several things that are wrong with a call, the first is its status."""
+
+_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+"""Kimi's ids: ``functions.NAME:INDEX``."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A call that is being read."""
+
+    index: int
+    start: int
+    name: str | None = None
+    id: str | None = None
+    space: tuple[int, int] | None = None
+    """White space before a call that has no delimiters: content, once it is known to be one."""
+    announced: bool = False
+    named: bool = False
+    """Whether its name was told; arguments wait for that."""
+    waiting: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    values: dict[str, Any] | None = None
+    """Its arguments where they came one by one."""
+    raw_values: dict[str, str] = field(default_factory=dict)
+    problems: dict[CallStatus, str] = field(default_factory=dict)
+
+    def blame(self, status: CallStatus, problem: str) -> None:
+        self.problems.setdefault(status, problem)
+
+
+class Output:
+    """Collects what a parser says of the bytes in `reader`, from `base` on."""
+
+    def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools) -> None:
+        self.reader = reader
+        self.base = base
+        self.tools = tools
+        self.events: list[Event] = []
+        self.parts: list[Part] = []
+        self.calls: list[ParsedToolCall] = []
+        self.starts: list[int] = []
+        """Where each token begins."""
+        self.open: PartKind | None = None
+        """What the end found open."""
+        self._marked = marked
+        self._kind: PartKind | None = None
+        self._begun = self._stop = 0
+        self._texts: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    # -- text
+
+    def text(self, start: int, stop: int) -> str:
+        """Bytes as people read them."""
+        return self._marked.visible(self.reader.data[start:stop]).decode("utf-8", "replace")
+
+    def span(self, start: int, stop: int) -> TokenRange:
+        """The tokens that bytes touch."""
+        start, stop = max(start, self.base), max(stop, self.base)
+        if stop <= start:
+            at = bisect.bisect_left(self.starts, start)
+            return TokenRange(at, at)
+        return TokenRange(bisect.bisect_right(self.starts, start) - 1, bisect.bisect_left(self.starts, stop))
+
+    def reasoning(self, start: int, stop: int) -> None:
+        self._say(PartKind.REASONING, start, stop)
+
+    def content(self, start: int, stop: int) -> None:
+        self._say(PartKind.CONTENT, start, stop)
+
+    def _say(self, kind: PartKind, start: int, stop: int) -> None:
+        start = max(start, self.base)
+        if stop <= start:
+            return
+        if self._kind is not kind:
+            self.settle()
+            self._kind, self._begun = kind, start
+        self._stop = stop
+        self._tell(self._decoder.decode(self._marked.visible(self.reader.data[start:stop])))
+
+    def _tell(self, delta: str) -> None:
+        if delta:
+            self._texts.append(delta)
+            self.events.append(ReasoningDelta(delta) if self._kind is PartKind.REASONING else ContentDelta(delta))
+
+    def settle(self) -> None:
+        """The text that was being said has ended."""
+        if self._kind is None:
+            return
+        self._tell(self._decoder.decode(b"", final=True))
+        self._decoder.reset()
+        self.parts.append(Part(self._kind, "".join(self._texts), self.span(self._begun, self._stop)))
+        self._kind, self._texts = None, []
+
+    # -- calls
+
+    def start_call(self, start: int) -> Attempt:
+        attempt = Attempt(len(self.calls), start)
+        self.announce(attempt)
+        return attempt
+
+    def announce(self, attempt: Attempt) -> None:
+        """It is certain that this is a call: tell of it, and of what is known of it."""
+        if attempt.space is not None:
+            self.content(*attempt.space)
+        self.settle()
+        attempt.announced = True
+        self.events.append(CallStarted(attempt.index))
+        self.name_call(attempt, None)
+
+    def name_call(self, attempt: Attempt, name: str | None, call_id: str | None = None) -> None:
+        """The name is known: tell it, and what of the arguments has been waiting for it."""
+        attempt.id = attempt.id or call_id or None
+        attempt.name = attempt.name or name or None
+        if attempt.name is None or attempt.named or not attempt.announced:
+            return
+        attempt.named = True
+        self.events.append(CallNamed(attempt.index, attempt.name, attempt.id))
+        waiting, attempt.waiting = attempt.waiting, []
+        for text in waiting:
+            self.argue(attempt, text)
+
+    def name_by_id(self, attempt: Attempt, call_id: str) -> None:
+        match = _NAME_IN_ID.fullmatch(call_id)
+        self.name_call(attempt, match[1] if match else None, call_id)
+
+    def argue(self, attempt: Attempt, text: str) -> None:
+        """More of the arguments' JSON."""
+        if not text:
+            return
+        if not attempt.named:
+            attempt.waiting.append(text)
+            return
+        attempt.said.append(text)
+        self.events.append(ArgumentsDelta(attempt.index, text))
+
+    def arguing(self, attempt: Attempt) -> tuple[Callable[[int, int], None], Callable[[], None]]:
+        """Two functions: one takes bytes of the arguments' JSON, the other says that there are no more."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def say(start: int, stop: int) -> None:
+            start = max(start, self.base)
+            if stop > start:
+                self.argue(attempt, decoder.decode(self._marked.visible(self.reader.data[start:stop])))
+
+        return say, lambda: self.argue(attempt, decoder.decode(b"", final=True))
+
+    def quoting(self, attempt: Attempt) -> tuple[Callable[[int, int], None], Callable[[], None]]:
+        """The same for bytes that are a string's: they are told as JSON would write them."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        def tell(text: str) -> None:
+            self.argue(attempt, json.dumps(text, ensure_ascii=False)[1:-1])
+
+        def say(start: int, stop: int) -> None:
+            tell(decoder.decode(self._marked.visible(self.reader.data[start:stop])))
+
+        return say, lambda: tell(decoder.decode(b"", final=True))
+
+    def finish_call(self, attempt: Attempt, stop: int) -> None:
+        """A call has ended, well or not: give it its status."""
+        if attempt.name is None:
+            attempt.blame(CallStatus.MISSING_NAME, "the call has no name")
+        elif not self.tools.knows(attempt.name):
+            attempt.blame(CallStatus.UNKNOWN_TOOL, f"there is no tool {attempt.name!r}")
+        text = "".join(attempt.said or attempt.waiting)
+        arguments = attempt.values if attempt.values is not None else _arguments(attempt, text)
+        status = next((status for status in _SEVERITY if status in attempt.problems), CallStatus.OK)
+        call = ParsedToolCall(
+            index=attempt.index,
+            name=attempt.name,
+            arguments=arguments,
+            arguments_text=text,
+            id=attempt.id,
+            status=status,
+            problem=attempt.problems.get(status, ""),
+            raw=self.text(max(attempt.start, self.base), stop),
+            raw_arguments=attempt.raw_values,
+            span=self.span(attempt.start, stop),
+        )
+        self.calls.append(call)
+        self.parts.append(Part(PartKind.TOOL_CALL, call.raw, call.span, call.index))
+        self.events.append(CallFinished(call.index, call))
+
+
+def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:
+    """Arguments that were written as one JSON."""
+    doubled: list[str] = []
+
+    def members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        doubled[:] = [key for key, _ in pairs] if len(found) < len(pairs) else []
+        return found
+
+    try:
+        value = json.loads(text, object_pairs_hook=members, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        attempt.blame(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
+        return None
+    if not isinstance(value, dict):
+        attempt.blame(CallStatus.MALFORMED, f"the arguments are a {type(value).__name__}, not an object")
+        return None
+    if doubled:
+        key = next(key for key, count in Counter(doubled).items() if count > 1)
+        attempt.blame(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice")
+    return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")

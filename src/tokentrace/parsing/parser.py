@@ -1,0 +1,109 @@
+"""Parsing completions, whole or as they arrive.
+
+There is one parser, and it streams: a whole completion is a stream that comes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .channels import ChannelParser
+from .compiled import Compiled
+from .events import Done, Event
+from .output import Output
+from .reader import Found, Reader
+from .response import Finish, ParsedResponse, PartKind, TokenRange
+from .turn import TurnParser
+from .values import Tools
+
+
+class StreamingParser:
+    """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
+
+    `feed` takes ids and returns what has become certain; `finish` says that no more come. Nothing that was said is
+    taken back, and however the ids are cut into pieces, all that is said comes to the same.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt: bytes | None = None,
+    ) -> None:
+        self._compiled = compiled
+        self._reader = reader = Reader()
+        reader.data += compiled.prefix(compiled.prompt if prompt is None else prompt)
+        self._output = Output(reader, compiled.marked, len(reader.data), Tools(tools))
+        channels = compiled.grammar.channels
+        asked = prompt is not None
+        if channels is not None:
+            self._reading = ChannelParser(compiled, channels, reader, self._output).read()
+        else:
+            self._reading = TurnParser(compiled, reader, self._output, asked=asked).read()
+        self._found: Found | None = None
+        self._over = False
+        self._count = 0
+        self._response: ParsedResponse | None = None
+
+    def feed(self, ids: Iterable[int]) -> list[Event]:
+        """Take more ids, and say what has become certain."""
+        reader, token, starts = self._reader, self._compiled.marked.token, self._output.starts
+        for index in ids:
+            starts.append(len(reader.data))
+            reader.data += token(int(index))
+            self._count += 1
+        return self._go_on()
+
+    def finish(self) -> list[Event]:
+        """No more ids come: say what is left, and `Done`."""
+        if self._response is not None:
+            return []
+        self._reader.ended = True
+        events = self._go_on()
+        self._response = self._settled()
+        return [*events, Done(self._response)]
+
+    @property
+    def response(self) -> ParsedResponse:
+        """All that was said. The completion ends here if it had not yet."""
+        self.finish()
+        assert self._response is not None
+        return self._response
+
+    def _go_on(self) -> list[Event]:
+        if not self._over:
+            try:
+                next(self._reading)
+            except StopIteration as end:
+                self._over, self._found = True, end.value
+        events, self._output.events = self._output.events, []
+        return events
+
+    def _settled(self) -> ParsedResponse:
+        output, found = self._output, self._found
+        stopped = self._compiled.stops.get(bytes(self._reader.data[found.start : found.stop])) if found else None
+        end = output.span(found.start, found.stop).stop if found else self._count
+        reasoning = "".join(part.text for part in output.parts if part.kind is PartKind.REASONING)
+        return ParsedResponse(
+            content="".join(part.text for part in output.parts if part.kind is PartKind.CONTENT),
+            reasoning_content=reasoning or None,
+            tool_calls=output.calls,
+            finish=Finish.LENGTH if stopped is None else Finish.STOP,
+            stop_token=stopped,
+            open=output.open,
+            parts=output.parts,
+            unread=TokenRange(end, self._count) if end < self._count else None,
+        )
+
+
+def parse(
+    compiled: Compiled,
+    ids: Iterable[int],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    prompt: bytes | None = None,
+) -> ParsedResponse:
+    """A whole completion."""
+    parser = StreamingParser(compiled, tools, prompt)
+    parser.feed(ids)
+    return parser.response

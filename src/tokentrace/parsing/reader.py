@@ -1,0 +1,138 @@
+"""Reading bytes that arrive bit by bit.
+
+A parser is a generator: it reads what is there, and yields where it cannot go on before there is more. So the code
+reads like a parser of a whole text, and what it has said is never taken back, because it never says what it does not
+know. Every byte is looked at a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""A part of a parser: yields while it waits for more, and comes to a result."""
+
+Say = Callable[[int, int], None]
+"""Takes bytes ``start`` to ``stop`` that are certain."""
+
+SPACE: Final = b" \t\r\n\x0b\x0c"
+_SPACES: Final = re.compile(rb"\s*")
+
+
+class Found(NamedTuple):
+    """A mark, where it stands, and where the text before it ends (without the white space that goes with it)."""
+
+    kind: str
+    text: int
+    start: int
+    stop: int
+
+
+class Marks:
+    """A set of marks to look for, each with a kind and with the white space that belongs to it when it is before it."""
+
+    def __init__(self, marks: Iterable[tuple[str, bytes]], pads: Mapping[str, bytes] | None = None) -> None:
+        pads = pads or {}
+        self.kinds: dict[bytes, str] = {}
+        for kind, mark in marks:
+            if mark:
+                self.kinds.setdefault(mark, kind)
+        self.pads = {kind: pad for kind, pad in pads.items() if pad}
+        ordered = sorted(self.kinds, key=len, reverse=True)
+        self.pattern = re.compile(b"|".join(map(re.escape, ordered))) if ordered else None
+        whole = {self.pads.get(kind, b"") + mark for mark, kind in self.kinds.items()} | set(self.kinds)
+        self._begun = {mark[:length] for mark in whole for length in range(1, len(mark))}
+        self._longest = max(map(len, self._begun), default=0)
+
+    def held(self, data: bytearray, start: int) -> int:
+        """From where on `data` may be the beginning of a mark that has not arrived in full."""
+        for length in range(min(self._longest, len(data) - start), 0, -1):
+            if bytes(data[-length:]) in self._begun:
+                return len(data) - length
+        return len(data)
+
+    def begins(self, data: bytearray, start: int) -> bool:
+        """Whether a longer mark may still come of what stands at `start`."""
+        return len(data) - start <= self._longest and bytes(data[start:]) in self._begun
+
+
+class Reader:
+    """Bytes that have arrived, and how far they have been read."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.at = 0
+        self.ended = False
+
+    def sees(self, mark: bytes, at: int | None = None) -> Reading[bool]:
+        """Whether `mark` stands at a position."""
+        at = self.at if at is None else at
+        while True:
+            there = bytes(self.data[at : at + len(mark)])
+            if there == mark:
+                return True
+            if self.ended or not mark.startswith(there):
+                return False
+            yield
+
+    def sees_all(self, pieces: Iterable[bytes], at: int | None = None) -> Reading[int | None]:
+        """Where a delimiter that stands at a position ends, white space within it being free; None if it does not."""
+        at = self.at if at is None else at
+        for piece in pieces:
+            at = yield from self.past_space(at)
+            if not (yield from self.sees(piece, at)):
+                return None
+            at += len(piece)
+        return at
+
+    def past_space(self, at: int | None = None) -> Reading[int]:
+        """The first position that is not white space."""
+        at = self.at if at is None else at
+        while True:
+            match = _SPACES.match(self.data, at)
+            at = match.end() if match else at
+            if at < len(self.data) or self.ended:
+                return at
+            yield
+
+    def skip(self, pad: bytes) -> Reading[bool]:
+        """Go past `pad` if it is there in full."""
+        if pad and (yield from self.sees(pad)):
+            self.at += len(pad)
+            return True
+        return False
+
+    def find(self, marks: Marks, say: Say | None = None) -> Reading[Found | None]:
+        """The next mark, and go to it; at the end of all there is None.
+
+        `say` is given what stands before it, as soon as that is certain.
+        """
+        start = said = scan = self.at
+        while True:
+            match = marks.pattern.search(self.data, scan) if marks.pattern is not None else None
+            if match is not None and not self.ended and marks.begins(self.data, match.start()):
+                scan = match.start()  # a longer mark may come of it
+            elif match is not None:
+                kind = marks.kinds[match[0]]
+                text = match.start()
+                pad = marks.pads.get(kind, b"")
+                if pad and self.data.endswith(pad, start, text):
+                    text -= len(pad)
+                if say is not None and text > said:
+                    say(said, text)
+                self.at = match.start()
+                return Found(kind, text, match.start(), match.end())
+            elif self.ended:
+                self.at = len(self.data)
+                if say is not None and self.at > said:
+                    say(said, self.at)
+                return None
+            else:
+                scan = marks.held(self.data, said)
+                if say is not None and scan > said:
+                    say(said, scan)
+                    said = scan
+            yield

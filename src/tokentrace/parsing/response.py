@@ -1,0 +1,139 @@
+"""What a completion says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class CallStatus(StrEnum):
+    """What became of one attempt to call a tool."""
+
+    OK = "ok"
+    INVALID_JSON = "invalid_json"
+    """What should be JSON is not."""
+    UNCLOSED = "unclosed"
+    """The turn went on, or ended, before the call was closed."""
+    MISSING_NAME = "missing_name"
+    MALFORMED = "malformed"
+    """It does not have the shape of a call."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """Tools were given, and none of them has this name."""
+    DUPLICATE_ARGUMENT = "duplicate_argument"
+    """An argument was given twice; the last one counts."""
+    TRUNCATED = "truncated"
+    """The completion ended inside the call, with no stop token."""
+
+
+class Finish(StrEnum):
+    """How a completion ended."""
+
+    STOP = "stop"
+    """With a stop token."""
+    LENGTH = "length"
+    """With none: it was cut off."""
+
+
+class PartKind(StrEnum):
+    REASONING = "reasoning"
+    CONTENT = "content"
+    TOOL_CALL = "tool_call"
+
+
+class TokenRange(NamedTuple):
+    """Tokens ``start`` to ``stop`` (exclusive) of the completion."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedToolCall:
+    """One attempt to call a tool, whatever became of it."""
+
+    index: int
+    name: str | None
+    arguments: dict[str, Any] | None
+    """The arguments as values; None where they could not be read."""
+    arguments_text: str
+    """The arguments as JSON: what the model wrote where it wrote JSON, else what its values come to."""
+    id: str | None
+    """The id that the model wrote, in formats that have one."""
+    status: CallStatus
+    problem: str
+    """What is wrong, in words; ``""`` if nothing is."""
+    raw: str
+    """The whole attempt as it was written, delimiters included."""
+    raw_arguments: dict[str, str]
+    """The text of each value as it was written, in formats that write them one by one."""
+    span: TokenRange
+
+    @property
+    def ok(self) -> bool:
+        return self.status is CallStatus.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a completion: reasoning, content, or a call."""
+
+    kind: PartKind
+    text: str
+    span: TokenRange
+    call: int | None = None
+    """Which of the tool calls it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedResponse:
+    """A completion: what it says, what it calls, how it ended, and which tokens say so."""
+
+    content: str
+    reasoning_content: str | None
+    tool_calls: list[ParsedToolCall]
+    finish: Finish
+    stop_token: int | None
+    """The token that ended it."""
+    open: PartKind | None
+    """What the completion ended inside of: reasoning or a call that was not closed."""
+    parts: list[Part] = field(default_factory=list)
+    """Everything in the order in which it was written."""
+    unread: TokenRange | None = None
+    """Tokens after the stop token, which no engine should have returned."""
+
+    @property
+    def calls(self) -> list[ParsedToolCall]:
+        """The calls that can be run."""
+        return [call for call in self.tool_calls if call.status is CallStatus.OK]
+
+    @property
+    def finish_reason(self) -> str:
+        """As OpenAI's clients know it: ``"stop"``, ``"tool_calls"`` or ``"length"``."""
+        if self.finish is Finish.LENGTH:
+            return "length"
+        return "tool_calls" if self.calls else "stop"
+
+    def span(self, kind: PartKind | str) -> TokenRange | None:
+        """The tokens from the first part of a kind to the last; None where there is none."""
+        found = [part.span for part in self.parts if part.kind == kind]
+        return TokenRange(found[0].start, found[-1].stop) if found else None
+
+    def to_message(self, *, call_id: Callable[[int], str] | None = None, parsed: bool = False) -> dict[str, Any]:
+        """An assistant message in OpenAI's shape. See `parsing.shapes.openai_message`."""
+        from .shapes import openai_message
+
+        return openai_message(self, call_id=call_id, parsed=parsed)
+
+    def to_anthropic(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
+        """An assistant message in Anthropic's shape. See `parsing.shapes.anthropic_message`."""
+        from .shapes import anthropic_message
+
+        return anthropic_message(self, call_id=call_id)
+
+    def to_responses(self, *, call_id: Callable[[int], str] | None = None) -> list[dict[str, Any]]:
+        """Output items in the shape of OpenAI's Responses. See `parsing.shapes.responses_items`."""
+        from .shapes import responses_items
+
+        return responses_items(self, call_id=call_id)

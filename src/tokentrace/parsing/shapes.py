@@ -1,0 +1,139 @@
+"""A parsed completion in the shapes that clients know: OpenAI's chat and Responses, Anthropic's messages. Pure.
+
+Every shape says the same calls: those that can be run, and those whose only trouble is a tool that was not offered or
+an argument given twice. Other attempts fit no shape. They are left out, their text is not moved into the content, and
+they remain in `ParsedResponse.tool_calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind
+
+CallId = Callable[[int], str]
+"""An id for the call with this index, where the model wrote none."""
+
+_SAID: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.DUPLICATE_ARGUMENT})
+
+_STOP_REASONS: Final[dict[str, Literal["end_turn", "tool_use", "max_tokens"]]] = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+}
+
+
+def numbered_call_id(index: int) -> str:
+    """``call00000``, ``call00001``, …: the nine letters and digits that Mistral's templates insist on.
+
+    The same in every turn; give a `call_id` where ids have to be unique in a conversation.
+    """
+    return f"call{index:05d}"
+
+
+def expressible(call: ParsedToolCall) -> bool:
+    """Whether messages say the call: it has a name and arguments, and they are not in doubt."""
+    return call.status in _SAID and call.name is not None and call.arguments is not None
+
+
+def openai_message(response: ParsedResponse, *, call_id: CallId | None = None, parsed: bool = False) -> dict[str, Any]:
+    """An assistant message as in OpenAI's chat completions, with ``reasoning_content`` if there is reasoning.
+
+    Arguments are JSON text, or with `parsed` the values themselves. ``content`` is None only where it is empty beside
+    calls. Calls that are not `expressible` are left out of the message; find them in `response.tool_calls`.
+    """
+    calls = [_openai_call(call, call_id, parsed=parsed) for call in response.tool_calls if expressible(call)]
+    message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
+    if response.reasoning_content:
+        message["reasoning_content"] = response.reasoning_content
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def anthropic_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
+    """An assistant message as in Anthropic's API: blocks of thinking, text and tool use, in the order written.
+
+    Empty texts are left out, and so are calls that are not `expressible`; neighbours of one kind are one block.
+    """
+    return {"role": "assistant", "content": [_anthropic_block(stretch, call_id) for stretch in _stretches(response)]}
+
+
+def anthropic_stop_reason(response: ParsedResponse) -> Literal["end_turn", "tool_use", "max_tokens"]:
+    """What Anthropic calls the response's `finish_reason`."""
+    return _STOP_REASONS[response.finish_reason]
+
+
+def responses_items(response: ParsedResponse, *, call_id: CallId | None = None) -> list[dict[str, Any]]:
+    """Output items as in OpenAI's Responses: reasoning, messages and function calls, in the order written.
+
+    Ids of items tell their position. A message is incomplete if the completion was cut off inside it. Empty texts are
+    left out, and so are calls that are not `expressible`; neighbours of one kind are one item.
+    """
+    return [_responses_item(at, stretch, call_id) for at, stretch in enumerate(_stretches(response))]
+
+
+class _Stretch(NamedTuple):
+    """Neighbouring parts of one kind, or one call."""
+
+    kind: PartKind
+    text: str
+    call: ParsedToolCall | None
+    cut_off: bool
+
+
+def _stretches(response: ParsedResponse) -> list[_Stretch]:
+    """What of the response has a place in a message."""
+    written = [part for part in response.parts if part.text or part.call is not None]
+    stretches: list[_Stretch] = []
+    for part in written:
+        call = None if part.call is None else response.tool_calls[part.call]
+        if call is not None and not expressible(call):
+            continue
+        cut_off = response.finish is Finish.LENGTH and part is written[-1]
+        text = part.text
+        if call is None and stretches and stretches[-1].kind is part.kind:
+            text = stretches.pop().text + text
+        stretches.append(_Stretch(part.kind, text, call, cut_off))
+    return stretches
+
+
+def _openai_call(call: ParsedToolCall, call_id: CallId | None, *, parsed: bool) -> dict[str, Any]:
+    arguments = call.arguments if parsed else call.arguments_text
+    return {"id": _id(call, call_id), "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _anthropic_block(stretch: _Stretch, call_id: CallId | None) -> dict[str, Any]:
+    if stretch.call is not None:
+        call = stretch.call
+        return {"type": "tool_use", "id": _id(call, call_id), "name": call.name, "input": call.arguments}
+    if stretch.kind is PartKind.REASONING:
+        return {"type": "thinking", "thinking": stretch.text, "signature": ""}
+    return {"type": "text", "text": stretch.text}
+
+
+def _responses_item(at: int, stretch: _Stretch, call_id: CallId | None) -> dict[str, Any]:
+    if stretch.call is not None:
+        return {
+            "type": "function_call",
+            "id": f"fc_{at:05d}",
+            "call_id": _id(stretch.call, call_id),
+            "name": stretch.call.name,
+            "arguments": stretch.call.arguments_text,
+            "status": "completed",
+        }
+    if stretch.kind is PartKind.REASONING:
+        content = [{"type": "reasoning_text", "text": stretch.text}]
+        return {"type": "reasoning", "id": f"rs_{at:05d}", "summary": [], "content": content}
+    return {
+        "type": "message",
+        "id": f"msg_{at:05d}",
+        "role": "assistant",
+        "status": "incomplete" if stretch.cut_off else "completed",
+        "content": [{"type": "output_text", "text": stretch.text, "annotations": []}],
+    }
+
+
+def _id(call: ParsedToolCall, call_id: CallId | None) -> str:
+    return call.id or (call_id or numbered_call_id)(call.index)

@@ -1,0 +1,93 @@
+"""Reading a turn: reasoning, content and calls, in the order in which they come."""
+
+from __future__ import annotations
+
+from .calls import CallParser
+from .compiled import Compiled
+from .output import Output
+from .reader import Found, Reader, Reading
+from .response import PartKind
+
+
+class TurnParser:
+    """Reads a turn from its head on. What the prompt wrote of it comes first, and counts for nothing.
+
+    `asked` says whether the prompt is known; where it is not, the template's own generation prompt is taken for it,
+    and a completion may open reasoning that this one opened already.
+    """
+
+    def __init__(self, compiled: Compiled, reader: Reader, output: Output, *, asked: bool) -> None:
+        self.compiled = compiled
+        self.reader = reader
+        self.output = output
+        self.asked = asked
+        self.calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
+
+    def read(self) -> Reading[Found | None]:
+        """All of the turn: its stop token, or None where the completion ends without one."""
+        compiled, reader, output = self.compiled, self.reader, self.output
+        yield from reader.skip(compiled.head_trail)
+        yield from self._begin()
+        fresh = True
+        while True:
+            if fresh and self.calls is not None and compiled.calls is not None and compiled.calls.bare:
+                yield from self.calls.bare()
+            fresh = False
+            found = yield from reader.find(compiled.in_content, output.content)
+            if found is None or found.kind == "stop":
+                output.settle()
+                return found
+            if found.kind == "reasoning":
+                reader.at = found.stop
+                yield from self._reasoning()
+                fresh = True
+            elif found.kind == "answered":
+                reader.at = found.stop
+                output.settle()
+                yield from reader.skip(compiled.content.after)
+            elif self.calls is not None:
+                yield from self.calls.read()
+
+    def _begin(self) -> Reading[None]:
+        """What stands before content: reasoning, or what is written where there is none."""
+        reader, frame = self.reader, self.compiled.reasoning
+        if frame is not None:
+            at = yield from reader.past_space()
+            if frame.open and (yield from reader.sees(frame.open, at)):
+                self.output.content(reader.at, at)
+                reader.at = at + len(frame.open)
+                yield from self._reasoning()
+                return
+            if (yield from reader.sees(frame.close, at)):
+                self.output.content(reader.at, at)
+                reader.at = at + len(frame.close)
+                yield from reader.skip(self.compiled.after_empty)
+        yield from self._answer()
+
+    def _reasoning(self) -> Reading[None]:
+        """Reasoning, after its opening."""
+        compiled, reader, output = self.compiled, self.reader, self.output
+        frame = compiled.reasoning
+        assert frame is not None
+        prompted = reader.at <= output.base
+        yield from reader.skip(frame.lead)
+        if prompted and not self.asked:
+            if frame.open and (yield from reader.skip(frame.open)):
+                yield from reader.skip(frame.lead)
+            if frame.lead and (yield from reader.sees(frame.lead + frame.trail + frame.close)):
+                reader.at += len(frame.lead)
+        start = reader.at
+        found = yield from reader.find(compiled.in_reasoning, output.reasoning)
+        output.settle()
+        if found is None or found.kind != "close":
+            output.open = PartKind.REASONING
+            return
+        reader.at = found.stop
+        yield from reader.skip(compiled.after_empty if found.text == start else frame.after)
+        yield from self._answer()
+
+    def _answer(self) -> Reading[None]:
+        """What opens content, where anything does."""
+        frame = self.compiled.content
+        if frame.open and (yield from self.reader.skip(frame.open)):
+            yield from self.reader.skip(frame.lead)
