@@ -19,6 +19,7 @@ from .bridging import Bridger, History, Truncation
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
 from .formats.derive import USER, Deriver
+from .formats.dialects import with_parsers
 from .formats.grammar import TurnGrammar
 from .formats.history import (
     Change,
@@ -80,6 +81,8 @@ class Renderer:
         control_tokens: ControlPolicy = ControlPolicy.LITERAL,
         history: History = History.TRAIN,
         truncation: Truncation = Truncation.CLOSE,
+        tool_parser: Any = None,
+        reasoning_parser: Any = None,
         trusted: Iterable[str] = TRUSTED,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
@@ -91,6 +94,9 @@ class Renderer:
         self.control_tokens = control_tokens
         self.history = history
         self.truncation = truncation
+        self.tool_parser = tool_parser
+        self.reasoning_parser = reasoning_parser
+        with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
         self.trusted = frozenset(trusted)
         self.template_kwargs = dict(variables or {})
         self._variables = {**tokenizer.variables, **wrap_variables(self.template_kwargs)}
@@ -280,7 +286,7 @@ class Renderer:
             prompt = rendering.text[rendering.tail :]
         except TemplateError:
             prompt = ""
-        return Deriver(
+        derived = Deriver(
             functools.partial(self._draw, template),
             self.tokenizer.vocabulary,
             prompt=prompt,
@@ -288,6 +294,7 @@ class Renderer:
             constants=template.constants,
             toggles=[{name: value} for name in sorted(template.variables) for value in (True, False)],
         ).derive()
+        return with_parsers(derived, self.tool_parser, self.reasoning_parser)
 
     def _draw(
         self, template: Template, messages: Messages, changes: Mapping[str, Any]
@@ -543,9 +550,10 @@ def create_renderer(
     not recognised), or the name of a family, which fails where the template does not behave like it.
     `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
     left over goes to the template: ``enable_thinking=False``.
+
+    `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
+    the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
     """
-    if tool_parser is not None or reasoning_parser is not None:
-        raise RendererError("tool_parser and reasoning_parser come with the parser; not yet here")
     loaded = load_tokenizer(tokenizer)
     templates = _templates(loaded, chat_template, renderer)
     family = _recognised(loaded, templates, renderer, template_kwargs)
@@ -559,6 +567,8 @@ def create_renderer(
         control_tokens=choose(ControlPolicy, "control_tokens", control_tokens),
         history=choose(History, "history", history),
         truncation=choose(Truncation, "truncation", truncation),
+        tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
+        reasoning_parser=reasoning_parser,
         trusted=_check_trusted(trusted),
         variables=template_kwargs,
     )

@@ -28,6 +28,7 @@ Draw = Callable[[Sequence[Message], Mapping[str, Any]], tuple[Rendering, int, in
 
 USER: Final = {"role": "user", "content": "question"}
 _TAG: Final = r"</?[^\s<>=\"'/]+(?:>|=|(?=\s))"
+NO_CALLS: Final = "the template shows no tool calls"
 AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
 
 
@@ -218,7 +219,7 @@ class Deriver:
         name = turn.first("name", 0) if turn else None
         arguments = turn.arguments(0) if turn else []
         if turn is None or name is None or not arguments:
-            self._notes.append("the template shows no tool calls")
+            self._notes.append(NO_CALLS)
             return channels
         lead = turn.text[: name.start].rsplit(maxsplit=1)[-1]
         recipient, _, namespace = lead.rpartition("=")
@@ -338,7 +339,7 @@ class Deriver:
         if beside is not None and one is None:
             one = beside
         if one is None:
-            self._notes.append("the template shows no tool calls")
+            self._notes.append(NO_CALLS)
             return None
         if beside is None:
             self._notes.append("the template shows no content beside tool calls")

@@ -58,6 +58,8 @@ class Family:
     """What stands for an image, where that tells it."""
     format: PythonFormat | None = None
     """Its format, where it has no Jinja template."""
+    tool_parser: str | None = None
+    """The dialect of its calls, where the template does not show them, or not as they are."""
 
     @property
     def turn(self) -> str:
@@ -168,6 +170,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         result="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
         reasoning="never shown", tool_calls="dropped by the template where there is content", ends=_BY_CLOSE_ALONE,
         notes="a single call is not closed; a second exchange lacks its header: the template's own mistakes",
+        tool_parser="deepseek",
     ),
     Family(
         "deepseek_r1", "DeepSeek R1", "DeepSeek R1",
@@ -264,6 +267,12 @@ def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
     if tokenizer.templates or "｜DSML｜" not in tokenizer.vocabulary.control:
         return None
     return DEEPSEEK_V4 if "<｜latest_reminder｜>" in tokenizer.vocabulary.control else DEEPSEEK_V32
+
+
+def tool_parser_of(family: str) -> str | None:
+    """The dialect of a family's calls, where its template cannot be asked."""
+    known = _BY_NAME.get(family)
+    return known.tool_parser if known is not None else None
 
 
 def recognise(template: Template, variables: Mapping[str, Any], renderer: str) -> str:

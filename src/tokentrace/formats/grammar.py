@@ -10,9 +10,10 @@ letters. White space next to what the assistant says is part of the grammar and 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 REASONING: Final = "⟨reasoning⟩"
 CONTENT: Final = "⟨content⟩"
@@ -145,7 +146,12 @@ class Channels:
     """The channel of calls."""
     content_type: str = "json"
     call_end: str = "<|call|>"
-    role: str = "assistant"
+
+    def written(self, name: str, arguments: Any) -> str:
+        """A call, after the head of its message."""
+        body = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        header = f" {self.recipient}{self.namespace}{name}{self.channel}{self.call} {self.content_type}"
+        return f"{header.rstrip()}{self.message}{body}{self.call_end}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,356 @@
+"""Dialects: the ways of writing tool calls and reasoning that are in use, under the names they go by.
+
+A template usually shows its own (`formats.derive`). A dialect is for those that do not: it is chosen by name, as
+inference servers choose theirs, and works both ways: `Dialect.format` writes calls, the parser reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..errors import RendererError
+from .derive import NO_CALLS
+from .grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
+from .writing import write_calls
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A way of writing tool calls, both directions: `format` writes them, a renderer that has it parses them."""
+
+    name: str
+    about: str
+    calls: CallGrammar | None = None
+    channels: Channels | None = None
+    served_as: tuple[str, ...] = ()
+    """What inference servers call it."""
+
+    def format(self, calls: Sequence[Mapping[str, Any]], *, content: str = "") -> str:
+        """Calls (``{"name": …, "arguments": {…}}``, an ``id`` where the dialect writes one) after some content."""
+        if self.calls is None:
+            assert self.channels is not None
+            return "".join(self.channels.written(str(call["name"]), call["arguments"]) for call in calls)
+        return content + write_calls(self.calls, calls, beside=bool(content))
+
+
+_NAME_AND_ARGUMENTS: Final = (("name", ("name",)), ("arguments", ("arguments",)))
+_DEEPSEEK: Final = CallGrammar(
+    Style.JSON_ARGUMENTS,
+    section_open="<｜tool▁calls▁begin｜>",
+    section_close="<｜tool▁calls▁end｜>",
+    open="<｜tool▁call▁begin｜>",
+    head=(("", "name"),),
+    begin="<｜tool▁sep｜>",
+    close="<｜tool▁call▁end｜>",
+)
+_TAGGED: Final = CallGrammar(
+    Style.PAIRS,
+    before="\n\n",
+    section_open="<｜DSML｜function_calls>\n",
+    section_close="\n</｜DSML｜function_calls>",
+    separator="\n",
+    open='<｜DSML｜invoke name="',
+    head=(("", "name"),),
+    begin='">\n',
+    close="</｜DSML｜invoke>",
+    key_open='<｜DSML｜parameter name="',
+    value_open='" string="false">',
+    string_open='" string="true">',
+    value_close="</｜DSML｜parameter>\n",
+)
+
+_DIALECTS: Final = (
+    Dialect(
+        "hermes",
+        "one JSON object a call, in <tool_call> tags",
+        CallGrammar(
+            Style.JSON_CALL,
+            before="\n",
+            separator="\n",
+            open="<tool_call>\n",
+            close="\n</tool_call>",
+            keys=_NAME_AND_ARGUMENTS,
+        ),
+        served_as=("qwen", "qwen25"),
+    ),
+    Dialect(
+        "qwen-xml",
+        "a <function=…> in <tool_call> tags, each argument in a <parameter=…>",
+        CallGrammar(
+            Style.PAIRS,
+            before="\n\n",
+            separator="\n",
+            open="<tool_call>\n",
+            head=(("<function=", "name"),),
+            begin=">\n",
+            end="</function>\n",
+            close="</tool_call>",
+            key_open="<parameter=",
+            value_open=">\n",
+            value_close="\n</parameter>\n",
+            others=Value.PYTHON,
+        ),
+        served_as=("qwen3_coder", "qwen3_xml", "qwen3coder"),
+    ),
+    Dialect(
+        "glm-xml",
+        "the name in <tool_call> tags, then <arg_key> and <arg_value> in turn",
+        CallGrammar(
+            Style.PAIRS,
+            before="\n",
+            separator="\n",
+            open="<tool_call>",
+            head=(("", "name"),),
+            begin="\n",
+            close="</tool_call>",
+            key_open="<arg_key>",
+            value_open="</arg_key>\n<arg_value>",
+            value_close="</arg_value>\n",
+        ),
+        served_as=("glm45", "glm47", "glm"),
+    ),
+    Dialect(
+        "minimax-xml",
+        "an <invoke> for each call in one <minimax:tool_call> section, each argument in a <parameter>",
+        CallGrammar(
+            Style.PAIRS,
+            before="\n",
+            section_open="<minimax:tool_call>\n",
+            section_close="\n</minimax:tool_call>",
+            separator="\n",
+            open='<invoke name="',
+            head=(("", "name"),),
+            begin='">\n',
+            close="</invoke>",
+            key_open='<parameter name="',
+            value_open='">',
+            value_close="</parameter>\n",
+        ),
+        served_as=("minimax_m2", "minimax-m2"),
+    ),
+    Dialect(
+        "minimax-tree",
+        "an <invoke> for each call, arguments as elements named after them, nested as the values are",
+        CallGrammar(
+            Style.TREE,
+            section_open="]<]minimax[>[<tool_call>\n",
+            section_close="\n]<]minimax[>[</tool_call>",
+            separator="\n",
+            open=']<]minimax[>[<invoke name="',
+            head=(("", "name"),),
+            begin='">',
+            close="]<]minimax[>[</invoke>",
+            key_open="]<]minimax[>[<",
+            value_open=">",
+            value_close="]<]minimax[>[</",
+            item="item",
+        ),
+        served_as=("minimax_m3", "minimax-m3"),
+    ),
+    Dialect(
+        "deepseek",
+        "type, name and fenced JSON between DeepSeek's control tokens (V3, R1)",
+        dataclasses.replace(
+            _DEEPSEEK, separator="\n", head=(("function<｜tool▁sep｜>", "name"),), begin="\n```json\n", end="\n```"
+        ),
+        served_as=("deepseek_v3", "deepseekv3"),
+    ),
+    Dialect(
+        "deepseek-v3.1",
+        "name and JSON between DeepSeek's control tokens (V3.1)",
+        _DEEPSEEK,
+        served_as=("deepseek_v31", "deepseekv31"),
+    ),
+    Dialect(
+        "dsml",
+        "DeepSeek's markup: tags that say of each argument whether it is a string (V3.2)",
+        _TAGGED,
+        served_as=("deepseek_v32", "deepseekv32"),
+    ),
+    Dialect(
+        "dsml-v4",
+        "DeepSeek's markup with another name for the section (V4)",
+        dataclasses.replace(
+            _TAGGED, section_open="<｜DSML｜tool_calls>\n", section_close="\n</｜DSML｜tool_calls>"
+        ),
+        served_as=("deepseek_v4", "deepseekv4"),
+    ),
+    Dialect(
+        "kimi",
+        "an id that holds the name, and JSON, between Kimi's control tokens",
+        CallGrammar(
+            Style.JSON_ARGUMENTS,
+            section_open="<|tool_calls_section_begin|>",
+            section_close="<|tool_calls_section_end|>",
+            open="<|tool_call_begin|>",
+            head=(("", "id"),),
+            begin="<|tool_call_argument_begin|>",
+            close="<|tool_call_end|>",
+            id_is_name=True,
+        ),
+        served_as=("kimi_k2",),
+    ),
+    Dialect(
+        "harmony",
+        "messages on channels, calls addressed to functions",
+        channels=Channels(),
+        served_as=("openai", "gpt-oss", "gpt_oss"),
+    ),
+    Dialect(
+        "llama-json",
+        "a JSON object with name and parameters, and nothing around it",
+        CallGrammar(Style.JSON_CALL, separator="; ", keys=(("name", ("name",)), ("arguments", ("parameters",)))),
+        served_as=("llama3_json", "llama4_json", "llama3"),
+    ),
+    Dialect(
+        "mistral",
+        "a JSON list of calls after [TOOL_CALLS]",
+        CallGrammar(
+            Style.JSON_CALL,
+            section_open="[TOOL_CALLS][",
+            section_close="]",
+            separator=", ",
+            keys=(*_NAME_AND_ARGUMENTS, ("id", ("id",))),
+        ),
+    ),
+    Dialect(
+        "mistral-args",
+        "[TOOL_CALLS], the name, [ARGS] and JSON for each call",
+        CallGrammar(Style.JSON_ARGUMENTS, open="[TOOL_CALLS]", head=(("", "name"),), begin="[ARGS]"),
+    ),
+    Dialect(
+        "pythonic",
+        "a Python list of calls with keyword arguments",
+        CallGrammar(Style.PYTHON, section_open="[", section_close="]", separator=", ", others=Value.PYTHON),
+        served_as=("llama4_pythonic",),
+    ),
+)  # fmt: skip
+
+DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in _DIALECTS}
+
+REASONING: Final[Mapping[str, Frame | None]] = {
+    "think": Frame("<think>", close="</think>"),
+    "mm-think": Frame("<mm:think>", close="</mm:think>"),
+    "seed-think": Frame("<seed:think>", close="</seed:think>"),
+    "brackets": Frame("[THINK]", close="[/THINK]"),
+    "none": None,
+}
+"""Ways of setting off reasoning, by name."""
+
+_REASONING_SERVED_AS: Final = {
+    "qwen3": "think",
+    "deepseek_r1": "think",
+    "deepseek_v3": "think",
+    "glm45": "think",
+    "kimi_k2": "think",
+    "minimax_m2": "think",
+    "nemotron_v3": "think",
+    "mistral": "brackets",
+    "seed_oss": "seed-think",
+}
+"""What inference servers call them."""
+
+
+@functools.cache
+def _by_any_name() -> dict[str, Dialect]:
+    served = {name: dialect for dialect in _DIALECTS for name in dialect.served_as}
+    return {**served, **DIALECTS}
+
+
+def find_dialect(name: str) -> Dialect:
+    """A dialect by its name, or by that of an inference server."""
+    found = _by_any_name().get(name)
+    if found is None:
+        raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_by_any_name()))}")
+    return found
+
+
+def find_reasoning(name: str) -> Frame | None:
+    """A way of setting off reasoning by its name, or by that of an inference server."""
+    name = _REASONING_SERVED_AS.get(name, name)
+    if name not in REASONING:
+        known = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
+        raise RendererError(f"there is no reasoning parser {name!r}; known are {known}")
+    return REASONING[name]
+
+
+def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | None:
+    """The name of the dialect that a grammar writes; white space aside."""
+    for dialect in _DIALECTS:
+        if calls is not None and dialect.calls is not None and _core(calls) == _core(dialect.calls):
+            return dialect.name
+        if channels is not None and channels == dialect.channels:
+            return dialect.name
+    return None
+
+
+def _core(calls: CallGrammar) -> CallGrammar:
+    """What has to be the same for two grammars to read the same calls: all but white space and spelling."""
+    return dataclasses.replace(
+        calls,
+        before="",
+        after="",
+        separator="",
+        section_open=_squeezed(calls.section_open),
+        section_close=_squeezed(calls.section_close),
+        open=_squeezed(calls.open),
+        head=tuple((_squeezed(lead), field) for lead, field in calls.head),
+        begin=_squeezed(calls.begin),
+        end=_squeezed(calls.end),
+        close=_squeezed(calls.close),
+        key_open=_squeezed(calls.key_open),
+        value_open=_squeezed(calls.value_open),
+        string_open=_squeezed(calls.string_open),
+        value_close=_squeezed(calls.value_close),
+        others=Value.JSON,
+        ascii=False,
+    )
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
+    """A grammar with a dialect, or a way of setting off reasoning, in place of its own.
+
+    White space that the template shows around the same delimiters stays the template's.
+    """
+    if reasoning_parser is not None:
+        grammar = _with_reasoning(grammar, reasoning_parser)
+    return grammar if tool_parser is None else _with_calls(grammar, tool_parser)
+
+
+def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
+    if isinstance(parser, str):
+        parser = find_dialect(parser)
+    if isinstance(parser, Dialect):
+        parser = parser.calls if parser.calls is not None else parser.channels
+    notes = tuple(note for note in grammar.notes if note != NO_CALLS)
+    if isinstance(parser, Channels):
+        head = grammar.head or grammar.prompt
+        return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
+    if not isinstance(parser, CallGrammar):
+        raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {parser!r}")
+    own = grammar.calls
+    if own is not None:
+        same = _core(own) == _core(parser)
+        parser = own if same else dataclasses.replace(parser, before=own.before, after=own.after)
+    return grammar.replace(calls=parser, channels=None, notes=notes)
+
+
+def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
+    frame = find_reasoning(parser) if isinstance(parser, str) else parser
+    if frame is not None and not isinstance(frame, Frame):
+        raise RendererError(f"reasoning_parser is a name or a Frame, not {parser!r}")
+    own = grammar.reasoning
+    if frame is None or (own is not None and (own.open, own.close) == (frame.open, frame.close)):
+        return grammar.replace(reasoning=own if frame is not None else None)
+    head = grammar.head
+    if frame.open in head:  # the prompt opens it
+        head = head[: head.index(frame.open)]
+    return grammar.replace(reasoning=frame, after_empty=frame.after, head=head)

@@ -1,0 +1,100 @@
+"""Writing tool calls as a grammar has them: the other direction of parsing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import InputError
+from .grammar import CallGrammar, Style, Value
+
+
+def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, beside: bool = False) -> str:
+    """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them.
+
+    `beside` says that content comes before them. InputError names a call that lacks what the grammar writes.
+    """
+    if not calls:
+        return ""
+    written = grammar.separator.join(
+        f"{grammar.open}{_body(grammar, call, at)}{grammar.close}" for at, call in enumerate(calls)
+    )
+    before = grammar.before if beside else ""
+    return f"{before}{grammar.section_open}{written}{grammar.section_close}{grammar.after}"
+
+
+def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(arguments, Mapping):
+        raise InputError("must be a mapping", field=f"tool_calls.{at}.arguments")
+    if grammar.style is Style.JSON_CALL:
+        return _json(grammar, _object(grammar, call, arguments, at))
+    if grammar.style is Style.PYTHON:
+        given = ", ".join(f"{key}={_python(grammar, value)}" for key, value in arguments.items())
+        return f"{_field(call, 'name', at)}({given})"
+    head = "".join(f"{lead}{_field(call, field, at)}" for lead, field in grammar.head)
+    if grammar.style is Style.JSON_ARGUMENTS:
+        inside = _json(grammar, arguments)
+    elif grammar.style is Style.PAIRS:
+        inside = "".join(_pair(grammar, key, value) for key, value in arguments.items())
+    else:
+        inside = "".join(_element(grammar, key, value) for key, value in arguments.items())
+    return f"{head}{grammar.begin}{inside}{grammar.end}"
+
+
+def _field(call: Mapping[str, Any], field: str, at: int) -> str:
+    value = call.get(field)
+    if not isinstance(value, str):
+        raise InputError("is missing; this grammar writes it", field=f"tool_calls.{at}.{field}")
+    return value
+
+
+def _object(grammar: CallGrammar, call: Mapping[str, Any], arguments: Mapping[str, Any], at: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for field, path in grammar.keys:
+        inner = out
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = arguments if field == "arguments" else _field(call, field, at)
+    return out
+
+
+def _json(grammar: CallGrammar, value: Any) -> str:
+    return json.dumps(value, ensure_ascii=grammar.ascii)
+
+
+def _pair(grammar: CallGrammar, key: str, value: Any) -> str:
+    is_string = isinstance(value, str)
+    opened = grammar.string_open if is_string and grammar.string_open else grammar.value_open
+    return f"{grammar.key_open}{key}{opened}{_value(grammar, value)}{grammar.value_close}"
+
+
+def _value(grammar: CallGrammar, value: Any) -> str:
+    if isinstance(value, str):
+        return value if grammar.strings is Value.BARE else _json(grammar, value)
+    if grammar.others is Value.PYTHON and (value is None or isinstance(value, bool)):
+        return str(value)
+    return _json(grammar, value)
+
+
+def _element(grammar: CallGrammar, key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        text = "".join(_element(grammar, inner, some) for inner, some in value.items())
+    elif isinstance(value, list):
+        text = "".join(_element(grammar, grammar.item, some) for some in value)
+    else:
+        text = "" if value is None else _value(grammar, value)
+    return f"{grammar.key_open}{key}{grammar.value_open}{text}{grammar.value_close}{key}{grammar.value_open}"
+
+
+def _python(grammar: CallGrammar, value: Any) -> str:
+    if isinstance(value, str):
+        return _json(grammar, value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_json(grammar, key)}: {_python(grammar, some)}" for key, some in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_python(grammar, some) for some in value) + "]"
+    return str(value) if value is None or isinstance(value, bool) else _json(grammar, value)
