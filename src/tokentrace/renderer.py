@@ -18,7 +18,7 @@ from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
-from .formats.derive import USER, Deriver
+from .formats.derive import derive_grammar
 from .formats.dialects import with_parsers
 from .formats.grammar import TurnGrammar
 from .formats.history import (
@@ -30,6 +30,7 @@ from .formats.history import (
     patch_history,
 )
 from .formats.prefixes import missing_turns, turns_by_prefix
+from .formats.probes import USER
 from .formats.seams import BridgeRefusal
 from .formats.skeleton import Skeleton
 from .formats.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
@@ -286,14 +287,14 @@ class Renderer:
             prompt = rendering.text[rendering.tail :]
         except TemplateError:
             prompt = ""
-        derived = Deriver(
+        derived = derive_grammar(
             functools.partial(self._draw, template),
             self.tokenizer.vocabulary,
             prompt=prompt,
             stops=names,
             constants=template.constants,
             toggles=[{name: value} for name in sorted(template.variables) for value in (True, False)],
-        ).derive()
+        )
         return with_parsers(derived, self.tool_parser, self.reasoning_parser)
 
     def _draw(

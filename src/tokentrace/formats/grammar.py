@@ -50,6 +50,8 @@ class Style(StrEnum):
     """The name, then elements named after the arguments, nested as the values are."""
     PYTHON = "python"
     """A Python call with keyword arguments."""
+    BRACES = "braces"
+    """The name, then arguments in braces, nearly JSON: keys without quotes, strings between quotes of their own."""
 
 
 class Value(StrEnum):
@@ -58,6 +60,8 @@ class Value(StrEnum):
     BARE = "bare"
     """A string as it is."""
     JSON = "json"
+    CDATA = "cdata"
+    """A string as it is, between ``<![CDATA[`` and ``]]>`` where it would be mistaken for markup."""
     PYTHON = "python"
     """As JSON, but ``True``, ``False`` and ``None`` as Python spells them."""
 
@@ -86,6 +90,8 @@ class CallGrammar:
     """White space after the last call."""
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """JSON_CALL: under which key of the object each field stands, as a path; in the order they are written."""
+    named_key: bool = False
+    """JSON_CALL: the object has one key, which is the name, and its value are the arguments."""
     id_is_name: bool = False
     """The name stands nowhere but in the id: ``functions.NAME:INDEX``."""
     key_open: str = ""
@@ -93,6 +99,8 @@ class CallGrammar:
     value_close: str = ""
     string_open: str = ""
     """Opens a string, where strings open otherwise than other values: ``" string="true">``."""
+    quote: str = ""
+    """BRACES: what stands around strings."""
     item: str = ""
     """TREE: the name of the elements of a list."""
     strings: Value = Value.BARE
@@ -108,6 +116,8 @@ class CallGrammar:
             body = self._shown_object()
         elif self.style is Style.PYTHON:
             body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
+        elif self.style is Style.BRACES:
+            body = f"{head}{{⟨key⟩:{{{self.quote}⟨value⟩{self.quote} | ⟨value⟩}},…}}"
         elif self.style is Style.JSON_ARGUMENTS:
             body = f"{head}{self.begin}⟨arguments⟩{self.end}"
         else:
@@ -117,6 +127,8 @@ class CallGrammar:
         return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"
 
     def _shown_object(self) -> str:
+        if self.named_key:
+            return '{"⟨name⟩": ⟨arguments⟩}'
         depth = max((len(path) for _, path in self.keys), default=1)
         if depth == 1:
             members = (f'"{path[0]}": {_quoted(field)}' for field, path in self.keys)

@@ -8,6 +8,7 @@ the end of the section), which no text can spell; other delimiters end it only w
 from __future__ import annotations
 
 from ..formats.grammar import Style
+from .braces import BraceReader
 from .compiled import Compiled, CompiledCalls
 from .jsonreading import JsonReader
 from .output import Attempt, Output
@@ -28,6 +29,7 @@ class CallParser:
         self._stops = list(compiled.stops)
         self._json = JsonReader(calls, reader, output)
         self._pairs = PairReader(calls, reader, output)
+        self._braces = BraceReader(calls, reader, output)
         self._python = PythonReader(calls, reader, output)
 
     # -- sections
@@ -167,6 +169,8 @@ class CallParser:
         elif (yield from self._head(attempt)):
             if self.style is Style.JSON_ARGUMENTS:
                 yield from self._json.arguments(attempt)
+            elif self.style is Style.BRACES:
+                yield from self._braces.arguments(attempt)
             elif self.style is Style.PAIRS:
                 yield from self._pairs.pairs(attempt)
             else:

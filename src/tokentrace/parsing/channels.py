@@ -1,23 +1,83 @@
 """Reading a turn that is made of messages with headers (Harmony).
 
 ``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header says on
-which channel a message is and to whom it goes. One that goes to somebody is a call; one on the channel of reasoning
-is reasoning; any other is content.
+which channel a message is, to whom it goes (``to=``, before or after the channel) and how it is written (``json``,
+``<|constrain|>json``, ``code``). One that goes to a tool is a call, whatever its channel; one on the channel of
+reasoning is reasoning; any other is content: an answer, a preamble of calls, a channel that nobody knows or none.
+
+What openai-harmony parses is parsed to the same messages. This is on purpose otherwise:
+
+- Only a word that begins with ``to=`` is a recipient. openai-harmony also takes a lone word for one, so that
+  ``final <|constrain|>json`` goes to ``<|constrain|>json``. A message to ``user``, ``assistant`` or ``all`` is no call.
+- ``<|start|>`` in the midst of a body begins a message, as no text can spell it: ``<|end|>`` is missing. For
+  openai-harmony it is text. A call that ends so is UNCLOSED.
+- What stands after a stop token is unread, except where the assistant goes on right after ``<|call|>`` with another
+  message: several calls in a row. openai-harmony goes on after any.
+- From the header of another role on (a made-up turn of the user, a made-up result) nothing is the assistant's. All of
+  it is content, as it was written with its control tokens, and no call in it counts. openai-harmony parses it, or
+  raises if it does not know the role.
+- Headers that openai-harmony raises for are read for what they say. Words before the channel that no header has are
+  content. Without ``<|message|>`` all after the channel's name is the body, unless there is a recipient: then it is a
+  call that is MALFORMED, or TRUNCATED if the completion ends there. A header that is cut off says nothing else.
+
+A call is as good as closed with ``<|end|>`` and ``<|return|>`` as with ``<|call|>``: openai-harmony takes each. A
+function's arguments have to be a JSON object, and so has all that its header says is ``json``. Other tools (``python``)
+may be given anything: `arguments` are then None unless it is a JSON object, and `arguments_text` is what was written.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 from ..formats.grammar import Channels
 from .compiled import Compiled
-from .output import Output
-from .reader import Found, Marks, Reader, Reading
+from .output import Attempt, Output
+from .reader import Found, Marks, Reader, Reading, Say
 from .response import CallStatus, PartKind
 
-_NOBODY: Final = frozenset({"user", "assistant", "all"})
+_NOBODY: Final = frozenset({b"user", b"assistant", b"all"})
 """Recipients that are no tool."""
+
+_JSON: Final = b"json"
+"""The content type that means JSON."""
+
+_WORD: Final = re.compile(rb"[^\s\xff]+|\xff[\x80-\xbf]{4}")
+"""A word of a header, or a control token."""
+
+
+class _FreeAttempt(Attempt):
+    """A call of a tool that need not be given JSON."""
+
+    def blame(self, status: CallStatus, problem: str) -> None:
+        if status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
+            super().blame(status, problem)
+
+
+class _Word(NamedTuple):
+    text: bytes
+    start: int
+    """Where the white space before it begins, unless it is a control token."""
+    stop: int
+    control: bool
+
+
+class _Header(NamedTuple):
+    """What a header says."""
+
+    role: _Word | None
+    channel: bytes
+    recipient: _Word | None
+    tool: bytes | None
+    """The recipient, if it is one that can be called."""
+    stray: list[_Word]
+    """Words before the first control token that no header has."""
+    stray_stop: int
+    """To where they are text."""
+    types: list[_Word]
+    """Words that say how the message is written."""
+    stop: int
 
 
 class ChannelParser:
@@ -28,81 +88,172 @@ class ChannelParser:
         self.reader = reader
         self.output = output
         of = compiled.marked.scaffold
-        self._start, self._channel = of(channels.start), of(channels.channel)
-        stopping = [("stop", stop) for stop in compiled.stops]
-        begins = ("start", self._start)
-        self._in_header = Marks([("message", of(channels.message)), ("end", of(channels.end)), begins, *stopping])
-        self._in_body = Marks([("end", of(channels.end)), begins, *stopping])
-        self._call_end = of(channels.call_end)
-        self._stops = compiled.stops
+        self._start, self._channel, self._call_end = of(channels.start), of(channels.channel), of(channels.call_end)
+        self._to = channels.recipient.encode()
+        self._role = compiled.head.rpartition(self._start)[2].strip() or b"assistant"
+        begins, stopping = ("start", self._start), [("stop", stop) for stop in compiled.stops]
+        closing = [("end", of(channels.end)), *stopping]
+        self._to_stop, self._to_close = Marks(stopping), Marks(closing)
+        self._in_body = Marks([*closing, begins])
+        self._in_header = Marks([*closing, begins, ("message", of(channels.message))])
 
     def read(self) -> Reading[Found | None]:
         """All of the turn: its stop token, or None where the completion ends without one."""
         reader = self.reader
+        begun = self._after_prompt()
+        started = False
         while True:
-            begun = reader.at
+            reader.at = begun + len(self._start) if started else begun
+            at = reader.at
             found = yield from reader.find(self._in_header)
-            if found is None or found.kind == "stop":
-                return self._no_body(begun, found)
-            header = reader.data[begun : found.start]
-            reader.at = found.stop
-            if found.kind == "message":
-                found = yield from self._message(begun, bytes(header))
-                if found is None or found.kind == "stop":
-                    return found
+            header = self._header(at, reader.at, started=started)
+            if self._is_foreign(header, cut=found is None):
+                reader.at = begun
+                return (yield from self._foreign())
+            begun = self._stray(header, begun, cut=found is None)
+            if found is not None and found.kind == "message":
                 reader.at = found.stop
-            elif header.strip() and found.kind == "end":
-                self.output.content(begun, found.start)
-                self.output.settle()
+                found = yield from self._message(header, begun)
+            else:
+                self._without_body(header, begun, found)
+            if found is None or (found.kind == "stop" and not (yield from self._goes_on(found))):
+                return found
+            started = found.kind == "start"
+            begun = found.start if started else found.stop
 
-    def _no_body(self, begun: int, found: Found | None) -> Found | None:
-        """A header that nothing follows: what it says is lost otherwise, unless it is no more than the head's."""
-        stop = found.start if found is not None else len(self.reader.data)
-        if self._channel not in self.reader.data[begun:stop]:
-            self.output.content(begun, stop)
+    def _after_prompt(self) -> int:
+        """Where the message begins that the prompt left open; those before it are over."""
+        pattern = self._to_close.pattern
+        closed = pattern.finditer(self.reader.data, 0, self.output.base) if pattern is not None else ()
+        return max((match.end() for match in closed), default=self.reader.at)
+
+    def _goes_on(self, found: Found) -> Reading[bool]:
+        """Whether a stop token is the end of a call, and another message of the assistant comes right after."""
+        if self.reader.data[found.start : found.stop] != self._call_end:
+            return False
+        return (yield from self.reader.sees(self._start + self._role, found.stop))
+
+    # -- headers
+
+    def _header(self, at: int, stop: int, *, started: bool) -> _Header:
+        """The header that stands from `at` to `stop`. It names a role if it is `started`, and else may."""
+        words = self._words(at, stop)
+        lead = list(takewhile(lambda word: not word.control, words))
+        rest = words[len(lead) :]
+        named = [word for word in words if self._names_recipient(word)]
+        role = lead[0] if lead and not self._names_recipient(lead[0]) else None
+        if role is not None and not started and role.text != self._role:
+            role = None
+        marker = next((word.start for word in rest if word.text == self._channel), stop)
+        said = [word for word in rest if not word.control and not self._names_recipient(word)]
+        channel = next((word for word in said if word.start > marker), None)
+        to = named[0].text.removeprefix(self._to) if named else None
+        after = rest[0].start if rest else stop
+        return _Header(
+            role,
+            channel.text if channel is not None else b"",
+            named[0] if named else None,
+            to if to not in _NOBODY else None,
+            [word for word in lead if word is not role and not self._names_recipient(word)],
+            lead[-1].start if lead and self._names_recipient(lead[-1]) else after,
+            [word for word in said if word is not channel],
+            stop,
+        )
+
+    def _words(self, at: int, stop: int) -> list[_Word]:
+        words: list[_Word] = []
+        for match in _WORD.finditer(self.reader.data, at, stop):
+            control = match[0][0] == 0xFF
+            words.append(_Word(match[0], match.start() if control else at, match.end(), control))
+            at = match.end()
+        return words
+
+    def _names_recipient(self, word: _Word) -> bool:
+        return word.text.startswith(self._to)
+
+    def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
+        """Whether a message is not the assistant's. A role that may go on is not known yet."""
+        if header.role is None or header.role.text == self._role:
+            return False
+        return not (cut and header.role.stop == header.stop and self._role.startswith(header.role.text))
+
+    def _foreign(self) -> Reading[Found | None]:
+        found = yield from self.reader.find(self._to_stop, self.output.content)
+        self.output.settle()
+        return found
+
+    def _stray(self, header: _Header, begun: int, *, cut: bool) -> int:
+        """Say what of a header is text. Where the header begins after it."""
+        stray = header.stray
+        if not stray or (cut and stray[0].stop == header.stop and self._to.startswith(stray[0].text)):
+            return begun
+        self.output.content(stray[0].start, header.stray_stop)
+        self.output.settle()
+        return header.stray_stop
+
+    def _without_body(self, header: _Header, begun: int, found: Found | None) -> None:
+        """A header that no message follows: a call that does not come to its arguments, or text with no mark before.
+
+        One that is cut off may still name a content type.
+        """
+        if header.tool is not None:
+            attempt = self.output.start_call(begun)
+            assert header.recipient is not None
+            if found is not None:
+                attempt.blame(CallStatus.MALFORMED, "the call breaks off before its arguments")
+            if found is not None or header.recipient.stop < header.stop:
+                self._name(attempt, header.tool)  # else there may be more of it
+            self._finish(attempt, found)
+        elif len(header.types) > (found is None):
+            self._say(header)(header.types[0].start, header.stop)
             self.output.settle()
-        return found
 
-    def _message(self, begun: int, header: bytes) -> Reading[Found | None]:
+    # -- messages
+
+    def _say(self, header: _Header) -> Say:
+        """What takes the text of a message."""
+        return self.output.reasoning if header.channel == self.channels.reasoning.encode() else self.output.content
+
+    def _message(self, header: _Header, begun: int) -> Reading[Found | None]:
         """A message, after its header; the mark that ends it."""
-        reader, output = self.reader, self.output
-        channel, recipient = self._header(header)
-        if recipient is not None and recipient not in _NOBODY:
-            return (yield from self._call(begun, recipient))
-        thought = channel == self.channels.reasoning
-        found = yield from reader.find(self._in_body, output.reasoning if thought else output.content)
-        output.settle()
-        if thought and (found is None or found.kind == "stop"):
-            output.open = PartKind.REASONING
+        if header.tool is not None:
+            return (yield from self._call(header, header.tool, begun))
+        say = self._say(header)
+        found = yield from self.reader.find(self._in_body, say)
+        self.output.settle()
+        if found is None and say == self.output.reasoning:
+            self.output.open = PartKind.REASONING
         return found
 
-    def _call(self, begun: int, recipient: str) -> Reading[Found | None]:
-        reader, output = self.reader, self.output
-        attempt = output.start_call(begun)
-        output.name_call(attempt, recipient.removeprefix(self.channels.namespace))
+    def _call(self, header: _Header, tool: bytes, begun: int) -> Reading[Found | None]:
+        output = self.output
+        free = not self._takes_json(header, tool)
+        attempt = (_FreeAttempt if free else Attempt)(len(output.calls), begun)
+        output.announce(attempt)
+        self._name(attempt, tool)
         say, done = output.arguing(attempt)
-        found = yield from reader.find(self._in_body, say)
+        found = yield from self.reader.find(self._in_body, say)
         done()
-        stop = reader.at
+        self._finish(attempt, found)
+        return found
+
+    def _takes_json(self, header: _Header, tool: bytes) -> bool:
+        """Whether a call's arguments have to be JSON: a function's, or those of which the header says so."""
+        if tool.startswith(self.channels.namespace.encode()) or any(word.text == _JSON for word in header.types):
+            return True
+        tools = self.output.tools
+        return tools.given and tools.knows(tool.decode("utf-8", "replace"))
+
+    def _name(self, attempt: Attempt, tool: bytes) -> None:
+        name = tool.decode("utf-8", "replace").removeprefix(self.channels.namespace)
+        self.output.name_call(attempt, name)
+
+    def _finish(self, attempt: Attempt, found: Found | None) -> None:
+        """A call ends: at what closes a message, or at what comes instead."""
         if found is None:
             attempt.blame(CallStatus.TRUNCATED, "the completion ends inside the call")
-            output.open = PartKind.TOOL_CALL
-        elif reader.data[found.start : found.stop] == self._call_end:
-            stop = found.stop
+            self.output.open = PartKind.TOOL_CALL
         elif found.kind == "start":
             attempt.blame(CallStatus.UNCLOSED, "another message begins inside the call")
-        elif found.kind == "end":
-            stop = found.stop
-        output.finish_call(attempt, stop)
-        return found
-
-    def _header(self, header: bytes) -> tuple[str, str | None]:
-        """The channel and the recipient that a header names."""
-        before, _, after = header.partition(self._channel)
-        words = re.split(rb"[\s\xff]", after)
-        channel = words[0].decode("utf-8", "replace")
-        lead = self.channels.recipient.encode()
-        for word in [*re.split(rb"[\s\xff]", before), *words]:
-            if word.startswith(lead):
-                return channel, word[len(lead) :].decode("utf-8", "replace")
-        return channel, None
+        closed = found is not None and found.kind != "start"
+        self.output.finish_call(attempt, found.stop if found is not None and closed else self.reader.at)

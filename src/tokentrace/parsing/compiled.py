@@ -45,6 +45,7 @@ class CompiledCalls:
         self.open, self.close = of(grammar.open), of(grammar.close)
         self.head: list[tuple[Pieces, str]] = [(of(lead), field) for lead, field in grammar.head]
         self.begin, self.end = of(grammar.begin), of(grammar.end)
+        self.quote = marked.scaffold(grammar.quote)
         self.key_open = of(grammar.key_open)
         self.value_opens: list[tuple[Pieces, bytes, bool]] = []
         """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
@@ -147,9 +148,10 @@ class Compiled:
             count *= 8
 
     def prefix(self, prompt: bytes) -> bytes:
-        """What a prompt has already written of the turn, after its head."""
+        """What a prompt has already written of the turn, after its head: nothing if the last turn has ended."""
         at = prompt.rfind(self.head) if self.head else -1
-        return prompt[at + len(self.head) :] if at >= 0 else b""
+        written = prompt[at + len(self.head) :] if at >= 0 else b""
+        return b"" if any(stop in written for stop in self.stops) else written
 
 
 def _compiled(frame: Frame, marked: MarkedBytes) -> CompiledFrame:

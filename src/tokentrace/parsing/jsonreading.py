@@ -138,6 +138,9 @@ class JsonReader:
         reader, output = self.reader, self.output
         field = self._fields.get(here)
         start = reader.at
+        if self.calls.grammar.named_key and len(here) == 1 and not seen:
+            output.name_call(attempt, here[0])
+            field = "arguments"
         if field is not None and field not in seen:
             seen.add(field)
             if field == "arguments" and not (yield from reader.sees(b'"')):

@@ -70,6 +70,8 @@ class Output:
         """Where each token begins."""
         self.open: PartKind | None = None
         """What the end found open."""
+        self.closed = False
+        """Whether the turn was closed in letters, where its grammar has no token for that."""
         self._marked = marked
         self._kind: PartKind | None = None
         self._begun = self._stop = 0
@@ -167,9 +169,7 @@ class Output:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def say(start: int, stop: int) -> None:
-            start = max(start, self.base)
-            if stop > start:
-                self.argue(attempt, decoder.decode(self._marked.visible(self.reader.data[start:stop])))
+            self.argue(attempt, decoder.decode(self._marked.visible(self.reader.data[start:stop])))
 
         return say, lambda: self.argue(attempt, decoder.decode(b"", final=True))
 
@@ -186,7 +186,10 @@ class Output:
         return say, lambda: tell(decoder.decode(b"", final=True))
 
     def finish_call(self, attempt: Attempt, stop: int) -> None:
-        """A call has ended, well or not: give it its status."""
+        """A call has ended, well or not: give it its status. One that the prompt wrote to its end is nobody's."""
+        if not self.starts and not self.reader.ended:
+            self.events.clear()
+            return
         if attempt.name is None:
             attempt.blame(CallStatus.MISSING_NAME, "the call has no name")
         elif not self.tools.knows(attempt.name):

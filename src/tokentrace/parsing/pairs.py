@@ -12,6 +12,7 @@ from .reader import Found, Marks, Reader, Reading, Say
 from .response import CallStatus
 from .values import Schema, read_json, read_value
 
+_CDATA: Final = ("<![CDATA[", "]]>")
 _DEEPEST: Final = 64
 """How far elements may be nested."""
 
@@ -66,7 +67,8 @@ class PairReader:
         schema = output.tools.parameter(attempt.name, key)
         self._begin(attempt, key)
         start = reader.at
-        if is_string or (is_string is None and schema is not None and schema.only_text):
+        only_text = schema is not None and schema.only_text and calls.grammar.strings is Value.BARE
+        if is_string or (is_string is None and only_text):
             found = yield from self._string(attempt, key)
         else:
             found = yield from self._value_end(attempt, None)
@@ -248,7 +250,9 @@ class PairReader:
 
     def _typed(self, attempt: Attempt, key: str, text: str, schema: Schema | None, *, as_json: bool) -> None:
         """A value whose text is known."""
-        if as_json:
+        if self.calls.grammar.strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
+            value, sure = text[len(_CDATA[0]) : -len(_CDATA[1])], True
+        elif as_json:
             try:
                 value, sure = read_json(text), True
             except ValueError:

@@ -45,6 +45,7 @@ class StreamingParser:
         self._over = False
         self._count = 0
         self._response: ParsedResponse | None = None
+        self._read_on()
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and say what has become certain."""
@@ -71,12 +72,15 @@ class StreamingParser:
         assert self._response is not None
         return self._response
 
-    def _go_on(self) -> list[Event]:
+    def _read_on(self) -> None:
         if not self._over:
             try:
                 next(self._reading)
             except StopIteration as end:
                 self._over, self._found = True, end.value
+
+    def _go_on(self) -> list[Event]:
+        self._read_on()
         events, self._output.events = self._output.events, []
         return events
 
@@ -89,7 +93,7 @@ class StreamingParser:
             content="".join(part.text for part in output.parts if part.kind is PartKind.CONTENT),
             reasoning_content=reasoning or None,
             tool_calls=output.calls,
-            finish=Finish.LENGTH if stopped is None else Finish.STOP,
+            finish=Finish.LENGTH if stopped is None and not output.closed else Finish.STOP,
             stop_token=stopped,
             open=output.open,
             parts=output.parts,

@@ -34,7 +34,7 @@ class TurnParser:
                 yield from self.calls.bare()
             fresh = False
             found = yield from reader.find(compiled.in_content, output.content)
-            if found is None or found.kind == "stop":
+            if found is None or found.kind == "stop" or (yield from self._stops(found)):
                 output.settle()
                 return found
             if found.kind == "reasoning":
@@ -44,9 +44,17 @@ class TurnParser:
             elif found.kind == "answered":
                 reader.at = found.stop
                 output.settle()
+                output.closed = not compiled.content.open
                 yield from reader.skip(compiled.content.after)
             elif self.calls is not None:
                 yield from self.calls.read()
+
+    def _stops(self, found: Found) -> Reading[bool]:
+        """Whether what may open calls is a stop token here: it is where the rest of the opening does not follow."""
+        if bytes(self.reader.data[found.start : found.stop]) not in self.compiled.stops or self.compiled.calls is None:
+            return False
+        opening = self.compiled.calls.section_open or self.compiled.calls.open
+        return (yield from self.reader.sees_all(opening)) is None
 
     def _begin(self) -> Reading[None]:
         """What stands before content: reasoning, or what is written where there is none."""
