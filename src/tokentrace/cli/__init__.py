@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "render": "Render a conversation to tokens that know their origin.",
     "histories": "Show where production, rollout and training differ.",
     "explain": "Say where and why a prompt does not extend a stream.",
+    "grammar": "Show what a model writes in its turn.",
     "families": "Show what is known of each family of models.",
     "demo": "Render the shipped example and write a report.",
 }

@@ -57,7 +57,7 @@ class _Deriver:
         channels = self._channels(thought)
         if channels is not None:
             return TurnGrammar(head=self.prompt, prompt=self.prompt, channels=channels, notes=tuple(prober.notes))
-        frame, opening = self._frames(thought)
+        frame, opening = self._frames(thought, plain)
         if frame is None:
             frame = self._hidden(plain)
         head, opened, after_empty = self._head(plain, thought, frame, opening)
@@ -89,7 +89,7 @@ class _Deriver:
 
     # -- reasoning
 
-    def _frames(self, turn: Turn | None) -> tuple[Frame | None, str]:
+    def _frames(self, turn: Turn | None, plain: Turn | None) -> tuple[Frame | None, str]:
         """What stands around reasoning, and what opens content after it."""
         reasoning = turn.first("reasoning") if turn else None
         if turn is None or reasoning is None:
@@ -97,8 +97,6 @@ class _Deriver:
         after = [hole for hole in turn.holes if hole.start >= reasoning.stop]
         if not after:
             return None, ""
-        before = turn.text[: reasoning.start]
-        opening = [match for match in self.prober.mark.finditer(before) if not before[match.end() :].strip()]
         between = turn.text[reasoning.stop : after[0].start]
         closing = self.prober.mark.search(between)
         if closing is None or between[: closing.start()].strip():
@@ -106,16 +104,30 @@ class _Deriver:
         if closing is None:
             self.prober.notes.append("nothing that could be looked for closes the reasoning")
             return None, ""
+        opened, lead = self._opening(turn.text[: reasoning.start], plain, closing[0])
+        if not opened and not self.prompt:
+            self.prober.notes.append("nothing opens the reasoning, so that it is not to be told from content")
+            return None, ""
         rest = between[closing.end() :] if after[0].field == "content" else ""
         space = leading(rest) if rest else leading(between[closing.end() :])
         frame = Frame(
-            open=opening[-1][0] if opening else "",
-            lead=before[opening[-1].end() :] if opening else "",
+            open=opened,
+            lead=lead,
             trail=between[: closing.start()],
             close=closing[0],
             after=space,
         )
         return frame, rest.lstrip() if rest.strip() else ""
+
+    def _opening(self, before: str, plain: Turn | None, closed: str) -> tuple[str, str]:
+        """What opens reasoning, and the white space after it: the last mark before it, or all that is not the head."""
+        said = plain.first("content") if plain else None
+        head = plain.text[: said.start] if plain is not None and said is not None else ""
+        marks = [match for match in self.prober.mark.finditer(before) if not before[match.end() :].strip()]
+        if marks and (marks[-1][0] not in head or closed in head):
+            return marks[-1][0], before[marks[-1].end() :]
+        rest = before[len(self.prober.common_prefix(before, head)) :]
+        return (rest.strip(), trailing(rest)) if self.prober.mark.search(rest) else ("", "")
 
     def _hidden(self, plain: Turn | None) -> Frame | None:
         """Reasoning that is never shown, known by what the template looks for in content, or by what it prompts.

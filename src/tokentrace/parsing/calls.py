@@ -42,12 +42,19 @@ class CallParser:
             return
         while True:
             yield from self._delimited()
-            if (yield from reader.sees(calls.separator + calls.open[0])):
+            if (yield from self._opens_again()):
                 reader.at += len(calls.separator)
                 continue
             if calls.after and (yield from self._ends_after(calls.after)):
                 reader.at += len(calls.after)
             return
+
+    def _opens_again(self) -> Reading[bool]:
+        """Whether another call follows, after what the grammar writes between two."""
+        calls, reader = self.calls, self.reader
+        if not (yield from reader.sees(calls.separator + calls.open[0])):
+            return False
+        return (yield from reader.sees_all(calls.open, reader.at + len(calls.separator))) is not None
 
     def _ends_after(self, pad: bytes) -> Reading[bool]:
         """Whether nothing but white space of the grammar's comes before the end."""
@@ -65,6 +72,10 @@ class CallParser:
         reader.at = past if past is not None else reader.at + len(calls.section_open[0])
         while True:
             at = yield from self._past_separator()
+            if self.style is Style.PYTHON and not calls.open and (yield from self._python.begins(at)):
+                reader.at, found_any = at, True
+                yield from self._attempts(at)
+                continue
             found = yield from self._mark_at(at)
             if found is not None:
                 reader.at = at
@@ -76,10 +87,6 @@ class CallParser:
                 past = yield from reader.sees_all(calls.section_close)
                 reader.at = past if past is not None else found.stop
                 break
-            if self.style is Style.PYTHON and not calls.open and not (yield from self._python.begins(reader.at)):
-                output.content(reader.at, found.stop)
-                reader.at = found.stop
-                continue
             found_any = True
             yield from (self._delimited() if calls.open else self._attempts(reader.at))
         output.settle()
@@ -166,7 +173,9 @@ class CallParser:
             yield from self._json.call(attempt)
         elif self.style is Style.PYTHON:
             yield from self._python.call(attempt)
-        elif (yield from self._head(attempt)):
+        elif not (yield from self._head(attempt)):
+            attempt.ragged = True
+        else:
             if self.style is Style.JSON_ARGUMENTS:
                 yield from self._json.arguments(attempt)
             elif self.style is Style.BRACES:
@@ -239,7 +248,7 @@ class CallParser:
 
     def _without_closing(self, attempt: Attempt) -> Reading[None]:
         """Calls that end where their JSON does: one that is broken goes on to what ends calls early."""
-        if attempt.problems:
+        if attempt.ragged:
             self._broken_off(attempt, (yield from self.reader.find(self.calls.hard)))
 
     def _broken_off(self, attempt: Attempt, found: Found | None) -> None:

@@ -16,9 +16,10 @@ What openai-harmony parses is parsed to the same messages. This is on purpose ot
 - From the header of another role on (a made-up turn of the user, a made-up result) nothing is the assistant's. All of
   it is content, as it was written with its control tokens, and no call in it counts. openai-harmony parses it, or
   raises if it does not know the role.
-- Headers that openai-harmony raises for are read for what they say. Words before the channel that no header has are
-  content. Without ``<|message|>`` all after the channel's name is the body, unless there is a recipient: then it is a
-  call that is MALFORMED, or TRUNCATED if the completion ends there. A header that is cut off says nothing else.
+- Headers that openai-harmony raises for are read for what they say. Words before channel and recipient that no
+  header has are content; those after the channel that it does not know say nothing. Without ``<|message|>`` all after
+  the channel's name is the body, unless there is a recipient: then it is a call that is MALFORMED, or TRUNCATED if the
+  completion ends there. A header that is cut off says nothing else.
 
 A call is as good as closed with ``<|end|>`` and ``<|return|>`` as with ``<|call|>``: openai-harmony takes each. A
 function's arguments have to be a JSON object, and so has all that its header says is ``json``. Other tools (``python``)
@@ -72,7 +73,7 @@ class _Header(NamedTuple):
     tool: bytes | None
     """The recipient, if it is one that can be called."""
     stray: list[_Word]
-    """Words before the first control token that no header has."""
+    """Words before channel and recipient that no header has."""
     stray_stop: int
     """To where they are text."""
     types: list[_Word]
@@ -138,26 +139,23 @@ class ChannelParser:
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
         """The header that stands from `at` to `stop`. It names a role if it is `started`, and else may."""
         words = self._words(at, stop)
-        lead = list(takewhile(lambda word: not word.control, words))
+        lead = list(takewhile(lambda word: not word.control and not self._names_recipient(word), words))
         rest = words[len(lead) :]
-        named = [word for word in words if self._names_recipient(word)]
-        role = lead[0] if lead and not self._names_recipient(lead[0]) else None
-        if role is not None and not started and role.text != self._role:
-            role = None
+        role = lead.pop(0) if lead and (started or lead[0].text == self._role) else None
+        named = next((word for word in rest if self._names_recipient(word)), None)
+        to = named.text.removeprefix(self._to) if named is not None else None
         marker = next((word.start for word in rest if word.text == self._channel), stop)
         said = [word for word in rest if not word.control and not self._names_recipient(word)]
         channel = next((word for word in said if word.start > marker), None)
-        to = named[0].text.removeprefix(self._to) if named else None
-        after = rest[0].start if rest else stop
         return _Header(
-            role,
-            channel.text if channel is not None else b"",
-            named[0] if named else None,
-            to if to not in _NOBODY else None,
-            [word for word in lead if word is not role and not self._names_recipient(word)],
-            lead[-1].start if lead and self._names_recipient(lead[-1]) else after,
-            [word for word in said if word is not channel],
-            stop,
+            role=role,
+            channel=channel.text if channel is not None else b"",
+            recipient=named,
+            tool=to if to not in _NOBODY else None,
+            stray=lead,
+            stray_stop=rest[0].start if rest else stop,
+            types=[word for word in said if word is not channel],
+            stop=stop,
         )
 
     def _words(self, at: int, stop: int) -> list[_Word]:

@@ -50,6 +50,7 @@ class JsonReader:
             text = reader.data[start : reader.at]
             say(start, start + len(text.rstrip() if found is not None else text))
             attempt.blame(CallStatus.INVALID_JSON, "the arguments are not JSON")
+            attempt.ragged = True
         done()
 
     # -- name and arguments in one JSON
@@ -60,6 +61,7 @@ class JsonReader:
         start = yield from reader.past_space()
         if not (yield from reader.sees(b"{", start)):
             attempt.blame(CallStatus.INVALID_JSON, "the call is not a JSON object")
+            attempt.ragged = True
             return
         reader.at = start
         yield from self._object(attempt, bare=False)
@@ -69,7 +71,7 @@ class JsonReader:
         yield from self._object(attempt, bare=True)
         if not attempt.announced:
             return False
-        if attempt.problems:
+        if attempt.ragged:
             found = yield from self.reader.find(self.calls.hard)
             if found is None:
                 attempt.blame(CallStatus.TRUNCATED, "the completion ends inside the call")
@@ -87,6 +89,7 @@ class JsonReader:
             output.announce(attempt)
         if not whole:
             attempt.blame(CallStatus.INVALID_JSON, "the call is not JSON")
+            attempt.ragged = True
             return
         try:
             read_json(output.text(start, reader.at))

@@ -13,7 +13,7 @@ from typing import Final
 from ..tokens.vocabulary import Vocabulary
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
-_PIECE: Final = re.compile(b"(\xff[\x80-\xbf]{4})")
+_MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
 _UNKNOWN: Final = "\ufffd".encode()
 
 
@@ -65,12 +65,12 @@ def unforgeable(piece: bytes) -> bool:
 def pieces(data: bytes) -> tuple[bytes, ...]:
     """What has to be there of a delimiter: its pieces, without the white space in and around it.
 
-    A control token beside words is a piece by itself, so that white space may stand between them; one inside a tag
-    (``</｜DSML｜invoke>``) or beside another is not.
+    Control tokens at the beginning of a word are a piece by themselves, so that white space may stand after them;
+    not so before a tag, or inside of one (``</｜DSML｜invoke>``).
     """
     out: list[bytes] = []
     for word in data.split():
-        words = [word for word in _MARK.split(word) if word]
-        tag = any(part.endswith((b"<", b"</")) or part.startswith((b"<", b">")) for part in words)
-        out += [word] if tag or not words else [part for part in _PIECE.split(word) if part]
+        match = _MARKS.match(word)
+        rest = word[match.end() :] if match is not None else b""
+        out += [word] if not rest or rest.startswith((b"<", b">")) else [word[: len(word) - len(rest)], rest]
     return tuple(out)

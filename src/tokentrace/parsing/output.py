@@ -50,6 +50,8 @@ class Attempt:
     values: dict[str, Any] | None = None
     """Its arguments where they came one by one."""
     raw_values: dict[str, str] = field(default_factory=dict)
+    ragged: bool = False
+    """Whether where it ends was not to be seen in what it holds."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
 
     def blame(self, status: CallStatus, problem: str) -> None:
@@ -102,7 +104,7 @@ class Output:
         start = max(start, self.base)
         if stop <= start:
             return
-        if self._kind is not kind:
+        if self._kind is not kind or start > self._stop:
             self.settle()
             self._kind, self._begun = kind, start
         self._stop = stop

@@ -47,12 +47,15 @@ class PairReader:
         if (yield from reader.sees_all(calls.finish[:1])) is not None:
             return False
         start = reader.at
-        found = yield from reader.find(calls.to_key)
-        if found is None or found.kind != "key":
-            reader.at = start
-            return False
-        attempt.blame(CallStatus.MALFORMED, "there is something else between its arguments")
-        return True
+        while True:
+            found = yield from reader.find(calls.to_key)
+            if found is None or found.kind != "key":
+                reader.at = start
+                return False
+            if (yield from reader.sees_all(calls.key_open)) is not None:
+                attempt.blame(CallStatus.MALFORMED, "there is something else between its arguments")
+                return True
+            reader.at = found.stop
 
     def _pair(self, attempt: Attempt) -> Reading[bool]:
         """One argument, after its opening; whether the call goes on."""

@@ -44,6 +44,7 @@ class PythonReader:
         start = yield from reader.past_space()
         if not (yield from self.begins(start)):
             attempt.blame(CallStatus.MALFORMED, "no function is called")
+            attempt.ragged = True
             return
         match = _NAME.match(reader.data, start)
         assert match is not None
@@ -51,6 +52,7 @@ class PythonReader:
         reader.at = match.end()
         if not (yield from self._parentheses()):
             attempt.blame(CallStatus.MALFORMED, "the call is not a Python call")
+            attempt.ragged = True
             return
         self._read(attempt, output.text(start, reader.at))
 
@@ -89,7 +91,7 @@ class PythonReader:
 
     def _read(self, attempt: Attempt, text: str) -> None:
         try:
-            tree = ast.parse(text, mode="eval").body
+            tree = _parsed(text)
             if not isinstance(tree, ast.Call) or tree.args or any(word.arg is None for word in tree.keywords):
                 raise ValueError("it has arguments without a name")
             values: dict[str, Any] = {}
@@ -104,6 +106,14 @@ class PythonReader:
             attempt.blame(CallStatus.DUPLICATE_ARGUMENT, "an argument is given twice")
         attempt.values = values
         self.output.argue(attempt, written)
+
+
+def _parsed(text: str) -> ast.expr:
+    """A call as Python reads it; line breaks in strings are taken as they are."""
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return ast.parse(text.replace("\n", "\\n"), mode="eval").body
 
 
 def _value(node: ast.expr) -> Any:
