@@ -1,4 +1,4 @@
-"""``make bench``: a full render, and a bridge after ever longer histories, beside `renderers` and transformers.
+"""``make bench``: full renders, bridges after ever longer histories and parses, beside `renderers` and transformers.
 
 Ids are asserted equal before a figure counts.
 """
@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import tokentrace
-from bench import bridge, cpu_time, peer_renderer, transformers_tokenizer
+from bench import bridge, cpu_time, parse, peer_renderer, transformers_tokenizer
 from bench.conversations import LINES_PER_RESULT, conversation, sources, tools
 from tests.assets import family_dir
 
@@ -109,7 +109,9 @@ def _milliseconds(row: dict[str, Any], name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("render", "bridge", "all"), default="all", help="default: all")
+    parser.add_argument(
+        "what", nargs="?", choices=("render", "bridge", "parse", "all"), default="all", help="default: all"
+    )
     parser.add_argument("--family", nargs="+", default=["qwen3"], help="families of the asset list (default: qwen3)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats: an idea of it, not a measurement")
     parser.add_argument("--repeats", type=int, help="renders (default: 7) and bridges (default: 200) a length")
@@ -124,6 +126,9 @@ def main() -> None:
         rounds = arguments.repeats or (bridge.QUICK_ROUNDS if arguments.quick else bridge.ROUNDS)
         for family in arguments.family:
             bridge.run(family, rounds, bridge.LENGTHS, console)
+    if arguments.what in ("parse", "all"):
+        rounds = arguments.repeats or (parse.QUICK_ROUNDS if arguments.quick else parse.ROUNDS)
+        parse.run(arguments.family, rounds, parse.LENGTHS, console)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,13 @@ if TYPE_CHECKING:
         TokentraceError,
         TrajectoryError,
     )
+    from .formats.dialects import DIALECTS, Dialect
+    from .formats.grammar import CallGrammar, Frame, TurnGrammar
     from .formats.seams import BridgeRefusal, RefusalReason
     from .incremental import tokenize_incrementally
+    from .parsing.losses import Loss, LossKind
+    from .parsing.parser import StreamingParser
+    from .parsing.response import CallStatus, ParsedResponse, ParsedToolCall
     from .rendered import RenderedTokens, TokenSpan
     from .renderer import Renderer, RendererPool, create_renderer, create_renderer_pool
     from .splicing import splice_prefix
@@ -38,21 +43,31 @@ if TYPE_CHECKING:
 
 # Loaded when first asked for: `import tokentrace` and `tokentrace --help` cost next to nothing.
 _HOMES = {
+    "DIALECTS": "formats.dialects",
     "Break": "trajectory.breaks",
     "BreakCause": "trajectory.breaks",
     "BridgeRefusal": "formats.seams",
     "BridgedTokens": "bridged",
+    "CallGrammar": "formats.grammar",
+    "CallStatus": "parsing.response",
     "ChatTemplate": "template",
     "ControlPolicy": "tokens",
     "ControlTokenError": "errors",
+    "Dialect": "formats.dialects",
     "ExtensionError": "errors",
+    "Frame": "formats.grammar",
     "InputError": "errors",
     "Kind": "tokens.kinds",
+    "Loss": "parsing.losses",
+    "LossKind": "parsing.losses",
+    "ParsedResponse": "parsing.response",
+    "ParsedToolCall": "parsing.response",
     "RefusalReason": "formats.seams",
     "RenderedTokens": "rendered",
     "Renderer": "renderer",
     "RendererError": "errors",
     "RendererPool": "renderer",
+    "StreamingParser": "parsing.parser",
     "TemplateError": "errors",
     "TemplateLimitError": "errors",
     "TokenSpan": "rendered",
@@ -63,6 +78,7 @@ _HOMES = {
     "TrajectoryError": "errors",
     "TrajectoryFile": "trajectory",
     "Turn": "trajectory",
+    "TurnGrammar": "formats.grammar",
     "compare_histories": "audit",
     "create_renderer": "renderer",
     "create_renderer_pool": "renderer",
@@ -75,21 +91,31 @@ _HOMES = {
 }
 
 __all__ = [
+    "DIALECTS",
     "Break",
     "BreakCause",
     "BridgeRefusal",
     "BridgedTokens",
+    "CallGrammar",
+    "CallStatus",
     "ChatTemplate",
     "ControlPolicy",
     "ControlTokenError",
+    "Dialect",
     "ExtensionError",
+    "Frame",
     "InputError",
     "Kind",
+    "Loss",
+    "LossKind",
+    "ParsedResponse",
+    "ParsedToolCall",
     "RefusalReason",
     "RenderedTokens",
     "Renderer",
     "RendererError",
     "RendererPool",
+    "StreamingParser",
     "TemplateError",
     "TemplateLimitError",
     "TokenSpan",
@@ -100,6 +126,7 @@ __all__ = [
     "TrajectoryError",
     "TrajectoryFile",
     "Turn",
+    "TurnGrammar",
     "compare_histories",
     "create_renderer",
     "create_renderer_pool",

@@ -67,6 +67,9 @@ class Truncation(StrEnum):
 Make = Callable[[Messages, int, Any, bool], tuple[Encoded, list[Section]]]
 """Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
 
+Called = Callable[[Sequence[int] | Ids, Ids], list[str]]
+"""The names of the functions that a completion calls, after a prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
@@ -108,6 +111,7 @@ class Bridger:
         make: Make,
         facts: TurnFacts,
         skeleton: Skeleton,
+        called: Called,
         *,
         words: Sequence[str],
         ends: frozenset[int],
@@ -118,6 +122,7 @@ class Bridger:
         self._make = make
         self._facts = facts
         self._skeleton = skeleton
+        self._called = called
         self._words = words
         self._stops = facts.stops | facts.closers | ends
         self._history = history
@@ -141,7 +146,7 @@ class Bridger:
             return BridgeRefusal(
                 RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
             )
-        asked = _Asked(new, tools, *self._names(leading_results(new), completion))
+        asked = _Asked(new, tools, *self._names(leading_results(new), prompt, completion))
         verdict = self._verdict(asked, prompt, completion, messages)
         if isinstance(verdict, BridgeRefusal):
             return verdict
@@ -176,12 +181,12 @@ class Bridger:
 
     # -- which context stands for all
 
-    def _names(self, results: Messages, completion: Ids) -> tuple[list[str], int]:
+    def _names(self, results: Messages, prompt: Sequence[int] | Ids, completion: Ids) -> tuple[list[str], int]:
         """The names of the functions that the results answer, and how many of them are known, from the first on."""
         given = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in given):
             return [str(name) for name in given], len(given)
-        called = self._skeleton.called(self._skeleton.marked.of_ids(completion.tolist()), len(results))
+        called = self._called(prompt, completion)
         known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
         return [*called[:known], *[UNKNOWN_NAME] * (len(results) - known)], known
 

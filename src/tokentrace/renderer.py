@@ -36,8 +36,10 @@ from .formats.skeleton import Skeleton
 from .formats.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
 from .parsing.compiled import Compiled
+from .parsing.losses import Loss, find_losses
 from .parsing.parser import StreamingParser, parse
 from .parsing.response import ParsedResponse
+from .parsing.values import Tools as ToolSchemas
 from .rendered import RenderedTokens, field_name
 from .settings import choose
 from .template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
@@ -45,7 +47,7 @@ from .template.trace import Rendering
 from .template.traced import UNKNOWN, Origin, TracedList
 from .tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from .tokens.loading import load_tokenizer, named_templates
-from .tokens.tokenizer import Tokenizer
+from .tokens.tokenizer import Ids, Tokenizer
 
 TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
 """Whose text may hold control tokens: the operator's own. ``"tools"`` stands for tool schemas."""
@@ -105,6 +107,7 @@ class Renderer:
             name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
         }
         self._tools: dict[str, TracedList] = {}
+        self._schemas: dict[str, ToolSchemas] = {}
         self._refused = threading.local()
 
     # -- rendering
@@ -218,6 +221,7 @@ class Renderer:
                 functools.partial(self._make, learned),
                 self._facts(learned, self._wrap_tools(tools)),
                 Skeleton(self.tokenizer, lambda some, prompt: self._run(learned, some, None, prompt)),
+                functools.partial(self._called, learned, tools),
                 words=learned.tails.words,
                 ends=self._eos,
                 history=self.history,
@@ -251,8 +255,8 @@ class Renderer:
         the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
         with. Any ids can be parsed: what is malformed is in the result, with its status.
         """
-        compiled, checked, prompt = self._parsing(tools, prompt_ids)
-        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), checked, prompt)
+        compiled, schemas, prompt = self._parsing(tools, prompt_ids)
+        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), schemas, prompt)
 
     def streaming_parser(self, *, tools: Any = None, prompt_ids: Any = None) -> StreamingParser:
         """A parser for a completion that is still arriving; see `parse_response`."""
@@ -262,14 +266,44 @@ class Renderer:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
         return self._compiled(self._for(tools), tools).grammar
 
-    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, list[dict[str, Any]] | None, bytes | None]:
-        checked = check_tools(tools)
+    def find_losses(self, messages: Any, *, tools: Any = None) -> list[Loss]:
+        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.losses`."""
+        rendered = self.render(messages, tools=tools)
+        compiled = self._compiled(self._for(tools), tools)
+        spelled = compiled.delimiters() if "assistant" in self.trusted else compiled.delimiters(control=False)
+        conversation = check_messages(messages, more_roles=self._for(tools).template.constants)
+        return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
+
+    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas | None, bytes | None]:
+        schemas = self._schemas_of(tools)
         compiled = self._compiled(self._for(tools), tools)
         prompt = None
         if prompt_ids is not None:
             check_tail(prompt_ids, "prompt_ids")
             prompt = compiled.prompt_bytes(prompt_ids)
-        return compiled, checked, prompt
+        return compiled, schemas, prompt
+
+    def _schemas_of(self, tools: Any) -> ToolSchemas | None:
+        """Tools as the parser knows them; the same ones come again and again."""
+        checked = check_tools(tools)
+        if not checked:
+            return None
+        try:
+            key = json.dumps(checked)
+        except (TypeError, ValueError, RecursionError):
+            return ToolSchemas(checked)
+        known = self._schemas.get(key)
+        if known is None:
+            if len(self._schemas) >= 64:
+                self._schemas.clear()
+            known = self._schemas[key] = ToolSchemas(checked)
+        return known
+
+    def _called(self, learned: _Learned, tools: Any, prompt: Sequence[int] | Ids, completion: Ids) -> list[str]:
+        """The names of the functions that a completion calls."""
+        compiled = self._compiled(learned, tools)
+        parsed = parse(compiled, completion.tolist(), None, compiled.prompt_bytes(prompt))
+        return [call.name for call in parsed.tool_calls if call.name is not None]
 
     def _compiled(self, learned: _Learned, tools: Any) -> Compiled:
         if learned.compiled is None:

@@ -18,6 +18,9 @@ from .grammar import CallGrammar, Channels, Frame, TurnGrammar
 from .probes import Draw, Prober, Turn, call, leading, trailing
 
 NO_CALLS: Final = "the template shows no tool calls"
+ONE_CALL: Final = "the template writes one call a turn"
+SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
+BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
 
 
 def derive_grammar(
@@ -58,6 +61,9 @@ class _Deriver:
         if channels is not None:
             return TurnGrammar(head=self.prompt, prompt=self.prompt, channels=channels, notes=tuple(prober.notes))
         frame, opening = self._frames(thought, plain)
+        if self.prompt.strip() and opening.startswith(self.prompt):
+            prober.notes.append(SEVERAL_MESSAGES)
+            return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(prober.notes))
         if frame is None:
             frame = self._hidden(plain)
         head, opened, after_empty = self._head(plain, thought, frame, opening)
@@ -100,12 +106,12 @@ class _Deriver:
         between = turn.text[reasoning.stop : after[0].start]
         closing = self.prober.mark.search(between)
         if closing is None or between[: closing.start()].strip():
-            closing = re.search(r"\S.*\S", between, re.DOTALL) if after[0].field == "content" else None
+            closing = re.search(r"\S(?:.*\S)?", between, re.DOTALL) if after[0].field == "content" else None
         if closing is None:
             self.prober.notes.append("nothing that could be looked for closes the reasoning")
             return None, ""
         opened, lead = self._opening(turn.text[: reasoning.start], plain, closing[0])
-        if not opened and not self.prompt:
+        if not opened:
             self.prober.notes.append("nothing opens the reasoning, so that it is not to be told from content")
             return None, ""
         rest = between[closing.end() :] if after[0].field == "content" else ""
@@ -120,14 +126,20 @@ class _Deriver:
         return frame, rest.lstrip() if rest.strip() else ""
 
     def _opening(self, before: str, plain: Turn | None, closed: str) -> tuple[str, str]:
-        """What opens reasoning, and the white space after it: the last mark before it, or all that is not the head."""
+        """What opens reasoning, and the white space after it.
+
+        That is the last mark before it, or all that is not the head; or what the generation prompt ends with where it
+        goes further than that.
+        """
         said = plain.first("content") if plain else None
         head = plain.text[: said.start] if plain is not None and said is not None else ""
         marks = [match for match in self.prober.mark.finditer(before) if not before[match.end() :].strip()]
         if marks and (marks[-1][0] not in head or closed in head):
             return marks[-1][0], before[marks[-1].end() :]
-        rest = before[len(self.prober.common_prefix(before, head)) :]
-        return (rest.strip(), trailing(rest)) if self.prober.mark.search(rest) else ("", "")
+        rest = before[len(self.prober.common_prefix(before, head or self.prompt)) :]
+        if not rest.strip() and self.prompt.startswith(before):
+            rest = self.prompt[len(before) :]
+        return (rest.strip(), trailing(rest)) if rest.strip() else ("", "")
 
     def _hidden(self, plain: Turn | None) -> Frame | None:
         """Reasoning that is never shown, known by what the template looks for in content, or by what it prompts.
@@ -247,5 +259,8 @@ class _Deriver:
             prober.notes.append("the template shows no content before tool calls")
         two = prober.called({"key": "value"}, {"key": "value"})
         if two is None:
-            prober.notes.append("the template writes one call a turn")
-        return CallDeriver(prober, grammar, one, beside, two).derive()
+            prober.notes.append(ONE_CALL)
+        calls = CallDeriver(prober, grammar, one, beside, two).derive()
+        if calls is not None and beside is not None and (calls.section_open or calls.open).strip() in ("", "[", "{"):
+            prober.notes.append(BARE_CALLS)
+        return calls

@@ -236,7 +236,8 @@ class CallDeriver:
         return found[-1] if found else ""
 
     def _python(self) -> CallGrammar | None:
-        return CallGrammar(Style.PYTHON, others=Value.PYTHON, **self._around(self._bracketed(")")))
+        others = Value.PYTHON if self._value_text(True) == "True" else Value.JSON
+        return CallGrammar(Style.PYTHON, others=others, **self._around(self._bracketed(")")))
 
     def _braces(self, quote: str) -> CallGrammar | None:
         around = self._around(self._bracketed("}"))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import RendererError
-from .derive import NO_CALLS
+from .derive import NO_CALLS, ONE_CALL
 from .grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
-from .writing import write_calls
+from .writing import write_calls, write_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,13 @@ class Dialect:
     """What inference servers call it."""
 
     def format(self, calls: Sequence[Mapping[str, Any]], *, content: str = "") -> str:
-        """Calls (``{"name": …, "arguments": {…}}``, an ``id`` where the dialect writes one) after some content."""
+        """Calls (``{"name": …, "arguments": {…}}``, an ``id`` where the dialect writes one) after some content.
+
+        InputError names a call that lacks what is written of it.
+        """
         if self.calls is None:
             assert self.channels is not None
-            return "".join(self.channels.written(str(call["name"]), call["arguments"]) for call in calls)
+            return write_messages(self.channels, calls, content)
         return content + write_calls(self.calls, calls, beside=bool(content))
 
 
@@ -336,17 +339,39 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
     if not isinstance(parser, CallGrammar):
         raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {parser!r}")
+    lacking = _lacking(parser)
+    if lacking:
+        raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
     own = grammar.calls
     if own is not None:
         same = _core(own) == _core(parser)
+        if same and ONE_CALL in grammar.notes:
+            own = dataclasses.replace(own, separator=parser.separator)
         parser = own if same else dataclasses.replace(parser, before=own.before, after=own.after)
     return grammar.replace(calls=parser, channels=None, notes=notes)
+
+
+def _lacking(calls: CallGrammar) -> list[str]:
+    """Parts without which calls of a style are not to be read."""
+    fields = {*(field for field, _ in calls.keys), *(field for _, field in calls.head)}
+    named = calls.named_key or calls.style is Style.PYTHON or "name" in fields or (calls.id_is_name and "id" in fields)
+    found = {
+        "a name among its keys" if calls.style is Style.JSON_CALL else "a name in its head": named,
+        "arguments among its keys": calls.style is not Style.JSON_CALL or calls.named_key or "arguments" in fields,
+        "open or section_open": calls.style in (Style.JSON_CALL, Style.PYTHON) or calls.open or calls.section_open,
+        "quote": calls.style is not Style.BRACES or calls.quote,
+    }
+    if calls.style in (Style.PAIRS, Style.TREE):
+        found |= {part: getattr(calls, part).strip() for part in ("key_open", "value_open", "value_close")}
+    return [part for part, given in found.items() if not given]
 
 
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     frame = find_reasoning(parser) if isinstance(parser, str) else parser
     if frame is not None and not isinstance(frame, Frame):
         raise RendererError(f"reasoning_parser is a name or a Frame, not {parser!r}")
+    if frame is not None and not (frame.open and frame.close):
+        raise RendererError(f"reasoning is known by what opens and what closes it; {frame!r} lacks one of them")
     own = grammar.reasoning
     if frame is None or (own is not None and (own.open, own.close) == (frame.open, frame.close)):
         return grammar.replace(reasoning=own if frame is not None else None)

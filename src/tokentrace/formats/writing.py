@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError
-from .grammar import CallGrammar, Style, Value
+from .grammar import CallGrammar, Channels, Style, Value
 
 
 def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, beside: bool = False) -> str:
-    """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them.
+    """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them, JSON as `json.dumps` does.
 
-    `beside` says that content comes before them. InputError names a call that lacks what the grammar writes.
+    `beside` says that content comes before them. InputError names a call that lacks what the grammar writes. What else
+    a template puts into the object of a call (its type) is not in the grammar, and is left out.
     """
     if not calls:
         return ""
@@ -24,12 +25,25 @@ def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, bes
     return f"{before}{grammar.section_open}{written}{grammar.section_close}{grammar.after}"
 
 
+def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], content: str) -> str:
+    """A call, after content, in messages of their own, after the head of the turn.
+
+    InputError where there are several: what ends a call ends the turn.
+    """
+    if len(calls) > 1:
+        raise InputError(
+            f"are {len(calls)}, and a turn of messages on channels ends with its first", field="tool_calls"
+        )
+    said = ""
+    if content:
+        head = channels.call if calls else channels.content
+        said = f"{channels.channel}{head}{channels.message}{content}"
+        said += f"{channels.end}{channels.start}assistant" if calls else ""
+    return said + "".join(channels.written(_field(call, "name", 0), _arguments(call, 0)) for call in calls)
+
+
 def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
-    arguments = call.get("arguments")
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(arguments, Mapping):
-        raise InputError("must be a mapping", field=f"tool_calls.{at}.arguments")
+    arguments = _arguments(call, at)
     if grammar.style is Style.JSON_CALL:
         return _json(grammar, _object(grammar, call, arguments, at))
     if grammar.style is Style.PYTHON:
@@ -40,9 +54,23 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
         inside = _json(grammar, arguments)
     elif grammar.style is Style.PAIRS:
         inside = "".join(_pair(grammar, key, value) for key, value in arguments.items())
+    elif grammar.style is Style.BRACES:
+        return head + _braces(grammar, arguments)
     else:
         inside = "".join(_element(grammar, key, value) for key, value in arguments.items())
     return f"{head}{grammar.begin}{inside}{grammar.end}"
+
+
+def _arguments(call: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise InputError(f"is not JSON: {error}", field=f"tool_calls.{at}.arguments") from None
+    if not isinstance(arguments, Mapping):
+        raise InputError("must be a mapping", field=f"tool_calls.{at}.arguments")
+    return arguments
 
 
 def _field(call: Mapping[str, Any], field: str, at: int) -> str:
@@ -53,6 +81,8 @@ def _field(call: Mapping[str, Any], field: str, at: int) -> str:
 
 
 def _object(grammar: CallGrammar, call: Mapping[str, Any], arguments: Mapping[str, Any], at: int) -> dict[str, Any]:
+    if grammar.named_key:
+        return {_field(call, "name", at): arguments}
     out: dict[str, Any] = {}
     for field, path in grammar.keys:
         inner = out
@@ -74,6 +104,8 @@ def _pair(grammar: CallGrammar, key: str, value: Any) -> str:
 
 def _value(grammar: CallGrammar, value: Any) -> str:
     if isinstance(value, str):
+        if grammar.strings is Value.CDATA:
+            return f"<![CDATA[{value}]]>" if "<" in value or "&" in value else value
         return value if grammar.strings is Value.BARE else _json(grammar, value)
     if grammar.others is Value.PYTHON and (value is None or isinstance(value, bool)):
         return str(value)
@@ -97,4 +129,14 @@ def _python(grammar: CallGrammar, value: Any) -> str:
         return "{" + ", ".join(f"{_json(grammar, key)}: {_python(grammar, some)}" for key, some in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_python(grammar, some) for some in value) + "]"
-    return str(value) if value is None or isinstance(value, bool) else _json(grammar, value)
+    return _value(grammar, value)
+
+
+def _braces(grammar: CallGrammar, value: Any) -> str:
+    if isinstance(value, str):
+        return f"{grammar.quote}{value}{grammar.quote}"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_braces(grammar, some)}" for key, some in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_braces(grammar, some) for some in value) + "]"
+    return _value(grammar, value)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .compiled import CompiledCalls
 from .output import Attempt, Output
-from .reader import Marks, Reader, Reading
+from .reader import Reader, Reading
 from .response import CallStatus
 from .values import read_value
 
@@ -27,9 +27,6 @@ class BraceReader:
         self.calls = calls
         self.reader = reader
         self.output = output
-        inside = [("quote", calls.quote), ("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
-        self._outside = Marks([*inside, *calls.hard_marks])
-        self._quoted = Marks([("quote", calls.quote), *calls.hard_marks])
 
     def arguments(self, attempt: Attempt) -> Reading[None]:
         """Arguments, after the brace that opens them, up to the one that closes them."""
@@ -37,7 +34,7 @@ class BraceReader:
         start = reader.at - 1
         depth, quoted = 1, False
         while depth:
-            found = yield from reader.find(self._quoted if quoted else self._outside)
+            found = yield from reader.find(self.calls.in_quotes if quoted else self.calls.in_braces)
             if found is None or found.kind in ("stop", "hard"):
                 attempt.blame(CallStatus.MALFORMED, "the braces are not closed")
                 return

@@ -65,7 +65,7 @@ class CallParser:
         return reader.ended and reader.data.startswith(pad, reader.at) and reader.at + len(pad) == len(reader.data)
 
     def _section(self) -> Reading[None]:
-        """A section: calls, white space, and text that is content all the same."""
+        """A section: calls, white space, and text that is content all the same. Without a call it is an attempt."""
         calls, reader, output = self.calls, self.reader, self.output
         begun, found_any = reader.at, False
         past = yield from reader.sees_all(calls.section_open)
@@ -77,22 +77,27 @@ class CallParser:
                 yield from self._attempts(at)
                 continue
             found = yield from self._mark_at(at)
+            text = reader.at if found is None else at
             if found is not None:
                 reader.at = at
             else:
-                found = yield from reader.find(calls.in_section, output.content)
+                found = yield from reader.find(calls.in_section, output.content if found_any else None)
             if found is None or found.kind in ("stop", "reopened"):
                 break
             if found.kind == "closed":
                 past = yield from reader.sees_all(calls.section_close)
                 reader.at = past if past is not None else found.stop
                 break
+            if not found_any:
+                output.content(text, reader.at)
             found_any = True
             yield from (self._delimited() if calls.open else self._attempts(reader.at))
         output.settle()
-        if not found_any and not calls.open:
+        if not found_any:
             attempt = output.start_call(begun)
             attempt.blame(CallStatus.MALFORMED, "no call follows the opening of calls")
+            if found is None or found.kind != "closed":
+                self._broken_off(attempt, found)
             output.finish_call(attempt, reader.at)
 
     def _past_separator(self) -> Reading[int]:
@@ -175,15 +180,14 @@ class CallParser:
             yield from self._python.call(attempt)
         elif not (yield from self._head(attempt)):
             attempt.ragged = True
+        elif self.style is Style.JSON_ARGUMENTS:
+            yield from self._json.arguments(attempt)
+        elif self.style is Style.BRACES:
+            yield from self._braces.arguments(attempt)
+        elif self.style is Style.PAIRS:
+            yield from self._pairs.pairs(attempt)
         else:
-            if self.style is Style.JSON_ARGUMENTS:
-                yield from self._json.arguments(attempt)
-            elif self.style is Style.BRACES:
-                yield from self._braces.arguments(attempt)
-            elif self.style is Style.PAIRS:
-                yield from self._pairs.pairs(attempt)
-            else:
-                yield from self._pairs.tree(attempt)
+            yield from self._pairs.tree(attempt)
 
     def _head(self, attempt: Attempt) -> Reading[bool]:
         """The fields before the arguments; whether it got to the arguments."""

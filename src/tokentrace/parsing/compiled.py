@@ -46,6 +46,8 @@ class CompiledCalls:
         self.head: list[tuple[Pieces, str]] = [(of(lead), field) for lead, field in grammar.head]
         self.begin, self.end = of(grammar.begin), of(grammar.end)
         self.quote = marked.scaffold(grammar.quote)
+        self.value_marks: dict[frozenset[str], Marks] = {}
+        """What may end a value, by the arguments that a tool declares."""
         self.key_open = of(grammar.key_open)
         self.value_opens: list[tuple[Pieces, bytes, bool]] = []
         """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
@@ -92,6 +94,9 @@ class CompiledCalls:
         sequences = [self.finish, self.finish + self.section_close]
         self.sure_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
         """What is certain to end a call even where an argument was not closed."""
+        braces = [("quote", self.quote), ("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
+        self.in_braces = Marks([*braces, *self.hard_marks])
+        self.in_quotes = Marks([("quote", self.quote), *self.hard_marks])
         closers = (self.end[:1], self.close[:1], self.section_close[:1])
         self.after_value = [self.key_open, *closers, *((piece,) for piece in self.hard_pieces)]
         self.after_value = [some for some in self.after_value if some]
@@ -137,6 +142,15 @@ class Compiled:
             opening.append(("answered", self.content.close))
         before = self.calls.before if self.calls else b""
         self.in_content = Marks([*opening, *stopping], {"call": before, "answered": self.content.trail})
+
+    def delimiters(self, *, control: bool = True) -> dict[str, list[str]]:
+        """What ends reasoning, content or arguments wherever it stands; only what is text, without `control`."""
+        arguments = [*self.calls.value_close[:1], *self.calls.hard_pieces] if self.calls is not None else []
+        found = {"reasoning": self.in_reasoning.kinds, "content": self.in_content.kinds, "arguments": arguments}
+        return {
+            field: [self.marked.visible(piece).decode() for piece in some if control or not unforgeable(piece)]
+            for field, some in found.items()
+        }
 
     def prompt_bytes(self, ids: Sequence[int] | Ids) -> bytes:
         """The end of a prompt: what may be the beginning of the turn, which is all that matters."""

@@ -6,7 +6,6 @@ ends calls ends JSON too; so does what no JSON can hold: a line break in a strin
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from .reader import Reader, Reading, Say
 from .response import CallStatus
 from .values import read_json
 
-_IN_STRING: Final = re.compile(b'["\\\\\n\r\xff]')
+_STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\.[^"\\\\\n\r\xff]*)*', re.DOTALL)
 _OUTSIDE: Final = re.compile(rb"[^\s\w,:.+-]")
 _WORD: Final = re.compile(rb"[-+.\w]*")
 _QUOTE, _ESCAPE, _CONTROL = 0x22, 0x5C, 0xFF
@@ -157,12 +156,14 @@ class JsonReader:
             if field == "arguments":
                 output.argue(attempt, text or "")
             elif field == "id":
-                attempt.id = text or None
+                output.name_call(attempt, None, text)
             elif text is None:
                 attempt.blame(CallStatus.MISSING_NAME, "the name is not a string")
             else:
                 output.name_call(attempt, text)
             return True
+        if field is not None:
+            attempt.blame(CallStatus.MALFORMED, f"{here[-1]!r} is given twice")
         if here in self._inner and (yield from reader.sees(b"{")):
             return (yield from self._members(attempt, here, seen, bare=bare))
         return (yield from self.value(_silent))
@@ -170,7 +171,7 @@ class JsonReader:
     def _text(self, start: int, stop: int) -> str | None:
         """A string of JSON."""
         try:
-            value: Any = json.loads(self.output.text(start, stop))
+            value: Any = read_json(self.output.text(start, stop))
         except ValueError:
             return None
         return value if isinstance(value, str) else None
@@ -188,21 +189,19 @@ class JsonReader:
         depth, in_string = 0, False
         said = at = reader.at
         while True:
-            match = (_IN_STRING if in_string else _OUTSIDE).search(data, at)
-            if match is None:
-                say(said, len(data))
-                reader.at = said = at = len(data)
+            match = _STRING.match(data, at) if in_string else _OUTSIDE.search(data, at)
+            at = len(data) if match is None else match.end() if in_string else match.start()
+            if at == len(data) or (in_string and data[at] == _ESCAPE and at + 1 == len(data)):
+                stop = len(data) if reader.ended else at  # an escape may be half of one
+                say(said, stop)
+                reader.at = said = stop
                 if reader.ended:
                     return False
                 yield
                 continue
-            byte, at = data[match.start()], match.end()
-            if in_string and byte == _ESCAPE:
-                while len(data) <= at and not reader.ended:
-                    yield
-                at += 1
-                continue
-            if in_string and byte == _CONTROL and not (yield from self._ends(match.start())):
+            byte, here = data[at], at
+            at += 1
+            if in_string and byte == _CONTROL and not (yield from self._ends(here)):
                 continue
             if byte == _QUOTE:
                 in_string = not in_string
@@ -211,8 +210,8 @@ class JsonReader:
             elif not in_string and byte in b"}]":
                 depth -= 1
             else:
-                reader.at = match.start()
-                say(said, reader.at)
+                reader.at = here
+                say(said, here)
                 return False
             if depth <= 0 and not in_string:
                 reader.at = at

@@ -8,6 +8,7 @@ written as FE, which does too. So delimiters can be searched for as bytes, and o
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from ..tokens.vocabulary import Vocabulary
@@ -22,23 +23,37 @@ def mark(index: int) -> bytes:
     return bytes((0xFF, *(0x80 | (index >> shift) & 0x3F for shift in (18, 12, 6, 0))))
 
 
+class _Known(dict[int, bytes]):
+    """Tokens that have been asked for, and control tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__({token.id: mark(token.id) for token in vocabulary.control.values()})
+        self._vocabulary = vocabulary
+
+    def __missing__(self, index: int) -> bytes:
+        spelled = self._vocabulary.token_bytes(index) if 0 <= index < self._vocabulary.size else b""
+        found = self[int(index)] = spelled.replace(b"\xff", b"\xfe") or _UNKNOWN
+        return found
+
+
 class MarkedBytes:
     """Tokens and scaffold as marked bytes."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._known: dict[int, bytes] = {token.id: mark(token.id) for token in vocabulary.control.values()}
+        self._known = _Known(vocabulary)
         self._texts: dict[bytes, bytes] = {
             mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
         }
 
     def token(self, index: int) -> bytes:
         """One token. An id that the vocabulary does not have is U+FFFD."""
-        known = self._known.get(index)
-        if known is None:
-            spelled = self._vocabulary.token_bytes(index) if 0 <= index < self._vocabulary.size else b""
-            known = self._known[index] = spelled.replace(b"\xff", b"\xfe") or _UNKNOWN
-        return known
+        return self._known[index]
+
+    def tokens(self, ids: Iterable[int]) -> list[bytes]:
+        """Many tokens."""
+        known = self._known
+        return [known[index] for index in ids]
 
     def scaffold(self, text: str) -> bytes:
         """Text as the template would write it: names of control tokens are the tokens."""

@@ -15,7 +15,7 @@ from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, Conten
 from .marked import MarkedBytes
 from .reader import Reader
 from .response import CallStatus, ParsedToolCall, Part, PartKind, TokenRange
-from .values import Tools
+from .values import Tools, read_json
 
 _SEVERITY: Final = (
     CallStatus.TRUNCATED,
@@ -30,6 +30,9 @@ _SEVERITY: Final = (
 
 _NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 """Kimi's ids: ``functions.NAME:INDEX``."""
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: JSON and Python can escape one, but no text holds it."""
 
 
 @dataclass(slots=True)
@@ -142,8 +145,8 @@ class Output:
 
     def name_call(self, attempt: Attempt, name: str | None, call_id: str | None = None) -> None:
         """The name is known: tell it, and what of the arguments has been waiting for it."""
-        attempt.id = attempt.id or call_id or None
-        attempt.name = attempt.name or name or None
+        attempt.id = attempt.id or _HALF.sub("\ufffd", call_id or "") or None
+        attempt.name = attempt.name or _HALF.sub("\ufffd", name or "") or None
         if attempt.name is None or attempt.named or not attempt.announced:
             return
         attempt.named = True
@@ -160,6 +163,7 @@ class Output:
         """More of the arguments' JSON."""
         if not text:
             return
+        text = _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
         if not attempt.named:
             attempt.waiting.append(text)
             return
@@ -226,7 +230,8 @@ def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:
         return found
 
     try:
-        value = json.loads(text, object_pairs_hook=members, parse_constant=_refuse)
+        value = read_json(text)
+        json.loads(text, object_pairs_hook=members)
     except (ValueError, RecursionError) as error:
         attempt.blame(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
         return None
@@ -237,7 +242,3 @@ def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:
         key = next(key for key, count in Counter(doubled).items() if count > 1)
         attempt.blame(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice")
     return value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")

@@ -24,7 +24,6 @@ class PairReader:
         self.calls = calls
         self.reader = reader
         self.output = output
-        self._marks: dict[str | None, Marks] = {}
 
     def pairs(self, attempt: Attempt) -> Reading[None]:
         """Arguments, until something else comes."""
@@ -121,16 +120,19 @@ class PairReader:
 
     def _value_marks(self, name: str | None) -> Marks:
         """What may end a value of a tool. The openings of its other arguments are among it."""
-        known = self._marks.get(name)
+        calls = self.calls
+        declared = self.output.tools.declared(name)
+        known = calls.value_marks.get(declared)
         if known is None:
-            calls = self.calls
             marks = [("value", calls.value_close[0])]
             marks += [("finish", sequence[0]) for sequence in calls.sure_ends]
             opening, after = b" ".join(calls.key_open), calls.value_opens[0][0][0]
-            for key in self.output.tools.declared(name):
+            for key in declared:
                 marks.append((f"key {key}", opening + key.encode("utf-8", "replace") + after))
             pads = {kind: calls.value_trail for kind, _ in marks}
-            known = self._marks[name] = Marks([*marks, *calls.hard_marks], pads)
+            if len(calls.value_marks) > 1000:
+                calls.value_marks.clear()
+            known = calls.value_marks[declared] = Marks([*marks, *calls.hard_marks], pads)
         return known
 
     def _certain(self, attempt: Attempt, found: Found) -> Reading[bool]:

@@ -5,8 +5,8 @@ There is one parser, and it streams: a whole completion is a stream that comes a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable
 
 from .channels import ChannelParser
 from .compiled import Compiled
@@ -28,13 +28,13 @@ class StreamingParser:
     def __init__(
         self,
         compiled: Compiled,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         prompt: bytes | None = None,
     ) -> None:
         self._compiled = compiled
         self._reader = reader = Reader()
         reader.data += compiled.prefix(compiled.prompt if prompt is None else prompt)
-        self._output = Output(reader, compiled.marked, len(reader.data), Tools(tools))
+        self._output = Output(reader, compiled.marked, len(reader.data), tools or Tools(None))
         channels = compiled.grammar.channels
         asked = prompt is not None
         if channels is not None:
@@ -49,11 +49,12 @@ class StreamingParser:
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and say what has become certain."""
-        reader, token, starts = self._reader, self._compiled.marked.token, self._output.starts
-        for index in ids:
-            starts.append(len(reader.data))
-            reader.data += token(int(index))
-            self._count += 1
+        pieces = self._compiled.marked.tokens(ids)
+        if pieces:
+            data, starts = self._reader.data, self._output.starts
+            starts += itertools.accumulate(map(len, pieces[:-1]), initial=len(data))
+            data += b"".join(pieces)
+            self._count += len(pieces)
         return self._go_on()
 
     def finish(self) -> list[Event]:
@@ -104,7 +105,7 @@ class StreamingParser:
 def parse(
     compiled: Compiled,
     ids: Iterable[int],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools | None = None,
     prompt: bytes | None = None,
 ) -> ParsedResponse:
     """A whole completion."""

@@ -56,7 +56,11 @@ class Marks:
 
     def begins(self, data: bytearray, start: int) -> bool:
         """Whether a longer mark may still come of what stands at `start`."""
-        return len(data) - start <= self._longest and bytes(data[start:]) in self._begun
+        return self.reaches(data, start) and bytes(data[start:]) in self._begun
+
+    def reaches(self, data: bytearray, start: int) -> bool:
+        """Whether the end is near enough for a mark from `start` on to go beyond it."""
+        return len(data) - start <= self._longest
 
 
 class Reader:
@@ -113,9 +117,10 @@ class Reader:
         start = said = scan = self.at
         while True:
             match = marks.pattern.search(self.data, scan) if marks.pattern is not None else None
-            if match is not None and not self.ended and marks.begins(self.data, match.start()):
-                scan = match.start()  # a longer mark may come of it
-            elif match is not None:
+            held = len(self.data)
+            if not self.ended and (match is None or marks.reaches(self.data, match.start())):
+                held = marks.held(self.data, said)
+            if match is not None and match.start() < held:
                 kind = marks.kinds[match[0]]
                 text = match.start()
                 pad = marks.pads.get(kind, b"")
@@ -131,8 +136,8 @@ class Reader:
                     say(said, self.at)
                 return None
             else:
-                scan = marks.held(self.data, said)
-                if say is not None and scan > said:
-                    say(said, scan)
-                    said = scan
+                scan = held
+                if match is None and say is not None and held > said:  # else a longer mark may come of the one found
+                    say(said, held)
+                    said = held
             yield

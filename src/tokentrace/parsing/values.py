@@ -453,6 +453,7 @@ class Tools:
         self.given = bool(entries)
         """Whether there are any."""
         self._schemas = {name: schema for entry in entries for name, schema in _declaration(entry)}
+        self._parameters: dict[tuple[str | None, str], Schema] = {}
 
     def knows(self, name: str) -> bool:
         """Whether a tool has this name; True where none are given."""
@@ -460,8 +461,13 @@ class Tools:
 
     def parameter(self, name: str | None, key: str) -> Schema | None:
         """The schema of one parameter; None if nothing is said about it, or there is no such tool."""
-        schema = None if name is None else self._schemas.get(name)
-        return None if schema is None else schema.property(key)
+        if (name, key) not in self._parameters:
+            schema = None if name is None else self._schemas.get(name)
+            found = None if schema is None else schema.property(key)
+            if found is None or len(self._parameters) > 10_000:
+                return found
+            self._parameters[name, key] = found
+        return self._parameters[name, key]
 
     def declared(self, name: str | None) -> frozenset[str]:
         """The names of the declared parameters; none if there is no such tool."""

@@ -1,0 +1,295 @@
+"""Parsing inverts rendering: what the template writes of a message is read back as it was, and the rest is reported."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import make_renderer
+from tokentrace import Renderer, TokentraceError
+from tokentrace.parsing.losses import Loss, LossKind
+from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse
+
+USER = {"role": "user", "content": "question"}
+Message = dict[str, Any]
+
+_PIECES = [
+    "hello", "x = 1", "    return 1\n", "\n", "\n\n", " ", "\t", '"quoted"', "it's", "\\n", "é", "ü", "你好", "🎉",
+    "👩‍👩‍👧",
+    "<b>", "</b>", "<parameter=x>", "</parameter>", "<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[",
+    "null", "True", "42", "-1.5e3", "&amp;", "|", "<|im_end|>", "</arg_value>", "</invoke>", "```json\n",
+    "<function=f>",
+    '{"name": "f", "arguments": {}}', "assistant", "\r\n", "\u200b", "\u00a0",
+]  # fmt: skip
+text = st.lists(st.sampled_from(_PIECES) | st.text(max_size=8), max_size=6).map("".join)
+scalar = (
+    text | st.integers(-(10**9), 10**9) | st.booleans() | st.none() | st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
+)
+value = st.recursive(
+    scalar, lambda some: st.lists(some, max_size=3) | st.dictionaries(text, some, max_size=3), max_leaves=6
+)
+names = st.sampled_from(["path", "content", "count", "flags", "where"])
+arguments = st.dictionaries(names, value, max_size=4)
+
+_TYPES = {
+    str: "string",
+    int: "integer",
+    bool: "boolean",
+    float: "number",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
+
+
+@st.composite
+def assistants(draw: st.DrawFn) -> Message:
+    message: Message = {"role": "assistant", "content": draw(text)}
+    if draw(st.booleans()):
+        message["reasoning_content"] = draw(text)
+    calls = draw(st.lists(arguments, max_size=3))
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"functions.tool_{at}:{at}",
+                "type": "function",
+                "function": {"name": f"tool_{at}", "arguments": some},
+            }
+            for at, some in enumerate(calls)
+        ]
+    return message
+
+
+def schemas(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Tools whose parameters have the types of the arguments they are given."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": call["function"]["name"],
+                "description": "a tool",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        key: {"type": _TYPES[type(some)]} for key, some in call["function"]["arguments"].items()
+                    },
+                },
+            },
+        }
+        for call in message.get("tool_calls", [])
+    ] or [{"type": "function", "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object"}}}]
+
+
+def normalised(some: Any, renderer: Renderer) -> Any:
+    """Text as the tokenizer has it: some compose Unicode before they encode, which nobody can undo."""
+    if not renderer.tokenizer.vocabulary.nfc:
+        return some
+    return json.loads(unicodedata.normalize("NFC", json.dumps(some, ensure_ascii=False)))
+
+
+def forms(message: Message) -> Iterator[Message]:
+    """The message with arguments as a mapping, or as JSON where the template wants that."""
+    yield message
+    if "tool_calls" in message:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+        yield {**message, "tool_calls": calls}
+
+
+def round_trip(
+    renderer: Renderer, message: Message, tools: list[dict[str, Any]] | None
+) -> tuple[ParsedResponse, list[Loss]] | None:
+    """Render, cut the assistant's tokens out, parse. None where the template refuses the message."""
+    for form in forms(message):
+        try:
+            rendered = renderer.render([USER, form], tools=tools)
+        except TokentraceError:
+            continue
+        if not rendered.turns:
+            return None
+        turn = rendered.turns[-1]
+        ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
+        parsed = renderer.parse_response(ids, tools=tools, prompt_ids=prompt)
+        return parsed, renderer.find_losses([USER, form], tools=tools)
+    return None
+
+
+def differences(message: Message, parsed: ParsedResponse, losses: list[Loss]) -> list[str]:
+    """Where the parsed message is not the given one, and no loss says so."""
+    lost = {loss.field for loss in losses}
+    if any(loss.kind is LossKind.AMBIGUOUS and loss.field in ("content", "tool_calls") for loss in losses):
+        return []  # what spells a delimiter may be anything
+    moved = any(loss.kind is LossKind.MOVED for loss in losses)
+    found = []
+    if "content" not in lost and parsed.content != (message["content"] or ""):
+        found.append(f"content {parsed.content!r} for {message['content']!r}")
+    reasoning = message.get("reasoning_content") or ""
+    if "reasoning_content" not in lost and not moved and (parsed.reasoning_content or "") != reasoning:
+        found.append(f"reasoning {parsed.reasoning_content!r} for {reasoning!r}")
+    kept = [(at, call) for at, call in enumerate(message.get("tool_calls", [])) if f"tool_calls.{at}" not in lost]
+    if len(kept) != len(parsed.tool_calls):
+        return [*found, f"{len(parsed.tool_calls)} calls for {len(kept)}"]
+    for (at, call), read in zip(kept, parsed.tool_calls, strict=True):
+        function, field = call["function"], f"tool_calls.{at}.function"
+        if read.status is not CallStatus.OK and not any(name.startswith(f"{field}.arguments") for name in lost):
+            found.append(f"call {at} is {read.status}: {read.problem}")
+        if f"{field}.name" not in lost and read.name != function["name"]:
+            found.append(f"name {read.name!r} for {function['name']!r}")
+        if f"tool_calls.{at}.id" not in lost and read.id != call["id"]:
+            found.append(f"id {read.id!r} for {call['id']!r}")
+        if f"{field}.arguments" in lost or read.arguments is None:
+            continue
+        for key, some in function["arguments"].items():
+            if f"{field}.arguments.{key}" in lost:
+                continue
+            again = read.arguments.get(key, "(missing)")
+            if again != some or type(again) is not type(some):
+                found.append(f"{key}={again!r} for {some!r}")
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(message=assistants(), with_tools=st.booleans())
+def test_what_is_rendered_is_read_back(family: str, message: Message, with_tools: bool) -> None:
+    renderer = make_renderer(family, trusted=())
+    message = normalised(message, renderer)
+    tools = schemas(message) if with_tools else None
+    trip = round_trip(renderer, message, tools)
+    if trip is None:
+        return
+    parsed, losses = trip
+    assert differences(message, parsed, losses) == []
+    ambiguous = any(loss.kind is LossKind.AMBIGUOUS for loss in losses)
+    assert ambiguous or parsed.open is None
+    assert {(_class(loss), loss.kind.value) for loss in losses} <= LOSSY[family]
+
+
+def _class(loss: Loss) -> str:
+    """A field without the numbers in it."""
+    parts = [part for part in loss.field.split(".") if not part.isdigit() and part not in ("tool_calls", "function")]
+    return parts[0] if parts else "calls" if loss.field == "tool_calls" else "call"
+
+
+NO_IDS = {("id", "dropped")}
+NO_REASONING = {("reasoning_content", "dropped")}
+TRIMS = {
+    ("content", "changed"),
+    ("content", "dropped"),
+    ("reasoning_content", "changed"),
+    ("reasoning_content", "dropped"),
+}
+TRIMS_CONTENT = {("content", "changed"), ("content", "dropped")}
+CUTS_THINKING = {("content", "moved"), ("content", "changed"), ("content", "dropped")}
+"""Content that holds ``</think>`` is cut there."""
+IN_LETTERS = {
+    ("arguments", "ambiguous"),
+    ("calls", "ambiguous"),
+    ("content", "ambiguous"),
+    ("reasoning_content", "ambiguous"),
+}
+"""Some delimiters are letters, which arguments may spell, and bare values need a schema to tell their type."""
+_HERMES = NO_IDS | NO_REASONING | CUTS_THINKING
+_GLM = NO_IDS | TRIMS | CUTS_THINKING | {("arguments", "ambiguous")}
+_QWEN_XML = NO_IDS | TRIMS | CUTS_THINKING | IN_LETTERS
+
+LOSSY: dict[str, set[tuple[str, str]]] = {
+    "qwen2.5": NO_IDS | NO_REASONING,
+    "qwq-32b": _HERMES,
+    "qwen3": NO_IDS | TRIMS | CUTS_THINKING,
+    "qwen3-instruct-2507": NO_IDS | NO_REASONING,
+    "qwen3-thinking-2507": NO_IDS | TRIMS | CUTS_THINKING,
+    "qwen3-vl": NO_IDS | NO_REASONING,
+    "qwen3-coder": NO_IDS | NO_REASONING | TRIMS_CONTENT | IN_LETTERS,
+    "qwen3.5": _QWEN_XML,
+    "qwen3.5-nothink": _QWEN_XML,
+    "qwen3.6": _QWEN_XML,
+    "glm-4.5": _GLM,
+    "glm-4.6": _GLM,
+    "glm-4.7": _GLM,
+    "glm-4.7-flash": _GLM,
+    "glm-5": _GLM,
+    "glm-5.1": _GLM,
+    "glm-5.2": _GLM,
+    "minimax-m2": NO_IDS | CUTS_THINKING | IN_LETTERS | NO_REASONING,
+    "minimax-m3": NO_IDS
+    | {("calls", "ambiguous"), ("arguments", "ambiguous"), ("arguments", "dropped")}
+    | CUTS_THINKING,
+    "deepseek-v3": NO_REASONING | {("call", "dropped")},
+    "deepseek-r1": _HERMES,
+    "deepseek-v3.1": _HERMES,
+    "deepseek-v3.2": NO_IDS | NO_REASONING,
+    "deepseek-v4": NO_IDS | NO_REASONING,
+    "kimi-k2": NO_REASONING,
+    "kimi-k2.5": NO_REASONING,
+    "llama-3.1": NO_IDS | NO_REASONING | TRIMS_CONTENT | {("content", "ambiguous")},
+    "llama-3.2": NO_IDS | NO_REASONING | TRIMS_CONTENT | {("content", "ambiguous")},
+    "gpt-oss": NO_IDS | {("call", "dropped"), ("content", "moved"), ("reasoning_content", "dropped")},
+    "mistral-nemo": NO_REASONING,
+    "nemotron-3-nano": _QWEN_XML,
+    "gemma-3": NO_REASONING | TRIMS_CONTENT | {("call", "dropped")},
+}
+"""What templates lose: the only exceptions, each of which `find_losses` has to report by itself."""
+
+
+def example(**changes: Any) -> Message:
+    call = {"id": "functions.tool_0:0", "type": "function", "function": {"name": "tool_0", "arguments": {"path": "x"}}}
+    return {"role": "assistant", "content": "answer", "reasoning_content": "thought", "tool_calls": [call], **changes}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qwen3", []),
+        ("qwen2.5", [("reasoning_content", LossKind.DROPPED)]),
+        ("kimi-k2", [("reasoning_content", LossKind.DROPPED)]),
+        ("gpt-oss", None),
+        ("deepseek-v3", [("reasoning_content", LossKind.DROPPED), ("tool_calls.0", LossKind.DROPPED)]),
+        ("gemma-3", [("reasoning_content", LossKind.DROPPED), ("tool_calls.0", LossKind.DROPPED)]),
+    ],
+)
+def test_the_trace_says_what_a_template_drops(name: str, expected: list[tuple[str, LossKind]] | None) -> None:
+    renderer = make_renderer(name)
+    if expected is None:  # it refuses content and reasoning beside a call, and moves content to the reasoning
+        losses = renderer.find_losses([USER, example(reasoning_content=None)])
+        assert [(loss.field, loss.kind) for loss in losses if loss.field != "tool_calls.0.id"] == [
+            ("content", LossKind.MOVED)
+        ]
+        return
+    losses = renderer.find_losses([USER, example()])
+    assert [(loss.field, loss.kind) for loss in losses if loss.field != "tool_calls.0.id"] == expected
+    assert all(loss.message == 1 and loss.why for loss in losses)
+
+
+def test_a_loss_is_told_from_another() -> None:
+    renderer = make_renderer("qwen3-coder")
+    tools = schemas(example())
+    arguments = {"path": "a\n</parameter>\n<parameter=b>", "count": "42", "where": None}
+    call = {"id": "x", "type": "function", "function": {"name": "tool_0", "arguments": arguments}}
+    losses = renderer.find_losses([USER, example(content=" answer ", tool_calls=[call])], tools=tools)
+    kinds = {loss.field.removeprefix("tool_calls.0.function."): loss.kind for loss in losses}
+    assert kinds == {
+        "reasoning_content": LossKind.DROPPED,
+        "content": LossKind.CHANGED,
+        "tool_calls.0.id": LossKind.DROPPED,
+        "tool_calls": LossKind.AMBIGUOUS,  # an argument spells a delimiter
+        "arguments.count": LossKind.AMBIGUOUS,  # the schema does not know it: a number, as far as one can see
+    }
+
+
+def test_control_tokens_in_an_assistants_own_text_are_ambiguous_only_where_it_is_trusted() -> None:
+    message = {"role": "assistant", "content": "use <tool_call> here"}
+    trusting, literal = make_renderer("qwen3"), make_renderer("qwen3", trusted=())
+    assert [loss.kind for loss in trusting.find_losses([USER, message])] == [LossKind.AMBIGUOUS]
+    assert literal.find_losses([USER, message]) == []
+    parsed, _ = round_trip(literal, message, None) or pytest.fail("refused")
+    assert parsed.content == message["content"]
+    assert parsed.finish is Finish.STOP
+    assert parsed.tool_calls == []
