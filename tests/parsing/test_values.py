@@ -162,7 +162,6 @@ def test_where_only_strings_are_admitted_every_text_is_itself(schema: Any, text:
         {"type": "str"},
         {"$ref": "#/$defs/missing"},
     ],
-    ids=repr,
 )
 def test_what_may_be_no_string_cannot_be_passed_on_before_its_end(schema: Any) -> None:
     assert not Schema(schema).only_text
@@ -396,7 +395,6 @@ def test_another_type_than_admitted_is_passed_on_and_plain_text_is_not_sure(
         ({"enum": "ab"}, None),
         (5, None),
     ],
-    ids=repr,
 )
 def test_types_that_a_schema_admits(schema: Any, types: set[str] | None) -> None:
     assert Schema(schema).types() == types
@@ -447,7 +445,6 @@ def test_nested_schemas_are_found_through_references_and_branches() -> None:
         ({"properties": {"a": True}}, None),
         ({"properties": {"a": None}}, None),
     ],
-    ids=repr,
 )
 def test_a_property_is_what_all_branches_say_of_it(schema: Any, types: set[str] | None) -> None:
     found = Schema(schema).property("a")
@@ -465,7 +462,6 @@ def test_a_property_is_what_all_branches_say_of_it(schema: Any, types: set[str] 
         {"anyOf": [5, {"properties": 5}]},
         [],
     ],
-    ids=repr,
 )
 def test_of_other_properties_nothing_is_said(schema: Any) -> None:
     assert Schema(schema).property("a") is None
