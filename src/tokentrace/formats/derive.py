@@ -86,11 +86,11 @@ class _Deriver:
     # -- content
 
     def _closing(self, plain: Turn | None) -> Frame:
-        """What the template writes after content, in letters, where the turn goes on after it."""
+        """What the template writes after content: letters that close the turn, or white space before its stop."""
         said = plain.first("content") if plain else None
         after = plain.text[said.stop :] if plain is not None and said is not None else ""
         if not after.strip():
-            return Frame()
+            return Frame(trail=after)
         return Frame(trail=leading(after), close=after.strip(), after=trailing(after))
 
     # -- reasoning
@@ -111,7 +111,7 @@ class _Deriver:
             self.prober.notes.append("nothing that could be looked for closes the reasoning")
             return None, ""
         opened, lead = self._opening(turn.text[: reasoning.start], plain, closing[0])
-        if not opened:
+        if not opened or opened == closing[0]:
             self.prober.notes.append("nothing opens the reasoning, so that it is not to be told from content")
             return None, ""
         rest = between[closing.end() :] if after[0].field == "content" else ""

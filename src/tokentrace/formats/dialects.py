@@ -359,8 +359,9 @@ def _lacking(calls: CallGrammar) -> list[str]:
         "a name among its keys" if calls.style is Style.JSON_CALL else "a name in its head": named,
         "arguments among its keys": calls.style is not Style.JSON_CALL or calls.named_key or "arguments" in fields,
         "open or section_open": calls.style in (Style.JSON_CALL, Style.PYTHON) or calls.open or calls.section_open,
-        "quote": calls.style is not Style.BRACES or calls.quote,
     }
+    if calls.style is Style.BRACES:
+        found |= {"begin='{'": calls.begin.strip() == "{", "quote": calls.quote}
     if calls.style in (Style.PAIRS, Style.TREE):
         found |= {part: getattr(calls, part).strip() for part in ("key_open", "value_open", "value_close")}
     return [part for part, given in found.items() if not given]

@@ -224,7 +224,7 @@ class CallParser:
         if not calls.finish:
             yield from self._without_closing(attempt)
             return False
-        past = yield from reader.sees_all(calls.finish)
+        past, ended = (yield from reader.sees_all(calls.finish)), None
         if past is None and calls.end and calls.close:
             past = yield from reader.sees_all(calls.close)
             if past is not None:
@@ -236,7 +236,12 @@ class CallParser:
             reader.at = past
             return False
         if calls.inner and (yield from self._again()):
+            if calls.end and ended is None:
+                attempt.blame(CallStatus.UNCLOSED, f"{calls.grammar.end.strip()!r} is missing")
             return True
+        if calls.another and (yield from reader.sees_all(calls.another)) is not None:
+            attempt.blame(CallStatus.UNCLOSED, "the call is not closed")
+            return False
         at = yield from reader.past_space()
         found = yield from reader.find(calls.to_close)
         if found is None or found.kind != "close":

@@ -93,7 +93,7 @@ class ChannelParser:
         self._to = channels.recipient.encode()
         self._role = compiled.head.rpartition(self._start)[2].strip() or b"assistant"
         begins, stopping = ("start", self._start), [("stop", stop) for stop in compiled.stops]
-        closing = [("end", of(channels.end)), *stopping]
+        closing = [("end", of(channels.end)), *stopping, ("end", self._call_end)]
         self._to_stop, self._to_close = Marks(stopping), Marks(closing)
         self._in_body = Marks([*closing, begins])
         self._in_header = Marks([*closing, begins, ("message", of(channels.message))])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
 from ..tokens.tokenizer import Ids, Tokenizer
-from .marked import MarkedBytes, mark, pieces, unforgeable
+from .marked import MarkedBytes, mark, parts, pieces, unforgeable
 from .reader import Marks
 
 Pieces = tuple[bytes, ...]
@@ -53,11 +53,14 @@ class CompiledCalls:
         """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
         for text, is_string in ((grammar.string_open, True), (grammar.value_open, False)):
             if text:
-                self.value_opens.append((of(text), _trail(marked.scaffold(text)), is_string))
+                opening = marked.scaffold(text)
+                self.value_opens.append((parts(opening), _trail(opening), is_string))
         closing = marked.scaffold(grammar.value_close)
         self.value_close, self.value_trail = of(grammar.value_close), _lead(closing)
         self.finish = self.end + self.close
         """All that ends a call."""
+        self.another = self.open or (self.head[0][0] if self.head else ())
+        """What the next call begins with."""
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
         """Whether calls have no delimiter of their own, and are known by what they hold."""
@@ -91,14 +94,14 @@ class CompiledCalls:
         opening = [("value", pieces[0]) for pieces, _, _ in self.value_opens]
         self.to_value = Marks([*opening, *self.hard_marks])
         self.to_value_close = Marks([*(("value", piece) for piece in self.value_close[:1]), *self.hard_marks])
-        sequences = [self.finish, self.finish + self.section_close]
+        sequences = [self.finish, self.finish + self.section_close, self.finish + self.another]
         self.sure_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
         """What is certain to end a call even where an argument was not closed."""
         braces = [("quote", self.quote), ("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
         self.in_braces = Marks([*braces, *self.hard_marks])
         self.in_quotes = Marks([("quote", self.quote), *self.hard_marks])
         closers = (self.end[:1], self.close[:1], self.section_close[:1])
-        self.after_value = [self.key_open, *closers, *((piece,) for piece in self.hard_pieces)]
+        self.after_value = [self.key_open, *closers, self.another, *((piece,) for piece in self.hard_pieces)]
         self.after_value = [some for some in self.after_value if some]
         """What may come after the closing of an argument."""
         begins = self.open[:1] or self.head[0][0][:1] if self.head or self.open else ()
@@ -141,7 +144,8 @@ class Compiled:
         if self.content.close:
             opening.append(("answered", self.content.close))
         before = self.calls.before if self.calls else b""
-        self.in_content = Marks([*opening, *stopping], {"call": before, "answered": self.content.trail})
+        pads = {"call": before, "answered" if self.content.close else "stop": self.content.trail}
+        self.in_content = Marks([*opening, *stopping], pads)
 
     def delimiters(self, *, control: bool = True) -> dict[str, list[str]]:
         """What ends reasoning, content or arguments wherever it stands; only what is text, without `control`."""

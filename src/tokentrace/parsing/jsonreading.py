@@ -12,7 +12,7 @@ from typing import Any, Final
 from .compiled import CompiledCalls
 from .output import Attempt, Output
 from .reader import Reader, Reading, Say
-from .response import CallStatus
+from .response import CallStatus, PartKind
 from .values import read_json
 
 _STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\.[^"\\\\\n\r\xff]*)*', re.DOTALL)
@@ -74,6 +74,8 @@ class JsonReader:
             found = yield from self.reader.find(self.calls.hard)
             if found is None:
                 attempt.blame(CallStatus.TRUNCATED, "the completion ends inside the call")
+            if found is None or found.kind == "stop":
+                self.output.open = PartKind.TOOL_CALL
         return True
 
     def _object(self, attempt: Attempt, *, bare: bool) -> Reading[None]:

@@ -89,3 +89,14 @@ def pieces(data: bytes) -> tuple[bytes, ...]:
         rest = word[match.end() :] if match is not None else b""
         out += [word] if not rest or rest.startswith((b"<", b">")) else [word[: len(word) - len(rest)], rest]
     return tuple(out)
+
+
+def parts(data: bytes) -> tuple[bytes, ...]:
+    """The pieces of a delimiter, each control token that leads a word by itself: white space may stand between any."""
+    out: list[bytes] = []
+    for piece in pieces(data):
+        match = _MARKS.match(piece)
+        marks = match[0] if match is not None else b""
+        whole = len(marks) == len(piece)
+        out += [marks[at : at + 5] for at in range(0, len(marks), 5)] if whole else [piece]
+    return tuple(part for part in out if part)

@@ -12,6 +12,7 @@ from .reader import Found, Marks, Reader, Reading, Say
 from .response import CallStatus
 from .values import Schema, read_json, read_value
 
+SPACES: Final = " \t\r\n"
 _CDATA: Final = ("<![CDATA[", "]]>")
 _DEEPEST: Final = 64
 """How far elements may be nested."""
@@ -43,7 +44,7 @@ class PairReader:
     def _past_junk(self, attempt: Attempt) -> Reading[bool]:
         """Go past what is neither an argument nor the end of the call; whether an argument follows."""
         calls, reader = self.calls, self.reader
-        if (yield from reader.sees_all(calls.finish[:1])) is not None:
+        if (yield from reader.sees_all(calls.finish[:1])) is not None or (yield from self._another(reader.at)):
             return False
         start = reader.at
         while True:
@@ -56,6 +57,11 @@ class PairReader:
                 return True
             reader.at = found.stop
 
+    def _another(self, at: int) -> Reading[bool]:
+        """Whether another call begins at a position."""
+        another = self.calls.another
+        return bool(another) and (yield from self.reader.sees_all(another, at)) is not None
+
     def _pair(self, attempt: Attempt) -> Reading[bool]:
         """One argument, after its opening; whether the call goes on."""
         calls, reader, output = self.calls, self.reader, self.output
@@ -64,8 +70,10 @@ class PairReader:
         if found is None or found.kind != "value":
             attempt.blame(CallStatus.MALFORMED, "an argument breaks off at its name")
             return False
-        key = output.text(start, reader.at).strip()
-        is_string = yield from self._opening(attempt, key)
+        key = output.text(start, reader.at).strip(SPACES)
+        opened, is_string = yield from self._opening(attempt, key)
+        if not opened:
+            return False
         schema = output.tools.parameter(attempt.name, key)
         self._begin(attempt, key)
         start = reader.at
@@ -75,12 +83,22 @@ class PairReader:
         else:
             found = yield from self._value_end(attempt, None)
             if found is not None:
-                self._typed(attempt, key, output.text(start, found.text), schema, as_json=is_string is False)
+                self._typed(
+                    attempt,
+                    key,
+                    output.text(start, found.text),
+                    schema,
+                    as_json=is_string is False or self._quotes(start),
+                )
         attempt.raw_values[key] = output.text(start, found.text if found is not None else reader.at)
         return (yield from self._after_value(attempt, found, key))
 
-    def _opening(self, attempt: Attempt, key: str) -> Reading[bool | None]:
-        """Go past what opens a value; whether it says that a string follows, where it says so at all."""
+    def _quotes(self, start: int) -> bool:
+        """Whether a string begins here in a grammar that writes strings as JSON."""
+        return self.calls.grammar.strings is Value.JSON and self.reader.data[start : start + 1] == b'"'
+
+    def _opening(self, attempt: Attempt, key: str) -> Reading[tuple[bool, bool | None]]:
+        """Go past what opens a value; whether one follows, and whether it is said to be a string, if that is said."""
         calls, reader = self.calls, self.reader
         for pieces, lead, says_string in calls.value_opens:
             past = yield from reader.sees_all(pieces)
@@ -88,11 +106,14 @@ class PairReader:
                 reader.at = past
                 yield from reader.skip(lead)
                 if len(calls.value_opens) > 1:
-                    return says_string
-                return True if calls.grammar.others is Value.BARE else None
+                    return True, says_string
+                return True, True if calls.grammar.others is Value.BARE else None
         attempt.blame(CallStatus.MALFORMED, f"the argument {key!r} does not open as arguments do")
+        if any(reader.breaks_off(pieces) for pieces, _, _ in calls.value_opens):
+            reader.at = len(reader.data)
+            return False, None
         reader.at += len(calls.value_opens[0][0][0])
-        return None
+        return True, None
 
     def _string(self, attempt: Attempt, key: str) -> Reading[Found | None]:
         """A value that can only be a string: it is told as it comes."""
@@ -179,7 +200,7 @@ class PairReader:
         attempt.values = {}
         while (yield from reader.sees_all(calls.finish)) is None:
             past = yield from reader.sees_all(calls.key_open)
-            if past is None:
+            if past is None or (yield from self._another(reader.at)):
                 break
             reader.at = past
             start = reader.at
@@ -187,7 +208,7 @@ class PairReader:
             if found is None or found.kind != "value":
                 attempt.blame(CallStatus.MALFORMED, "an argument breaks off at its name")
                 break
-            key = output.text(start, reader.at).strip()
+            key = output.text(start, reader.at).strip(SPACES)
             reader.at = start = found.stop
             schema = output.tools.parameter(attempt.name, key)
             whole, value, stop = yield from self._element(attempt, key, schema, 0)
@@ -208,14 +229,14 @@ class PairReader:
         children: list[tuple[str, Any]] = []
         while True:
             at = (yield from reader.past_space()) if children else reader.at
-            closes = yield from reader.sees(calls.value_close[0], at)
-            if not closes and depth < _DEEPEST and (yield from reader.sees(calls.key_open[0], at)):
+            ends = (yield from reader.sees(calls.value_close[0], at)) or (yield from self._another(at))
+            if not ends and depth < _DEEPEST and (yield from reader.sees(calls.key_open[0], at)):
                 reader.at = at + len(calls.key_open[0])
                 begun = reader.at
                 found = yield from reader.find(calls.to_value)
                 if found is None or found.kind != "value":
                     break
-                child = output.text(begun, reader.at).strip()
+                child = output.text(begun, reader.at).strip(SPACES)
                 reader.at = found.stop
                 inner = None
                 if schema is not None:

@@ -92,6 +92,10 @@ class Reader:
             at += len(piece)
         return at
 
+    def breaks_off(self, pieces: Iterable[bytes]) -> bool:
+        """Whether all there will be ends inside a delimiter."""
+        return self.ended and b"".join(pieces).startswith(b"".join(self.data[self.at :].split()))
+
     def past_space(self, at: int | None = None) -> Reading[int]:
         """The first position that is not white space."""
         at = self.at if at is None else at

@@ -1,0 +1,431 @@
+"""Dialects: that those written by hand read what the derived ones read, and how one is chosen."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.assets import FAMILIES
+from tests.conversations import Message, assistant, call, tool, user
+from tests.formats.small import made_up_renderer, small_renderer, small_tokenizer
+from tokentrace import Renderer, RendererError, TokentraceError, create_renderer
+from tokentrace.formats.derive import NO_CALLS
+from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of, find_dialect, find_reasoning
+from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar
+from tokentrace.parsing.compiled import Compiled
+from tokentrace.parsing.parser import parse
+from tokentrace.parsing.response import CallStatus, ParsedResponse
+from tokentrace.parsing.values import Tools
+
+EXAMPLES: Final = 30
+QUIET: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+WITH_DIALECT: Final = [family for family in FAMILIES if family != "gemma-3"]
+"""Families whose calls are written in a dialect: all but the one whose template has none."""
+
+TOOLS: Final = [
+    tool(
+        "look_up",
+        "Looks up.",
+        {
+            "place": {"type": "string"},
+            "days": {"type": "integer"},
+            "where": {"type": "object", "properties": {"tags": {"type": "array"}}},
+        },
+        ["place"],
+    ),
+    tool("stop", "Stops.", {}, []),
+]
+
+# -- by hand and derived
+
+
+@cache
+def renderer(family: str) -> Renderer:
+    """The family's renderer, with nobody trusted: text that spells a control token stays text."""
+    return small_renderer(family, trusted=[])
+
+
+@cache
+def compiled(family: str) -> tuple[Compiled, Compiled]:
+    """The derived grammar, and the same with the dialect as it is written by hand.
+
+    White space around and between calls is the template's, so the dialect takes it over; and that between two control
+    tokens of one delimiter, which are looked for as one where the template writes none. Nothing else.
+    """
+    made = renderer(family)
+    grammar = made.grammar()
+    name = dialect_of(grammar.calls, grammar.channels)
+    assert name is not None
+    dialect = DIALECTS[name]
+    if dialect.calls is not None and grammar.calls is not None:
+        own = grammar.calls
+        by_hand = replace(dialect.calls, before=own.before, after=own.after)
+        if not (own.separator.strip() or by_hand.separator.strip()):
+            by_hand = replace(by_hand, separator=own.separator)
+        if "".join(own.value_open.split()) == "".join(by_hand.value_open.split()):
+            by_hand = replace(by_hand, value_open=own.value_open)
+        other = grammar.replace(calls=by_hand)
+    else:
+        other = grammar.replace(channels=dialect.channels)
+    stops = made.get_stop_token_ids()
+    return Compiled(grammar, made.tokenizer, stops), Compiled(other, made.tokenizer, stops)
+
+
+def texts_of(grammar: TurnGrammar) -> list[str]:
+    """What a grammar is made of."""
+    found: list[str] = [grammar.head]
+    for part in (grammar.reasoning, grammar.content, grammar.calls, grammar.channels):
+        for field in fields(part) if part is not None else ():
+            value = getattr(part, field.name)
+            if type(value) is str:
+                found.append(value)
+            elif field.name == "head":
+                found += itertools.chain.from_iterable(value)
+    return sorted({text for text in found if text})
+
+
+@cache
+def pieces(family: str) -> list[list[int]]:
+    """Delimiters, as tokens and spelled out, stop tokens, and words."""
+    made = renderer(family)
+    grammar = made.grammar()
+    delimiters = texts_of(grammar)
+    words = ["look_up", "place", "days", "é🙂", " ", "\n", "\n\n", "{", "}", '"', ":", ",", '{"place": "Rome"}', "7"]
+    encoded = [made.tokenizer.encode(text).tolist() for text in (*delimiters, *words)]
+    spelled = [plain.tolist() for plain in made.tokenizer.encode_plain(delimiters)]
+    return [*encoded, *spelled, *([stop] for stop in made.get_stop_token_ids())]
+
+
+@cache
+def texts(family: str) -> st.SearchStrategy[str]:
+    words = ["Hello", " ", "\n", "日本語", "🙂", "e\u0301", '"', "\\", "<", ">", "{", "}", "[", "]", "true", "12"]
+    piece = st.sampled_from(words) | st.sampled_from(texts_of(renderer(family).grammar())) | st.text(max_size=3)
+    encodable = piece.filter(lambda text: text.encode("utf-8", "replace").decode() == text)
+    return st.lists(encodable, max_size=4).map("".join)
+
+
+@st.composite
+def messages(draw: st.DrawFn, family: str) -> Message:
+    """What an assistant may have said."""
+    text = texts(family)
+    value = st.recursive(
+        st.none() | st.booleans() | st.integers() | text,
+        lambda some: st.lists(some, max_size=2) | st.dictionaries(st.sampled_from(["a", "é", "x y"]), some, max_size=2),
+        max_leaves=4,
+    )
+    some = st.dictionaries(st.sampled_from(["place", "days", "where", "other"]), text | value, max_size=3)
+    calls = []
+    for index in range(draw(st.integers(0, 3))):
+        name = draw(st.sampled_from(["look_up", "stop", "unheard_of"]))
+        calls.append(call(name, draw(some), f"functions.{name}:{index}"))
+    return assistant(draw(text), *calls, reasoning=draw(st.none() | text))
+
+
+def completion(made: Renderer, message: Message) -> tuple[list[int], list[int]]:
+    """The prompt and the completion that say a message, or as much of it as the template agrees to write."""
+    calls = message.get("tool_calls") or []
+    short = [one | {"id": f"call0000{index}"} for index, one in enumerate(calls)]
+    as_text = [one | {"function": one["function"] | {"arguments": json.dumps(arguments(one))}} for one in calls]
+    kinds: Sequence[Any] = [calls, short, as_text, calls[:1], as_text[:1], []]
+    for some, content in itertools.product(kinds, (message["content"], None, "x")):
+        said = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
+        try:
+            rendered = made.render([user("Hi."), said | {"tool_calls": some} if some else said])
+        except TokentraceError:
+            continue
+        turn = rendered.turns[-1]
+        if all(one["function"]["name"] in rendered.decode(slice(turn.start, turn.stop)) for one in some):
+            return rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
+    raise AssertionError("the template renders no answer")
+
+
+def arguments(one: dict[str, Any]) -> Any:
+    return one["function"]["arguments"]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, family: str, ids: list[int]) -> list[int]:
+    """A completion with something wrong: cut off, pieces lost, doubled, or put in."""
+    out = list(ids)
+    for kind in draw(st.lists(st.sampled_from(["cut", "drop", "double", "put"]), max_size=3)):
+        first, stop = sorted((draw(st.integers(0, len(out))), draw(st.integers(0, len(out)))))
+        if kind == "cut":
+            out = out[:stop]
+        elif kind == "drop":
+            out = out[:first] + out[min(stop, first + 9) :]
+        elif kind == "double":
+            out = out[:stop] + out[first:]
+        else:
+            out[stop:stop] = draw(st.sampled_from(pieces(family)))
+    return out
+
+
+@pytest.mark.parametrize("family", WITH_DIALECT)
+def test_a_dialect_by_hand_reads_what_the_derived_grammar_reads(family: str) -> None:
+    derived, by_hand = compiled(family)
+    seen: set[CallStatus] = set()
+
+    def agree(ids: list[int], tools: Any, prompt: list[int] | None) -> None:
+        asked = None if prompt is None else derived.prompt_bytes(prompt)
+        one, other = (parse(some, ids, Tools(tools), asked) for some in (derived, by_hand))
+        assert one == other
+        seen.update(parsed.status for parsed in one.tool_calls)
+
+    @settings(max_examples=EXAMPLES, **QUIET)
+    @given(st.data())
+    def law(data: st.DataObject) -> None:
+        tools = data.draw(st.sampled_from([None, TOOLS]))
+        prompt, ids = completion(renderer(family), data.draw(messages(family)))
+        agree(ids, tools, prompt)
+        agree(data.draw(mutated(family, ids)), tools, data.draw(st.sampled_from([None, prompt])))
+        loose = data.draw(st.lists(st.sampled_from(pieces(family)), max_size=25))
+        agree([index for piece in loose for index in piece], tools, None)
+
+    law()
+    agree(completion(renderer(family), assistant("", call("look_up", {"place": "Rome"}, "call00001")))[1], None, None)
+    assert CallStatus.OK in seen
+
+
+# -- names
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(RendererError, match=r"there is no tool parser 'hermez'; known are .*deepseek.*hermes.*qwen25"):
+        find_dialect("hermez")
+    with pytest.raises(RendererError, match=r"there is no reasoning parser 'thonk'; known are .*deepseek_r1.*think"):
+        find_reasoning("thonk")
+    with pytest.raises(RendererError, match="there is no tool parser 'hermez'"):
+        small_renderer("qwen3", tool_parser="hermez")
+    with pytest.raises(RendererError, match="there is no reasoning parser 'thonk'"):
+        small_renderer("qwen3", reasoning_parser="thonk")
+
+
+@pytest.mark.parametrize(
+    ("served", "name"),
+    [
+        ("hermes", "hermes"),
+        ("qwen25", "hermes"),
+        ("qwen3_coder", "qwen-xml"),
+        ("qwen3_xml", "qwen-xml"),
+        ("glm45", "glm-xml"),
+        ("glm47", "glm-xml"),
+        ("minimax_m2", "minimax-xml"),
+        ("minimax-m3", "minimax-tree"),
+        ("deepseek_v3", "deepseek"),
+        ("deepseek_v31", "deepseek-v3.1"),
+        ("deepseekv32", "dsml"),
+        ("deepseek_v4", "dsml-v4"),
+        ("kimi_k2", "kimi"),
+        ("openai", "harmony"),
+        ("gpt-oss", "harmony"),
+        ("llama3_json", "llama-json"),
+        ("llama4_pythonic", "pythonic"),
+        ("mistral", "mistral"),
+        ("mistral-args", "mistral-args"),
+    ],
+)
+def test_the_names_of_inference_servers_are_known(served: str, name: str) -> None:
+    assert find_dialect(served) is DIALECTS[name]
+
+
+@pytest.mark.parametrize(
+    ("served", "name"),
+    [
+        ("deepseek_r1", "think"),
+        ("qwen3", "think"),
+        ("glm45", "think"),
+        ("minimax_m2", "think"),
+        ("mistral", "brackets"),
+        ("seed_oss", "seed-think"),
+        ("mm-think", "mm-think"),
+        ("none", "none"),
+    ],
+)
+def test_the_names_of_reasoning_parsers_are_known(served: str, name: str) -> None:
+    assert find_reasoning(served) is REASONING[name]
+
+
+def test_no_name_stands_for_two_dialects() -> None:
+    names = [name for dialect in DIALECTS.values() for name in (dialect.name, *dialect.served_as)]
+    assert len(names) == len(set(names))
+
+
+def test_every_dialect_goes_by_its_own_name() -> None:
+    for name, dialect in DIALECTS.items():
+        assert dialect_of(dialect.calls, dialect.channels) == name
+    assert dialect_of(None, None) is None
+    assert dialect_of(CallGrammar(Style.JSON_CALL, open="<other>"), None) is None
+
+
+# -- choosing one
+
+CALL_TEXT: Final = 'I look.\n<tool_call>\n{"name": "look_up", "arguments": {"place": "Rome"}}\n</tool_call>'
+PLAIN: Final = (
+    "{% for m in messages %}<|{{ 'a' if m.role == 'assistant' else 'u' }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|a|>{% endif %}"
+)
+
+
+def plain(**parsers: Any) -> Renderer:
+    """A renderer for a template that shows neither reasoning nor calls."""
+    return made_up_renderer(PLAIN, "<|a|>", "<|u|>", "<|end|>", **parsers)
+
+
+def read(made: Renderer, text: str) -> ParsedResponse:
+    """A completion that is written so and then stops; control tokens are written by name."""
+    return made.parse_response([*made.tokenizer.encode(text).tolist(), made.get_stop_token_ids()[0]])
+
+
+def called(response: ParsedResponse) -> list[tuple[str | None, Any, CallStatus]]:
+    return [(parsed.name, parsed.arguments, parsed.status) for parsed in response.tool_calls]
+
+
+LOOKED: Final = [("look_up", {"place": "Rome"}, CallStatus.OK)]
+
+
+def test_a_template_without_calls_can_be_given_a_dialect() -> None:
+    """The vocabulary has no such tokens, so the delimiters are text: whoever spells them calls."""
+    bare, made = small_renderer("gemma-3"), small_renderer("gemma-3", tool_parser="hermes")
+    assert "<tool_call>" not in made.tokenizer.vocabulary.control
+    assert bare.grammar().notes == (NO_CALLS,)
+    assert called(read(bare, CALL_TEXT)) == []
+    assert made.grammar() == bare.grammar().replace(calls=DIALECTS["hermes"].calls, notes=())
+    response = read(made, CALL_TEXT)
+    assert (response.content, called(response)) == ("I look.", LOOKED)
+
+
+@pytest.mark.parametrize(
+    "parser",
+    ["hermes", "qwen25", DIALECTS["hermes"], DIALECTS["hermes"].calls, Dialect("mine", "", DIALECTS["hermes"].calls)],
+    ids=["name", "server's name", "dialect", "calls", "own dialect"],
+)
+def test_a_dialect_is_chosen_by_name_or_by_itself(parser: Any) -> None:
+    made = plain(tool_parser=parser)
+    assert made.grammar().calls == DIALECTS["hermes"].calls
+    assert called(read(made, CALL_TEXT)) == LOOKED
+
+
+def test_channels_are_chosen_as_calls_are() -> None:
+    tokenizer = small_tokenizer("gpt-oss")
+    source = PLAIN.replace("<|a|>", "<|start|>assistant").replace("<|{{ 'a' if", "<|start|>{{ 'assistant' if")
+    source = source.replace("else 'u' }}|>", "else 'user' }}<|message|>")
+    made = create_renderer(tokenizer, "default", chat_template=source, tool_parser="openai")
+    assert made.grammar().channels == Channels()
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello."
+    response = read(made, said)
+    assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
+
+
+@pytest.mark.parametrize("parser", ["think", "deepseek_r1", Frame("<think>", close="</think>")])
+def test_a_template_without_reasoning_can_be_given_some(parser: Any) -> None:
+    said = "<think>Hm.</think>Hello."
+    assert read(plain(), said).content == said
+    made = plain(reasoning_parser=parser)
+    assert made.grammar() == plain().grammar().replace(reasoning=REASONING["think"])
+    response = read(made, said)
+    assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
+
+
+def test_reasoning_that_the_prompt_opens_is_read_with_a_given_parser() -> None:
+    made = made_up_renderer(
+        PLAIN.replace("<|a|>{% endif %}", "<|a|>[THINK]{% endif %}"),
+        *("<|a|>", "<|u|>", "<|end|>", "[THINK]", "[/THINK]"),
+        reasoning_parser="brackets",
+    )
+    assert made.grammar().opens_reasoning
+    response = read(made, "Hm.[/THINK]Hello.")
+    assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
+
+
+def test_reasoning_can_be_switched_off() -> None:
+    said = "<think>\nHm.\n</think>\n\nHello."
+    assert read(small_renderer("qwen3"), said).reasoning_content == "Hm."
+    off = small_renderer("qwen3", reasoning_parser="none")
+    assert off.grammar() == small_renderer("qwen3").grammar().replace(reasoning=None)
+    response = read(off, said)
+    assert (response.reasoning_content, response.content) == (None, said)
+
+
+@pytest.mark.parametrize(
+    ("family", "tool_parser", "reasoning_parser"),
+    [("qwen3", "hermes", "qwen3"), ("glm-4.7", "glm47", "glm45"), ("nemotron-3-nano", "qwen3_coder", "nemotron_v3")],
+)
+def test_the_template_knows_its_own_white_space_better(family: str, tool_parser: str, reasoning_parser: str) -> None:
+    chosen = small_renderer(family, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+    assert chosen.grammar() == small_renderer(family).grammar()
+
+
+def test_a_dialect_brings_the_separator_that_the_template_had_no_chance_to_show() -> None:
+    """Llama's template writes one call a turn."""
+    calls = '{"name": "look_up", "parameters": {"place": "Rome"}}; {"name": "stop", "parameters": {}}'
+    assert len(read(small_renderer("llama-3.1"), calls).tool_calls) == 1
+    chosen = small_renderer("llama-3.1", tool_parser="llama3_json")
+    assert called(read(chosen, calls)) == [*LOOKED, ("stop", {}, CallStatus.OK)]
+
+
+def test_another_dialect_takes_the_place_of_the_template_s_own() -> None:
+    made = small_renderer("qwen3", tool_parser="qwen3_coder")
+    assert dialect_of(made.grammar().calls, None) == "qwen-xml"
+    text = "I look.\n<tool_call>\n<function=look_up>\n<parameter=place>\nRome\n</parameter>\n</function>\n</tool_call>"
+    response = read(made, text)
+    assert (response.content, called(response)) == ("I look.", LOOKED)
+
+
+def test_the_known_family_overrides_and_a_given_parser_overrides_that() -> None:
+    assert small_renderer("deepseek-v3", "auto").tool_parser == "deepseek"
+    assert small_renderer("deepseek-v3", "default").tool_parser is None
+    given_one = small_renderer("deepseek-v3", "auto", tool_parser="deepseek_v31")
+    assert dialect_of(given_one.grammar().calls, None) == "deepseek-v3.1"
+
+
+WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "a number": ({"tool_parser": 7}, "tool_parser is the name of a dialect, a Dialect or a CallGrammar, not 7"),
+    "a frame for calls": ({"tool_parser": Frame("<a>", close="</a>")}, "tool_parser is the name of a dialect"),
+    "an empty dialect": ({"tool_parser": Dialect("mine", "")}, "tool_parser is the name of a dialect"),
+    "a dialect for reasoning": ({"reasoning_parser": DIALECTS["hermes"]}, "reasoning_parser is a name or a Frame"),
+    "a flag for reasoning": ({"reasoning_parser": True}, "reasoning_parser is a name or a Frame, not True"),
+    "a frame that does not open": ({"reasoning_parser": Frame(close="</think>")}, "lacks one of them"),
+    "a frame that does not close": ({"reasoning_parser": Frame("<think>")}, "lacks one of them"),
+    "JSON without keys": ({"tool_parser": CallGrammar(Style.JSON_CALL, open="<c>")}, "needs a name among its keys"),
+    "no arguments": (
+        {"tool_parser": CallGrammar(Style.JSON_CALL, open="<c>", keys=(("name", ("name",)),))},
+        "needs arguments among its keys",
+    ),
+    "no head": ({"tool_parser": CallGrammar(Style.JSON_ARGUMENTS, open="<c>")}, "needs a name in its head"),
+    "an id that does not name": (
+        {"tool_parser": CallGrammar(Style.JSON_ARGUMENTS, open="<c>", head=(("", "id"),))},
+        "needs a name in its head",
+    ),
+    "nothing opens": (
+        {"tool_parser": CallGrammar(Style.JSON_ARGUMENTS, head=(("", "name"),))},
+        "needs open or section_open",
+    ),
+    "no tags": (
+        {"tool_parser": CallGrammar(Style.PAIRS, open="<c>", head=(("", "name"),), key_open=" ")},
+        "'pairs' needs key_open, value_open, value_close",
+    ),
+    "no quotes": (
+        {"tool_parser": CallGrammar(Style.BRACES, open="<c>", head=(("", "name"),))},
+        "'braces' needs begin='{', quote",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_parser_is_refused_at_once(name: str) -> None:
+    parsers, said = WRONG[name]
+    with pytest.raises(RendererError, match=said):
+        plain(**parsers)
+
+
+def test_no_dialect_lacks_what_its_style_needs() -> None:
+    for dialect in DIALECTS.values():
+        assert plain(tool_parser=dialect).grammar().notes == ()

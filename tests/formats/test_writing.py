@@ -1,0 +1,370 @@
+"""Calls written by a grammar are what the template writes, and what is written is read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.assets import FAMILIES
+from tests.conversations import assistant, call, tool, user
+from tests.formats.small import made_up_renderer, small_renderer
+from tests.support import CONTROL
+from tokentrace import InputError, Renderer, TokentraceError
+from tokentrace.formats.derive import NO_CALLS
+from tokentrace.formats.dialects import DIALECTS, Dialect, dialect_of
+from tokentrace.formats.grammar import CallGrammar, Style, Value
+from tokentrace.formats.writing import write_calls
+from tokentrace.parsing.response import CallStatus
+
+SETTINGS: Final = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+NOT_BESIDE: Final = "the template shows no content before tool calls"
+ONE_CALL: Final = "the template writes one call a turn"
+WRITTEN: Final = [family for family in FAMILIES if family not in ("gemma-3", "gpt-oss")]
+"""Families that write calls, and not in messages of their own."""
+
+Given = dict[str, Any]
+"""A call: name, arguments and id."""
+
+WORDS: Final = st.text("abcxyzéß日🙂_", min_size=1, max_size=6)
+TEXTS: Final = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12) | st.sampled_from(
+    ['"', "\\", "a\n b", "<b> & </b>", "{'x': 1}", "12", "true", " x ", "e\u0301", "[]"]
+)
+NESTED: Final = st.recursive(
+    st.integers() | WORDS | st.floats(allow_nan=False, allow_infinity=False),
+    lambda some: st.lists(some, min_size=1, max_size=2) | st.dictionaries(WORDS, some, min_size=1, max_size=2),
+    max_leaves=4,
+)
+
+
+def calls_of(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[list[Given]]:
+    arguments = st.dictionaries(st.sampled_from(["place", "days", "where_to", "note"]), values, max_size=3)
+    names = st.lists(st.tuples(st.sampled_from(["look_up", "stop"]), arguments), min_size=1, max_size=most)
+    return names.map(
+        lambda some: [
+            {"name": name, "arguments": given_ones, "id": f"functions.{name}:{at}"}
+            for at, (name, given_ones) in enumerate(some)
+        ]
+    )
+
+
+# -- what templates write
+
+
+def turn_text(made: Renderer, calls: list[Given], content: str) -> tuple[str, list[Given]]:
+    """A turn as the template writes it up to its stop token, and the calls with the ids that it was given."""
+    short = [one | {"id": f"call0000{at}"} for at, one in enumerate(calls)]
+    for some, said, as_text in (
+        *((some, said, False) for some in (calls, short) for said in dict.fromkeys((content, content or None))),
+        *((calls, said, True) for said in dict.fromkeys((content, content or None))),
+    ):
+        given_calls = [
+            call(
+                one["name"],
+                json.dumps(one["arguments"], ensure_ascii=False) if as_text else one["arguments"],
+                one["id"],
+            )
+            for one in some
+        ]
+        try:
+            rendered = made.render([user("Hi."), assistant(said, *given_calls)])
+        except TokentraceError:
+            continue
+        turn = rendered.turns[-1]
+        ids = rendered.token_ids[turn.start : turn.stop]
+        stops = made.get_stop_token_ids()
+        text = made.tokenizer.decode(ids[:-1] if ids[-1] in stops else ids)
+        if all(one["name"] in text for one in some):
+            return text, some
+    raise AssertionError("the template does not write these calls")
+
+
+@cache
+def shape(family: str) -> tuple[Renderer, CallGrammar, str, int]:
+    """A renderer, its grammar, content that may stand before calls, and how many calls may stand in a turn."""
+    made = small_renderer(family, trusted=[])
+    grammar = made.grammar()
+    assert grammar.calls is not None
+    content = "" if NOT_BESIDE in grammar.notes else "I look."
+    return made, grammar.calls, content, 1 if ONE_CALL in grammar.notes else 3
+
+
+BLANK: Final = frozenset({"deepseek-v3.2", "deepseek-v4"})
+"""Families that leave a line blank where a call has no arguments: grammars have no word for that."""
+
+
+def as_many(family: str, calls: list[Given]) -> list[Given]:
+    """Two calls where the template writes one, or three, so that they are not even closed."""
+    return [*calls, *calls][:2] if family == "deepseek-v3" else calls
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_a_derived_grammar_writes_calls_as_its_template_does(family: str) -> None:
+    made, grammar, content, most = shape(family)
+    scalars = TEXTS if grammar.style is Style.TREE else TEXTS | st.booleans() | st.none()
+
+    @SETTINGS
+    @given(calls_of(scalars | NESTED, most), st.sampled_from(["", content]))
+    def law(calls: list[Given], said: str) -> None:
+        text, given_calls = turn_text(made, as_many(family, calls), said)
+        written = said + write_calls(grammar, given_calls, beside=bool(said))
+        if family in BLANK and any(not one["arguments"] for one in given_calls):
+            text, written = squeezed(text), squeezed(written)
+        assert text.endswith(written)
+        before = squeezed(text[: len(text) - len(written)])
+        reasoning = made.grammar().reasoning
+        assert before in ("", *((reasoning.close, reasoning.open + reasoning.close) if reasoning else ()))
+
+    law()
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_a_dialect_writes_calls_as_the_template_does_but_for_white_space(family: str) -> None:
+    made, grammar, content, most = shape(family)
+    dialect = DIALECTS[str(dialect_of(grammar, None))]
+
+    @SETTINGS
+    @given(calls_of(WORDS | st.integers() | NESTED, most))
+    def law(calls: list[Given]) -> None:
+        text, given_calls = turn_text(made, as_many(family, calls), content)
+        assert squeezed(text).endswith(squeezed(dialect.format(given_calls, content=content)))
+
+    law()
+
+
+def test_harmony_writes_a_call_as_the_template_does() -> None:
+    made = small_renderer("gpt-oss", trusted=[])
+
+    @SETTINGS
+    @given(calls_of(TEXTS | NESTED, 1))
+    def law(calls: list[Given]) -> None:
+        rendered = made.render([user("Hi."), assistant("", call(calls[0]["name"], calls[0]["arguments"]))])
+        assert rendered.text.endswith("<|start|>assistant" + DIALECTS["harmony"].format(calls))
+
+    law()
+
+
+# -- what is written is read back
+
+PLAIN: Final = (
+    "{% for m in messages %}<|start|>{{ m.role }}{{ '' if m.role == 'assistant' else '<|message|>' }}{{ m.content }}"
+    "<|eot|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+PARAMETERS: Final = {
+    "place": {"type": "string"},
+    "note": {"type": "string"},
+    "days": {"type": "integer"},
+    "exact": {"type": "boolean"},
+    "where_to": {
+        "type": "object",
+        "properties": {"lat": {"type": "number"}, "tags": {"type": "array", "items": {"type": "string"}}},
+    },
+}
+TOOLS: Final = [tool("look_up", "Looks up.", PARAMETERS, []), tool("stop", "Stops.", PARAMETERS, [])]
+TYPED: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "place": TEXTS,
+        "note": WORDS,
+        "days": st.integers(),
+        "exact": st.booleans(),
+        "where_to": st.fixed_dictionaries({"lat": st.integers(), "tags": st.lists(WORDS, min_size=1, max_size=2)}),
+    },
+)
+
+
+def reading(dialect: Dialect) -> Renderer:
+    """A renderer with a vocabulary that has the dialect's control tokens, for a template that shows no calls.
+
+    Channels are read with their own template: what ends a call there has to be a stop token.
+    """
+    if dialect.channels is not None:
+        return small_renderer("gpt-oss")
+    controls = sorted(set(CONTROL.findall(str(dialect.calls))))
+    return made_up_renderer(PLAIN, "<|start|>", "<|message|>", "<|eot|>", *controls, tool_parser=dialect)
+
+
+def read_back(dialect: Dialect, calls: list[Given], content: str) -> None:
+    made = reading(dialect)
+    ids = made.tokenizer.encode(dialect.format(calls, content=content)).tolist()
+    stop = [] if dialect.channels is not None else made.tokenizer.encode("<|eot|>").tolist()
+    response = made.parse_response([*ids, *stop], tools=TOOLS)
+    found = [(one.name, one.arguments, one.status) for one in response.tool_calls]
+    assert found == [(one["name"], one["arguments"], CallStatus.OK) for one in calls]
+    assert response.content == content
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_what_a_dialect_writes_is_read_back(name: str) -> None:
+    dialect = DIALECTS[name]
+    bare = name in ("llama-json", "pythonic")
+    """Calls that nothing sets off from content are found only where none comes before them."""
+
+    @SETTINGS
+    @given(st.data())
+    def law(data: st.DataObject) -> None:
+        calls = []
+        for at in range(data.draw(st.integers(1, 1 if dialect.channels else 3))):
+            named = data.draw(st.sampled_from(["look_up", "stop"]))
+            calls.append({"name": named, "arguments": data.draw(TYPED), "id": f"functions.{named}:{at}"})
+        read_back(dialect, calls, data.draw(st.sampled_from(["", "" if bare else "I look."])))
+
+    law()
+
+
+OWN: Final = {
+    "a name as the only key": CallGrammar(Style.JSON_CALL, open="<call>", close="</call>", named_key=True),
+    "keys in keys": CallGrammar(
+        Style.JSON_CALL,
+        open="<call>",
+        close="</call>",
+        keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments"))),
+    ),
+    "braces": CallGrammar(
+        Style.BRACES, open="<|call|>", head=(("", "name"),), begin="{", close="<|done|>", quote='<|"|>'
+    ),
+    "CDATA": CallGrammar(
+        Style.PAIRS,
+        open="<call>",
+        head=(("", "name"),),
+        close="</call>",
+        key_open="<k>",
+        value_open="</k><v>",
+        value_close="</v>",
+        strings=Value.CDATA,
+    ),
+    "Python with JSON's constants": CallGrammar(
+        Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", "
+    ),
+    "escaped": replace(DIALECTS["hermes"].calls or CallGrammar(Style.JSON_CALL), ascii=True),
+}
+"""Grammars that no dialect has."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_grammar_of_one_s_own_writes_is_read_back(name: str) -> None:
+    @SETTINGS
+    @given(TYPED, TYPED)
+    def law(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+        calls = [
+            {"name": "look_up", "arguments": first, "id": "call00001"},
+            {"name": "stop", "arguments": second, "id": "call00002"},
+        ]
+        read_back(Dialect("mine", "", OWN[name]), calls, "I look.")
+
+    law()
+
+
+ONE: Final = [{"name": "f", "arguments": {"place": "a <b> é", "exact": True, "none": None, "list": [1, "x"]}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        (
+            "a name as the only key",
+            '<call>{"f": {"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}}</call>',
+        ),
+        ("braces", '<|call|>f{place:<|"|>a <b> é<|"|>,exact:true,none:null,list:[1,<|"|>x<|"|>]}<|done|>'),
+        (
+            "CDATA",
+            "<call>f<k>place</k><v><![CDATA[a <b> é]]></v><k>exact</k><v>true</v><k>none</k><v>null</v>"
+            '<k>list</k><v>[1, "x"]</v></call>',
+        ),
+        (
+            "Python with JSON's constants",
+            '<|calls|>[f(place="a <b> é", exact=true, none=null, list=[1, "x"])]<|done|>',
+        ),
+        (
+            "escaped",
+            '<tool_call>\n{"name": "f", "arguments": {"place": "a <b> \\u00e9", "exact": true, "none": null, '
+            '"list": [1, "x"]}}\n</tool_call>',
+        ),
+    ],
+)
+def test_grammars_of_one_s_own_write(name: str, written: str) -> None:
+    assert write_calls(OWN[name], ONE) == written
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("pythonic", 'Well.[f(place="a <b> é", exact=True, none=None, list=[1, "x"])]'),
+        (
+            "llama-json",
+            'Well.{"name": "f", "parameters": {"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}}',
+        ),
+        ("mistral-args", 'Well.[TOOL_CALLS]f[ARGS]{"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}'),
+        (
+            "harmony",
+            "<|channel|>commentary<|message|>Well.<|end|><|start|>assistant to=functions.f<|channel|>commentary json"
+            '<|message|>{"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}<|call|>',
+        ),
+    ],
+)  # fmt: skip
+def test_dialects_write_after_content(name: str, written: str) -> None:
+    assert DIALECTS[name].format(ONE, content="Well.") == written
+
+
+def test_no_calls_are_written_as_nothing() -> None:
+    for name, dialect in DIALECTS.items():
+        if name == "harmony":
+            assert dialect.format([], content="Well.") == "<|channel|>final<|message|>Well."
+        else:
+            assert dialect.format([], content="Well.") == "Well."
+        assert dialect.format([]) == ""
+
+
+# -- what cannot be written
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_call_without_a_name_or_arguments_is_refused(name: str) -> None:
+    whole = {"name": "f", "arguments": {}, "id": "functions.f:0"}
+    required = {"arguments": r"tool_calls\.0\.arguments", "name": r"tool_calls\.0\.name"}
+    if name == "kimi":
+        required = {"arguments": r"tool_calls\.0\.arguments", "id": r"tool_calls\.0\.id"}
+    elif name == "mistral":
+        required["id"] = r"tool_calls\.0\.id"
+    assert DIALECTS[name].format([whole])
+    for field, place in required.items():
+        with pytest.raises(InputError, match=place):
+            DIALECTS[name].format([{key: value for key, value in whole.items() if key != field}])
+
+
+def test_the_call_that_lacks_something_is_named() -> None:
+    with pytest.raises(InputError, match=re.escape("tool_calls.1.id: is missing; this grammar writes it")) as caught:
+        DIALECTS["mistral"].format([{"name": "f", "arguments": {}, "id": "x"}, {"name": "f", "arguments": {}}])
+    assert caught.value.field == "tool_calls.1.id"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "harmony"])
+def test_arguments_may_be_json_text_that_is_an_object(name: str) -> None:
+    dialect = DIALECTS[name]
+    assert dialect.format([{"name": "f", "arguments": '{"a": 1}'}]) == dialect.format(
+        [{"name": "f", "arguments": {"a": 1}}]
+    )
+    for wrong, said in (("{", "is not JSON"), ("[]", "must be a mapping"), (7, "must be a mapping")):
+        with pytest.raises(InputError, match=said):
+            dialect.format([{"name": "f", "arguments": wrong}])
+
+
+def test_channels_end_with_their_first_call() -> None:
+    with pytest.raises(InputError, match="tool_calls: are 2, and a turn of messages on channels ends with its first"):
+        DIALECTS["harmony"].format([*ONE, *ONE])
+
+
+def test_a_template_without_calls_has_nothing_to_write_with() -> None:
+    grammar = small_renderer("gemma-3").grammar()
+    assert (grammar.calls, grammar.channels, grammar.notes) == (None, None, (NO_CALLS,))
