@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from .case import Case, Finding, quoted
 from .causes import BreakCause
-from .markup import CALL_TAGS
 from .written import WrittenCall, same_value, written_call
 
 _EMPTY: Final = ("", "null", "None", "{}", "[]")
@@ -17,7 +16,7 @@ _EMPTY: Final = ("", "null", "None", "{}", "[]")
 def changed_call(case: Case) -> Finding | None:
     """A call around the difference that is whole on both sides, and not the same."""
     ours, theirs, at = case.sides()
-    start, opening, closing = max((ours.rfind(opening, 0, at), opening, closing) for opening, closing in CALL_TAGS)
+    start, opening, closing = max((ours.rfind(opening, 0, at), opening, closing) for opening, closing in case.call_tags)
     if start < 0 or ours.find(closing, start, at) >= 0 or (case.region is not None and case.region.first_prompt):
         return None
     one, other = (written_call(text, start, opening, closing) for text in (ours, theirs))
@@ -32,7 +31,7 @@ def lost_call(case: Case) -> Finding | None:
     if case.in_completion is False:
         return None
     ours, theirs = case.hunk_texts()
-    for opening, closing in CALL_TAGS:
+    for opening, closing in case.call_tags:
         start = ours.find(opening)
         if start >= 0 and opening not in theirs and closing not in theirs:
             call = written_call(ours, start, opening, closing)

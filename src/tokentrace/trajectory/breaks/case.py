@@ -55,6 +55,7 @@ class Case:
     text: TextWindow
     region: Region | None
     tags: Sequence[tuple[str, str]]
+    call_tags: Sequence[tuple[str, str]]
     """Texts that open and close reasoning."""
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import TrajectoryError
+from ...errors import TokentraceError, TrajectoryError
 from ...tokens.differences import common_prefix
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
@@ -23,7 +23,7 @@ from .causes import ADVICE, BreakCause
 from .context import compaction, cut_short, system, tools
 from .conversations import compared
 from .endings import lost_by_client, lost_completion, stop_token
-from .markup import REASONING_TAGS
+from .markup import CALL_TAGS, REASONING_TAGS
 from .reasoning import reasoning as stripped_reasoning
 from .spelling import boolean, json_format, remerge, whitespace
 from .turn_heads import TurnHeads
@@ -104,12 +104,12 @@ def explain_break(
 ) -> Break | None:
     """Where and why `next_prompt` does not begin with `stream`; None where it does.
 
-    `tokenizer` is a `Tokenizer`, or what has one (a `Renderer`). `sampled` (or `kinds`) marks the tokens of the
-    stream that were sampled: with it the report names the region, and a completion that is missing can be told
-    from a history that was rewritten. `reasoning` are the texts that open and close reasoning, where they are none
-    of the usual ones. `anchor` is what the client took for the stream. `before` and `after` are the conversations
-    of the two requests (``{"messages": […], "tools": […]}``): changed tools, changed system messages and
-    compaction are then proven by comparing them.
+    `tokenizer` is a `Tokenizer`, or a `Renderer`, whose grammar then says how reasoning and calls are set off.
+    `sampled` (or `kinds`) marks the tokens of the stream that were sampled: with it the report names the region, and
+    a completion that is missing can be told from a history that was rewritten. `reasoning` are the texts that open
+    and close reasoning, where they are none of the usual ones. `anchor` is what the client took for the stream.
+    `before` and `after` are the conversations of the two requests (``{"messages": […], "tools": […]}``): changed
+    tools, changed system messages and compaction are then proven by comparing them.
 
     Every prompt begins with an empty stream. Where `sampled`, `kinds` or `before` say that there was a request
     before, it is a zeroed anchor. TrajectoryError where the arguments are no ids, or do not fit each other.
@@ -128,6 +128,7 @@ def explain_break(
     ours, theirs = _ids(stream, "stream"), _ids(next_prompt, "next_prompt")
     mask = _mask(sampled, kinds, len(ours))
     vocabulary = _vocabulary(tokenizer)
+    own_reasoning, own_calls = _own_tags(tokenizer)
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None
@@ -140,7 +141,8 @@ def explain_break(
         hunk=hunk,
         text=text_window(vocabulary, ours, theirs, hunk),
         region=Region.at(mask, position),
-        tags=REASONING_TAGS if reasoning is None else (reasoning, *REASONING_TAGS),
+        tags=(*([] if reasoning is None else [reasoning]), *own_reasoning, *REASONING_TAGS),
+        call_tags=(*own_calls, *CALL_TAGS),
         before=before,
         after=after,
     )
@@ -237,6 +239,20 @@ def _mask(sampled: Any, kinds: Any, size: int) -> npt.NDArray[np.bool_] | None:
         name = "sampled" if sampled is not None else "kinds"
         raise TrajectoryError(f"{name} has shape {mask.shape}, the stream {size} tokens; give one entry per token")
     return mask
+
+
+def _own_tags(renderer: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The texts that open and close reasoning, and calls, where a renderer knows its template's."""
+    if not callable(getattr(renderer, "grammar", None)):
+        return [], []
+    try:
+        grammar = renderer.grammar()
+    except TokentraceError:
+        return [], []
+    frame, calls = grammar.reasoning, grammar.calls
+    reasoning = [(frame.open, frame.close)] if frame is not None and frame.open else []
+    opening, closing = (calls.open.strip(), calls.close.strip()) if calls is not None else ("", "")
+    return reasoning, [(opening, closing)] if opening and closing else []
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
