@@ -390,6 +390,11 @@ def _call_rows(calls: CallGrammar) -> Iterator[tuple[str, str]]:
     head = "".join(f"{lead}⟨{field}⟩" for lead, field in calls.head)
     if calls.style is Style.JSON_CALL:
         yield "each call", f"{calls.open}{_object(calls)}{calls.end}{calls.close}"
+    elif calls.style is Style.BRACES:
+        yield "each call", f"{calls.open}{head}{calls.begin}"
+        yield "  each string", f"⟨key⟩:{calls.quote}⟨value⟩{calls.quote}"
+        yield "  each other", "⟨key⟩:⟨value⟩"
+        yield "call ends", f"}}{calls.end}{calls.close}"
     elif calls.style is Style.PYTHON:
         yield "each call", f"{calls.open}⟨name⟩(⟨key⟩=⟨value⟩, …){calls.close}"
     elif calls.style is Style.JSON_ARGUMENTS:
@@ -407,6 +412,8 @@ def _call_rows(calls: CallGrammar) -> Iterator[tuple[str, str]]:
 
 def _object(calls: CallGrammar) -> str:
     """The JSON object of a call, with holes."""
+    if calls.named_key:
+        return '{"⟨name⟩": ⟨arguments⟩}'
     value: dict[str, Any] = {}
     for field, path in calls.keys:
         inside = value
@@ -498,6 +505,8 @@ class _Words(_Speller):
             return self.said("read out of the id, functions.NAME:INDEX")
         if calls.style is Style.PYTHON:
             return self.said("the function that is called")
+        if calls.named_key:
+            return self.said("the only key of a JSON object")
         return self._field(calls, "name") or self.said("not written")
 
     def _id(self, calls: CallGrammar) -> Line:
@@ -519,7 +528,11 @@ class _Words(_Speller):
                          *filter(None, (lead if lead.strip() else "", follows)))  # fmt: skip
 
     def _arguments(self, calls: CallGrammar) -> Iterator[Line]:
-        if calls.style is Style.JSON_CALL:
+        if calls.named_key:
+            yield self.said("one JSON object, the value of that key")
+        elif calls.style is Style.BRACES:
+            yield self.said("in braces, nearly JSON: keys without quotes, {} around strings", calls.quote)
+        elif calls.style is Style.JSON_CALL:
             yield self.said("in the same JSON object, under {}", _quoted(dict(calls.keys).get("arguments", ())))
         elif calls.style is Style.JSON_ARGUMENTS:
             ends = calls.begin, calls.end or calls.close
@@ -543,7 +556,7 @@ class _Words(_Speller):
         if calls.string_open:
             yield self.said("the tag says what it is: {} a string, {} any other value",
                             calls.string_open, calls.value_open)  # fmt: skip
-        yield self.said("strings bare, as they are" if calls.strings is Value.BARE else "strings as JSON, quoted")
+        yield self.said(_STRINGS[calls.strings])
         python = calls.others is Value.PYTHON
         if calls.style is Style.TREE:
             yield self.said("numbers and booleans as " + ("Python writes them" if python else "JSON"))
@@ -555,6 +568,14 @@ class _Words(_Speller):
             return self.said("nothing that is known ends a turn")
         texts = zip(self.sheet.stop_texts, self.sheet.stops, strict=True)
         return _listed([[*self.spelled(text), (f" {index}", "dim")] for text, index in texts], ", ")
+
+
+_STRINGS: Final = {
+    Value.BARE: "strings bare, as they are",
+    Value.CDATA: "strings bare, in a CDATA section where they could be taken for markup",
+    Value.JSON: "strings as JSON, quoted",
+    Value.PYTHON: "strings as Python writes them",
+}
 
 
 def _quoted(path: Sequence[str]) -> str:
