@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ..formats.grammar import Value
 from .compiled import CompiledCalls
+from .marked import unforgeable
 from .output import Attempt, Output
 from .reader import Found, Marks, Reader, Reading, Say
 from .response import CallStatus
@@ -159,7 +160,7 @@ class PairReader:
     def _certain(self, attempt: Attempt, found: Found) -> Reading[bool]:
         """Whether a mark ends the value, or is a part of it."""
         if found.kind == "value":
-            return (yield from self._followed(found))
+            return unforgeable(self.calls.value_close[0]) or (yield from self._followed(found))
         if found.kind == "finish":
             for sequence in self.calls.sure_ends:
                 if (yield from self.reader.sees_all(sequence, found.start)) is not None:

@@ -1,0 +1,313 @@
+"""Any ids can be parsed: nothing raises, nothing is lost, and what it costs grows no faster than the completion."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conversations import assistant, call
+from tests.parsing.test_streaming import TOOLS, completion, delimiters, renderer, scaffold_texts, spelled, telling_ids
+from tokentrace import InputError
+from tokentrace.parsing import braces, jsonreading, pythonic, reader
+from tokentrace.parsing import channels as harmony
+from tokentrace.parsing.compiled import Compiled
+from tokentrace.parsing.marked import MarkedBytes
+from tokentrace.parsing.parser import StreamingParser
+from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind
+from tokentrace.parsing.values import Tools
+
+SEQUENCES = 10_000
+
+
+# -- random ids
+
+
+def lengths(rng: np.random.Generator, count: int) -> list[int]:
+    """Mostly short, a few long, some empty."""
+    found = rng.integers(1, 12, count)
+    found[::10] = rng.integers(12, 41, len(found[::10]))
+    found[::500] = rng.integers(200, 400, len(found[::500]))
+    found[7::1000] = 0
+    return found.tolist()
+
+
+def draw(rng: np.random.Generator, family: str) -> Iterator[list[int]]:
+    """Ids: uniform, or of the tokens that grammars are made of, or whole delimiters; some are no token."""
+    size = renderer(family).tokenizer.vocabulary.size
+    telling, control, units = np.array(telling_ids(family)), np.array(control_ids(family)), delimiter_ids(family)
+    for index, length in enumerate(lengths(rng, SEQUENCES)):
+        if index % 3 == 0:
+            yield rng.integers(0, size + 3, length).tolist()
+        elif index % 3 == 1:
+            punctuation = telling[rng.integers(0, len(telling), length)]
+            yield np.where(
+                rng.random(length) < 0.6, punctuation, control[rng.integers(0, len(control), length)]
+            ).tolist()
+        else:
+            yield [one for unit in rng.integers(0, len(units), length // 2 + 1).tolist() for one in units[unit]]
+
+
+@cache
+def delimiter_ids(family: str) -> list[list[int]]:
+    """Delimiters, words and stop tokens, each as its tokens."""
+    encode = renderer(family).tokenizer.encode
+    texts = [*delimiters(family), "look_up", "place", " ", "\n", '{"name": "look_up", "arguments": {"days": 1}}']
+    texts += ['{"name": "look_up", "parameters": {}}'] * 2
+    channels = renderer(family).grammar().channels
+    if channels is not None:
+        texts += [f"{channels.channel}{one}{channels.message}" for one in (channels.reasoning, channels.content)] * 2
+    return [*(encode(text).tolist() for text in texts), *([index] for index in control_ids(family))]
+
+
+@cache
+def control_ids(family: str) -> list[int]:
+    """The control tokens of the grammar, stop tokens among them."""
+    made = renderer(family)
+    table = made.tokenizer.vocabulary.control
+    named = {token.id for text, token in table.items() if any(text in one for one in delimiters(family))}
+    return sorted({*named, *made.get_stop_token_ids()})
+
+
+def check(response: ParsedResponse, count: int) -> None:
+    """What every response keeps to."""
+    assert isinstance(response, ParsedResponse)
+    at = 0
+    for part in response.parts:
+        assert part.text
+        assert at - 1 <= part.span.start < part.span.stop <= count  # one token may end a part and begin another
+        at = part.span.stop
+        assert (part.call is not None) == (part.kind is PartKind.TOOL_CALL)
+    assert [part.call for part in response.parts if part.call is not None] == list(range(len(response.tool_calls)))
+    assert response.content == "".join(part.text for part in response.parts if part.kind is PartKind.CONTENT)
+    assert (response.finish is Finish.STOP) == (response.stop_token is not None)
+    assert response.reasoning_content != ""
+    for parsed in response.tool_calls:
+        assert (parsed.status is CallStatus.OK) == (parsed.problem == "")
+        assert parsed.status is not CallStatus.OK or parsed.name
+    if response.unread is not None:
+        assert at <= response.unread.start < response.unread.stop == count
+
+
+def lost(family: str, ids: list[int], response: ParsedResponse) -> str:
+    """What stands in no part, and is neither a delimiter, nor white space, nor the stop token."""
+    end = len(ids) if response.unread is None else response.unread.start
+    end -= response.stop_token is not None
+    outside = bytearray(b"\1" * end)
+    for part in response.parts:
+        outside[part.span.start : part.span.stop] = bytes(part.span.stop - part.span.start)
+    if 1 not in outside:
+        return ""
+    runs = "".join(
+        "\0" if not outside[at] or ids[at] in control_ids(family) else spelled(renderer(family), [ids[at]])
+        for at in range(end)
+    )
+    known = letters(family)
+    pattern = re.compile("|".join([*map(re.escape, known), r"[\s,;]"]))
+    left = [pattern.sub("", run) for run in runs.split("\0")]
+    # the end of a delimiter may be spelled by a token of what follows
+    return "".join(run for run in left if not any(text.startswith(run) or text.endswith(run) for text in known))
+
+
+@cache
+def letters(family: str) -> list[str]:
+    """Delimiters, without their control tokens and without words that are names."""
+    table = renderer(family).tokenizer.vocabulary.control
+    names = sorted((text for text in table if table[text].id in control_ids(family)), key=len, reverse=True)
+    words = {
+        word
+        for text in scaffold_texts(family)
+        for word in re.sub("|".join(map(re.escape, names)), " ", text).split()
+        if not word.isalnum()
+    }
+    joined = {re.sub("|".join(map(re.escape, names)), "", text) for text in scaffold_texts(family)}
+    return sorted(words | {text for text in joined if text and not text.isalnum()}, key=len, reverse=True)
+
+
+def test_ten_thousand_random_completions_all_come_back(any_family: str) -> None:
+    made = renderer(any_family)
+    rng = np.random.default_rng(len(any_family))
+    channelled = made.grammar().channels is not None
+    prompt = completion(any_family, assistant("x"))[0]
+    seen: dict[Any, int] = {}
+    for index, ids in enumerate(draw(rng, any_family)):
+        given: dict[str, Any] = {"tools": TOOLS} if index % 4 == 0 else {}
+        if index % 3 == 0:
+            given["prompt_ids"] = prompt
+        response = made.parse_response(ids, **given)
+        check(response, len(ids))
+        if not channelled:  # headers of Harmony are words, and not all of its tools take JSON
+            assert all(isinstance(parsed.arguments, dict) for parsed in response.calls)
+            assert lost(any_family, ids, response) == "", ids
+        for one in (response.finish, *(part.kind for part in response.parts)):
+            seen[one] = seen.get(one, 0) + 1
+    assert index + 1 == SEQUENCES
+    grammar = made.grammar()
+    expected = {PartKind.CONTENT, Finish.STOP, Finish.LENGTH}
+    expected |= {PartKind.TOOL_CALL} if grammar.calls is not None else set()
+    expected |= {PartKind.REASONING} if grammar.reasoning is not None or channelled else set()
+    assert {kind for kind in expected if seen.get(kind, 0) < 20} == set()
+
+
+def test_ids_that_are_no_token_are_shown_as_such_or_refused(any_family: str) -> None:
+    made = renderer(any_family)
+    size = made.tokenizer.vocabulary.size
+    prompt = completion(any_family, assistant("x"))[0]
+    response = made.parse_response([size, size + 1_000_000, 0x7FFFFFFF], prompt_ids=prompt)
+    assert response.content + (response.reasoning_content or "") == "\ufffd" * 3
+    for wrong in ([-1], [0x80000000], [1.5], ["1"], [[1]], None, 3, "12"):
+        with pytest.raises(InputError, match="token_ids"):
+            made.parse_response(wrong)
+    with pytest.raises(InputError, match="prompt_ids"):
+        made.parse_response([], prompt_ids=[-1])
+
+
+# -- cost
+
+
+class Counter:
+    """Work that was done: bytes that patterns went over, bytes that were decoded, and calls of functions."""
+
+    def __init__(self) -> None:
+        self.work = 0
+
+    def calls(self, _frame: Any, event: str, _arg: Any) -> None:
+        if event in ("call", "c_call"):
+            self.work += 1
+
+
+class CountedPattern:
+    """A pattern that counts the bytes it looks at."""
+
+    def __init__(self, pattern: re.Pattern[bytes], counter: Counter) -> None:
+        self.pattern = pattern
+        self.counter = counter
+
+    def search(self, data: bytes, at: int = 0) -> re.Match[bytes] | None:
+        return self._counted(self.pattern.search(data, at), data, at)
+
+    def match(self, data: bytes, at: int = 0) -> re.Match[bytes] | None:
+        found = self.pattern.match(data, at)
+        return self._counted(found, data, at) if found is not None else None
+
+    def finditer(self, data: bytes, at: int = 0, stop: int = sys.maxsize) -> Iterator[re.Match[bytes]]:
+        self.counter.work += max(0, min(len(data), stop) - at)
+        return self.pattern.finditer(data, at, stop)
+
+    def _counted(self, found: re.Match[bytes] | None, data: bytes, at: int) -> re.Match[bytes] | None:
+        self.counter.work += max(0, (found.end() if found is not None else len(data)) - at)
+        return found
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
+    """Count what parsers made within do."""
+    counter = Counter()
+    with monkeypatch.context() as patch:
+        for module in (reader, jsonreading, pythonic, braces, harmony):
+            for name, value in vars(module).items():
+                if isinstance(value, re.Pattern) and isinstance(value.pattern, bytes):
+                    patch.setattr(module, name, CountedPattern(value, counter))
+        make, visible = reader.Marks.__init__, MarkedBytes.visible
+
+        def init(self: reader.Marks, *given: Any) -> None:
+            make(self, *given)
+            if self.pattern is not None:
+                self.pattern = CountedPattern(self.pattern, counter)  # type: ignore[assignment]
+
+        def decode(self: MarkedBytes, data: bytes | bytearray) -> bytes:
+            counter.work += len(data)
+            return visible(self, data)
+
+        patch.setattr(reader.Marks, "__init__", init)
+        patch.setattr(MarkedBytes, "visible", decode)
+        yield counter
+
+
+def work(counter: Counter, make: Callable[[], StreamingParser], ids: list[int], size: int) -> int:
+    """What parsing ids in pieces of a size costs."""
+    parser = make()
+    before = counter.work
+    sys.setprofile(counter.calls)
+    try:
+        for at in range(0, len(ids), size):
+            parser.feed(ids[at : at + size])
+        parser.finish()
+    finally:
+        sys.setprofile(None)
+    return counter.work - before
+
+
+UNITS = [
+    *(
+        "<",
+        "{",
+        "[",
+        '"',
+        "\\",
+        "\n",
+        " ",
+        "\n<",
+        "}",
+        "]",
+        ",",
+        '{"a":',
+        '{"name": "f", "arguments": {}}',
+        '"a",',
+        "a",
+        "'",
+    ),
+    *(
+        "<parameter=a>",
+        "<parameter=a>\n1",
+        "</parameter>",
+        "</parameter>\n",
+        "</function>",
+        "</function>\n",
+        "</invoke>",
+    ),
+    *('<parameter name="', '<parameter name="a">', '<parameter name="place">', "```", "f(", "```json"),
+]
+ADVERSE = ["qwen3", "qwen3-coder", "glm-4.5", "minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v3.2", "kimi-k2"]
+ADVERSE += ["llama-3.1", "mistral-nemo", "gpt-oss", "nemotron-3-nano"]
+CASES = 80
+"""How many of the beginnings and what follows are tried, about."""
+TIMES = 30
+"""How often what is adverse stands there, at first; then twice and four times as often."""
+
+
+def adverse(family: str) -> Iterator[tuple[list[int], list[int]]]:
+    """Beginnings of completions, and what may go on forever after them."""
+    made = renderer(family)
+    said = assistant("word", call("look_up", {"place": "Paris", "where": {"a": [1]}}, "functions.look_up:0"))
+    ids = completion(family, said)[1]
+    control = made.tokenizer.vocabulary.is_control
+    cuts = {0, len(ids) - 1} | {at + 1 for at, index in enumerate(ids) if control[index]} | set(range(0, len(ids), 4))
+    units = {tuple(made.tokenizer.encode(text).tolist()) for text in [*UNITS, *delimiters(family)]}
+    units |= {tuple(made.tokenizer.encode_plain([text])[0].tolist()) for text in delimiters(family)}
+    found = [(ids[:cut], list(unit)) for unit in sorted(units) for cut in sorted(cuts)]
+    yield from found[:: max(1, len(found) // CASES)]
+
+
+@pytest.mark.parametrize("any_family", ADVERSE, indirect=True)
+def test_cost_grows_no_faster_than_the_completion(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = renderer(any_family)
+    cases = list(adverse(any_family))
+    worst: tuple[float, Any] = (0.0, None)
+    with counted(monkeypatch) as counter:
+        compiled = Compiled(made.grammar(), made.tokenizer, made.get_stop_token_ids())
+        for begun, unit in cases:
+            for size in (1, 1_000_000):
+                costs = [
+                    work(counter, lambda: StreamingParser(compiled, Tools(TOOLS)), begun + unit * (TIMES * times), size)
+                    for times in (1, 2, 4)
+                ]
+                worst = max(worst, (costs[2] / costs[1], (spelled(made, begun), spelled(made, unit), size, costs)))
+    assert len(cases) >= CASES
+    assert worst[0] < 2.6, worst

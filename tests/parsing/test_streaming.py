@@ -1,0 +1,488 @@
+"""However a completion is cut into pieces, the events come to the same, and that is what parsing the whole gives.
+
+For every family, on what it writes itself and on what becomes of that when tokens are lost, doubled, swapped or put in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.assets import FAMILIES
+from tests.conversations import assistant, call, tool, user
+from tests.support import make_renderer
+from tokentrace import Renderer, TokentraceError
+from tokentrace.parsing.events import (
+    ArgumentsDelta,
+    CallFinished,
+    CallNamed,
+    CallStarted,
+    ContentDelta,
+    Done,
+    Event,
+    ReasoningDelta,
+)
+from tokentrace.parsing.reader import Found, Marks, Reader
+from tokentrace.parsing.response import ParsedResponse, ParsedToolCall, Part, PartKind
+
+SHORT = 40
+LONG = -(-100_000 // len(FAMILIES))
+QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+TOOLS = [
+    tool(
+        "look_up",
+        "Looks up.",
+        {
+            "place": {"type": "string"},
+            "note": {"type": "string"},
+            "days": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "where": {"type": "object", "properties": {"lat": {"type": "number"}, "tags": {"type": "array"}}},
+            "either": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
+        },
+        ["place"],
+    ),
+    tool("stop", "Stops.", {}, []),
+]
+
+
+@cache
+def renderer(family: str) -> Renderer:
+    """The family's renderer, with nobody trusted: whatever text is rendered has no control token in it."""
+    return make_renderer(family, trusted=[])
+
+
+# -- what the events of one completion come to
+
+
+@dataclass
+class Told:
+    """One call, put together from its events."""
+
+    index: int
+    name: str | None = None
+    id: str | None = None
+    arguments: str = ""
+    call: ParsedToolCall | None = None
+
+
+@dataclass
+class Story:
+    """All events of a completion, put together. Raises AssertionError where their order is wrong."""
+
+    parts: list[tuple[PartKind, str | int]] = field(default_factory=list)
+    """Text, or the index of a call, in the order in which they were told."""
+    calls: list[Told] = field(default_factory=list)
+    response: ParsedResponse | None = None
+
+    def hear(self, event: Event) -> None:
+        assert self.response is None, "something was told after the end"
+        match event:
+            case ReasoningDelta(text):
+                self._text(PartKind.REASONING, text)
+            case ContentDelta(text):
+                self._text(PartKind.CONTENT, text)
+            case CallStarted(index):
+                assert not self._open, "a call began inside another"
+                assert index == len(self.calls)
+                self.calls.append(Told(index))
+                self.parts.append((PartKind.TOOL_CALL, index))
+            case CallNamed(index, name, call_id):
+                told = self._current(index)
+                assert told.name is None
+                assert not told.arguments
+                assert name
+                told.name, told.id = name, call_id
+            case ArgumentsDelta(index, text):
+                told = self._current(index)
+                assert told.name is not None, "arguments were told before the name"
+                check_delta(text)
+                told.arguments += text
+            case CallFinished(index, finished):
+                self._current(index).call = finished
+            case Done(response):
+                assert not self._open, "the end came inside a call"
+                self.response = response
+
+    def _text(self, kind: PartKind, text: str) -> None:
+        assert not self._open, "text was told inside a call"
+        check_delta(text)
+        if self.parts and self.parts[-1][0] is kind:
+            self.parts[-1] = (kind, f"{self.parts[-1][1]}{text}")
+        else:
+            self.parts.append((kind, text))
+
+    @property
+    def _open(self) -> bool:
+        return bool(self.calls) and self.calls[-1].call is None
+
+    def _current(self, index: int) -> Told:
+        assert self._open
+        assert index == self.calls[-1].index
+        return self.calls[-1]
+
+
+def check_delta(text: str) -> None:
+    assert text
+    text.encode("utf-8")
+
+
+def stream(made: Renderer, ids: list[int], sizes: list[int], **given: Any) -> Story:
+    """The story that a completion tells in pieces of the given sizes; what they leave over comes last."""
+    parser = made.streaming_parser(**given)
+    story, at = Story(), 0
+    for size in [*sizes, len(ids)]:
+        for event in parser.feed(ids[at : at + size]):
+            story.hear(event)
+        at += size
+    for event in parser.finish():
+        story.hear(event)
+    assert story.response is not None
+    assert parser.finish() == []
+    assert parser.response is story.response
+    return story
+
+
+def merged(parts: list[Part]) -> list[tuple[PartKind, str | int]]:
+    """Parts as events tell them: nothing says where one text ends and another of its kind begins."""
+    found: list[tuple[PartKind, str | int]] = []
+    for part in parts:
+        if part.call is not None:
+            found.append((part.kind, part.call))
+        elif found and found[-1][0] is part.kind:
+            found[-1] = (part.kind, f"{found[-1][1]}{part.text}")
+        else:
+            found.append((part.kind, part.text))
+    return found
+
+
+def check_story(story: Story, whole: ParsedResponse) -> None:
+    """Events come to what the whole says."""
+    assert story.response == whole
+    assert story.parts == merged(whole.parts)
+    texts = {kind: "".join(str(text) for one, text in story.parts if one is kind) for kind in PartKind}
+    assert texts[PartKind.CONTENT] == whole.content
+    assert texts[PartKind.REASONING] == (whole.reasoning_content or "")
+    assert whole.reasoning_content != ""
+    assert [told.call for told in story.calls] == whole.tool_calls
+    for told, parsed in zip(story.calls, whole.tool_calls, strict=True):
+        assert parsed.index == told.index
+        assert parsed.name == told.name
+        assert told.id in (None, parsed.id)
+        if told.name is not None:
+            assert told.arguments == parsed.arguments_text
+
+
+def check_spans(made: Renderer, ids: list[int], whole: ParsedResponse) -> None:
+    """Every part says which tokens it stands in; two parts share a token only where it spells the end of the one and
+    the beginning of the other."""
+    for one, other in itertools.pairwise(part.span for part in whole.parts):
+        assert one.stop <= other.start + 1
+        assert one.start <= other.start
+    for part in whole.parts:
+        assert 0 <= part.span.start <= part.span.stop <= len(ids)
+        begun = part.call == 0 and part.span == (0, 0)  # in the prompt, and it did not get any further
+        assert begun or (part.text and part.span.start < part.span.stop)
+        if part.call is not None:
+            parsed = whole.tool_calls[part.call]
+            assert (parsed.span, parsed.raw) == (part.span, part.text)
+        assert part.text in spelled(made, ids[part.span.start : part.span.stop])
+    if whole.unread is not None:
+        assert whole.unread.stop == len(ids)
+        assert whole.stop_token == ids[whole.unread.start - 1]
+        assert all(part.span.stop < whole.unread.start or part.call is not None for part in whole.parts)
+    elif whole.stop_token is not None:
+        assert whole.stop_token == ids[-1]
+
+
+def spelled(made: Renderer, ids: list[int]) -> str:
+    """Tokens as text, control tokens by their names; one that the vocabulary does not have is U+FFFD."""
+    vocabulary = made.tokenizer.vocabulary
+    return b"".join(vocabulary.token_bytes(index) or "\ufffd".encode() for index in ids).decode("utf-8", "replace")
+
+
+def check(made: Renderer, ids: list[int], chunkings: list[list[int]], **given: Any) -> ParsedResponse:
+    """All of the law, on one completion."""
+    whole = made.parse_response(ids, **given)
+    for sizes in [[], [1] * len(ids), *chunkings]:
+        check_story(stream(made, ids, sizes, **given), whole)
+    check_spans(made, ids, whole)
+    return whole
+
+
+# -- completions
+
+
+@cache
+def scaffold_texts(family: str) -> list[str]:
+    """What the family's grammar is made of."""
+    grammar = renderer(family).grammar()
+    sources: list[Any] = [grammar.reasoning, grammar.content, grammar.calls, grammar.channels]
+    texts: list[str] = [grammar.head, grammar.prompt]
+    for source in sources:
+        for one in fields(source) if source is not None else ():
+            value = getattr(source, one.name)
+            flat = itertools.chain.from_iterable(value) if isinstance(value, tuple) else [value]
+            texts += [text for text in flat if isinstance(text, str) and one.name not in ("style", "strings", "others")]
+    return sorted({text for text in [*texts, *map(str.strip, texts)] if text})
+
+
+@cache
+def delimiters(family: str) -> list[str]:
+    """The same, halves of it, and tags that are somebody else's."""
+    texts = [
+        *scaffold_texts(family),
+        *(f"{tag}>" for tag in ("</parameter", "</function", "</invoke", "</think", "<think")),
+    ]
+    return sorted({*texts, *(text[: len(text) // 2] for text in texts if len(text) > 1)})
+
+
+AWKWARD = [
+    *("{", "}", '"', "\\", "[", "]", ",", ":", "<", ">", "/", "=", " ", "  ", "\n", "\n\n", "\r\n", "\t", "`", "'"),
+    *(
+        "日本語",
+        "🙂",
+        "👩‍👩‍👧‍👦",
+        "🇩🇪",
+        "e\u0301\u0323",
+        "\u1112\u1161\u11ab",
+        "ſ",
+        "\u200d",
+        "\ufeff",
+        "\u2028",
+        "𐎀𒀀",
+        "\0",
+        "\x7f",
+    ),
+    *(
+        "true",
+        "None",
+        "12",
+        "1e999",
+        '{"name": "look_up", "arguments": {}}',
+        '{"name": "Bob"}',
+        "\\ud83d",
+        "def f():\n",
+    ),
+]
+
+
+@cache
+def texts(family: str) -> st.SearchStrategy[str]:
+    piece = st.sampled_from(AWKWARD) | st.sampled_from(delimiters(family)) | st.text(max_size=4).filter(encodable)
+    return st.lists(piece | st.sampled_from(["word ", "look_up", "place"]), max_size=6).map("".join)
+
+
+def encodable(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+@cache
+def values(family: str) -> st.SearchStrategy[Any]:
+    text = texts(family)
+    flat = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
+    return st.recursive(
+        flat, lambda some: st.lists(some, max_size=2) | st.dictionaries(text, some, max_size=2), max_leaves=4
+    )
+
+
+KEYS = ["place", "note", "days", "exact", "where", "either", "other", "a b", "</x"]
+
+
+@cache
+def dictionaries(family: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(KEYS), texts(family) | values(family), max_size=3)
+
+
+@cache
+@st.composite
+def messages(draw: st.DrawFn, family: str) -> dict[str, Any]:
+    """What an assistant may have said."""
+    text, some = texts(family), dictionaries(family)
+    calls = []
+    for index in range(draw(st.integers(0, 3))):
+        name = draw(st.sampled_from(["look_up", "stop", "unheard_of"]))
+        calls.append(call(name, draw(some), f"functions.{name}:{index}"))
+    return assistant(draw(text), *calls, reasoning=draw(text) if draw(st.booleans()) else None)
+
+
+def variants(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A message in the shapes that one or another template insists on; the last ones say less."""
+    calls = message.get("tool_calls") or []
+    for kept in (calls, calls[:1]) if calls else ():
+        as_text = [one | {"function": one["function"] | {"arguments": json.dumps(arguments(one))}} for one in kept]
+        short = [one | {"id": f"call0000{index}"} for index, one in enumerate(kept)]
+        for some in (kept, short, as_text):
+            yield message | {"tool_calls": some}
+        yield message | {"tool_calls": as_text, "content": None}
+    yield {key: value for key, value in message.items() if key != "tool_calls"}
+    yield assistant("x")
+
+
+def arguments(one: dict[str, Any]) -> Any:
+    return one["function"]["arguments"]
+
+
+def completion(family: str, message: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """The prompt and the completion that say a message."""
+    for said in variants(message):
+        try:
+            rendered = renderer(family).render([user("Hi."), said])
+        except TokentraceError:
+            continue
+        wanted = "tool_calls" in said
+        if rendered.turns and wanted == any("tool_calls" in (name or "") for name in rendered.fields):
+            turn = rendered.turns[-1]
+            return rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
+    raise AssertionError(f"{family} renders no answer")
+
+
+@cache
+def telling_ids(family: str) -> list[int]:
+    """Tokens that grammars are made of: control tokens, stop tokens, punctuation, and ids that are no token."""
+    made = renderer(family)
+    found = [index for text in [*delimiters(family), *AWKWARD] for index in made.tokenizer.encode(text).tolist()]
+    vocabulary = made.tokenizer.vocabulary
+    return sorted({*found, *made.get_stop_token_ids(), vocabulary.size, vocabulary.size + 7})
+
+
+@st.composite
+def mutated(draw: st.DrawFn, family: str, ids: list[int]) -> list[int]:
+    """A completion with something wrong."""
+    out = list(ids)
+    somewhere = st.integers(0, max(len(ids), 1))
+    for kind in draw(st.lists(st.sampled_from(["cut", "drop", "double", "swap", "put", "spell", "end"]), max_size=4)):
+        at, other = draw(somewhere) % (len(out) + 1), draw(somewhere) % (len(out) + 1)
+        first, stop = min(at, other), max(at, other)
+        if kind == "cut":
+            out = out[:at]
+        elif kind == "end":
+            out = out[:-1]
+        elif kind == "drop":
+            out = out[:first] + out[min(stop, first + 4) :]
+        elif kind == "double":
+            out = out[:stop] + out[first:]
+        elif kind == "swap" and stop < len(out):
+            out[first], out[stop] = out[stop], out[first]
+        elif kind == "put":
+            out[at:at] = draw(st.lists(st.sampled_from(telling_ids(family)), min_size=1, max_size=3))
+        elif kind == "spell":
+            plain = renderer(family).tokenizer.encode_plain([draw(st.sampled_from(delimiters(family)))])[0]
+            out[at:at] = plain.tolist()
+    return out
+
+
+def chunkings(count: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, max(1, min(9, count))), max_size=count)
+
+
+def law(family: str) -> Any:
+    @given(st.data())
+    def hold(data: st.DataObject) -> None:
+        prompt, ids = completion(family, data.draw(messages(family)))
+        ids = data.draw(mutated(family, ids))
+        given: dict[str, Any] = {"tools": data.draw(st.sampled_from([None, TOOLS]))}
+        prefilled = data.draw(st.none() | st.just(0) | st.integers(0, len(ids)))
+        if prefilled is not None:
+            given["prompt_ids"], ids = prompt + ids[:prefilled], ids[prefilled:]
+        check(renderer(family), ids, data.draw(st.lists(chunkings(len(ids)), min_size=1, max_size=2)), **given)
+
+    return hold
+
+
+def test_events_come_to_the_whole_however_it_is_cut(any_family: str) -> None:
+    settings(max_examples=SHORT, **QUIET)(law(any_family))()
+
+
+@pytest.mark.long
+def test_events_come_to_the_whole_however_it_is_cut_at_length(any_family: str) -> None:
+    examples = int(os.environ.get("TOKENTRACE_EXAMPLES", LONG))
+    settings(max_examples=examples, **QUIET)(law(any_family))()
+
+
+# -- characters that several tokens spell
+
+RARE = ["𒀀", "𐎀", "🫨", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "𠮷", "ꙮ", "\U0001f9ff"]
+
+
+def splits_a_character(made: Renderer, ids: list[int]) -> bool:
+    """Whether a token ends inside a character."""
+    ends = itertools.accumulate(made.tokenizer.vocabulary.token_bytes(index) for index in ids)
+    return any(not is_utf8(text) for text in ends)
+
+
+def is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_a_character_of_several_tokens_is_told_once_and_whole(any_family: str) -> None:
+    made = renderer(any_family)
+    text = "a" + "b".join(RARE) + "c"
+    message = assistant(text, call("look_up", {"place": text, "where": {text: [text]}}, "functions.look_up:0"))
+    prompt, ids = completion(any_family, message)
+    whole = check(made, ids, [[2] * len(ids), [3] * len(ids)], tools=TOOLS, prompt_ids=prompt)
+    assert whole.content in (text, "")
+    assert [one.arguments for one in whole.calls] in ([], [{"place": text, "where": {text: [text]}}])
+    assert whole.content or whole.calls
+    ids = made.tokenizer.encode_plain([text])[0].tolist()
+    assert splits_a_character(made, ids)
+    only = check(made, ids, [[2] * len(ids), [3] * len(ids)], prompt_ids=prompt)
+    assert (only.content, only.reasoning_content) in ((text, None), ("", text))
+
+
+# -- marks
+
+
+@given(
+    marks=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=4),
+    pads=st.lists(st.sampled_from(["", "\n", "\n\n", "a"]), min_size=4, max_size=4),
+    text=st.text("ab\n", max_size=24),
+    sizes=st.lists(st.integers(1, 4), max_size=24),
+)
+@settings(max_examples=400, **QUIET)
+def test_marks_are_found_in_the_same_places_however_text_is_cut(
+    marks: list[str], pads: list[str], text: str, sizes: list[int]
+) -> None:
+    named = {f"{index}": mark.encode() for index, mark in enumerate(marks)}
+    sought = Marks(list(named.items()), {kind: pad.encode() for kind, pad in zip(named, pads, strict=False)})
+    whole, told = find_all(sought, text.encode(), [])
+    assert find_all(sought, text.encode(), sizes) == (whole, told)
+    assert find_all(sought, text.encode(), [1] * len(text)) == (whole, told)
+    at = 0
+    for mark in whole:
+        assert at <= mark.text <= mark.start < mark.stop
+        assert text.encode()[mark.start : mark.stop] in named.values()
+        at = mark.stop
+
+
+def find_all(marks: Marks, data: bytes, sizes: list[int]) -> tuple[list[Found], bytes]:
+    """All marks, and what was said to stand outside of them, when `data` comes in pieces."""
+    reader, told, found = Reader(), bytearray(), []
+
+    def read() -> Iterator[None]:
+        while mark := (yield from reader.find(marks, lambda start, stop: told.extend(reader.data[start:stop]))):
+            found.append(mark)
+            reader.at = mark.stop
+
+    reading, at = read(), 0
+    for size in [*sizes, len(data)]:
+        reader.data += data[at : at + size]
+        next(reading)
+        at += size
+    reader.ended = True
+    assert next(reading, "end") == "end"
+    return found, bytes(told)
