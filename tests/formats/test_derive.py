@@ -22,6 +22,7 @@ from tokentrace import Renderer, Tokenizer, TokentraceError, create_renderer
 from tokentrace.formats.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES
 from tokentrace.formats.dialects import dialect_of
 from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
+from tokentrace.parsing.events import ArgumentsDelta, ContentDelta
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse
 
 # -- families
@@ -908,6 +909,24 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
         response = renderer.parse_response(ids, prompt_ids=prompt)
         assert summary(response) == meant(message)
         assert (response.finish, response.open) == (Finish.STOP, None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_cut_of_what_a_template_writes_streams_to_the_same(name: str) -> None:
+    case = CASES[name]
+    renderer = made_up_renderer(case.source, *CONTROLS, **dict(case.variables))
+    for message in case.says:
+        prompt, ids = completion(renderer, as_text(message) if AS_TEXT in case.source else message)
+        for stop in range(0, len(ids) + 1, 7):
+            whole = renderer.parse_response(ids[:stop], prompt_ids=prompt)
+            parser = renderer.streaming_parser(prompt_ids=prompt)
+            events = [event for index in ids[:stop] for event in parser.feed([index])] + parser.finish()
+            assert parser.response == whole
+            assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == whole.content
+            told = [event for event in events if isinstance(event, ArgumentsDelta)]
+            for made in whole.tool_calls:
+                text = "".join(event.text for event in told if event.index == made.index)
+                assert made.name is None or text == made.arguments_text
 
 
 @pytest.mark.parametrize(
