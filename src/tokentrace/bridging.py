@@ -67,8 +67,8 @@ class Truncation(StrEnum):
 Make = Callable[[Messages, int, Any, bool], tuple[Encoded, list[Section]]]
 """Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
 
-Called = Callable[[Sequence[int] | Ids, Ids], list[str]]
-"""The names of the functions that a completion calls, after a prompt."""
+Called = Callable[[Sequence[int] | Ids, Ids], list[str] | None]
+"""The names of the functions that a completion calls, after a prompt; None where calls cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,8 @@ class Bridger:
         if all(isinstance(name, str) and name for name in given):
             return [str(name) for name in given], len(given)
         called = self._called(prompt, completion)
+        if called is None:
+            called = self._skeleton.called(self._skeleton.marked.of_ids(completion.tolist()), len(results))
         known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
         return [*called[:known], *[UNKNOWN_NAME] * (len(results) - known)], known
 

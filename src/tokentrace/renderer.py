@@ -299,9 +299,11 @@ class Renderer:
             known = self._schemas[key] = ToolSchemas(checked)
         return known
 
-    def _called(self, learned: _Learned, tools: Any, prompt: Sequence[int] | Ids, completion: Ids) -> list[str]:
-        """The names of the functions that a completion calls."""
+    def _called(self, learned: _Learned, tools: Any, prompt: Sequence[int] | Ids, completion: Ids) -> list[str] | None:
+        """The names of the functions that a completion calls; None where the grammar has no calls."""
         compiled = self._compiled(learned, tools)
+        if compiled.grammar.calls is None and compiled.grammar.channels is None:
+            return None
         parsed = parse(compiled, completion.tolist(), None, compiled.prompt_bytes(prompt))
         return [call.name for call in parsed.tool_calls if call.name is not None]
 

@@ -8,6 +8,7 @@ the turn: ``\\n</think>\\n\\n<|im_end|>`` on Qwen, ``<|message|><|end|>`` inside
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ _PLANE: Final = 0xF0000
 """Control tokens stand as characters of the private planes, one each, so that text can never look like one."""
 _MARKER: Final = re.compile("</?[^\\s<>=\"'/]+(?:>|(?=[\\s=]))|[\U000f0000-\U0010fffd]")
 """A tag, the head of one that has a value (``<parameter=``), or a control token."""
+
+_NAME: Final = "([^\\s\"'<>{}()|\U000f0000-\U0010fffd]+)(?=[\\s\"'<>{}()|\U000f0000-\U0010fffd])"
 
 
 class MarkedText:
@@ -103,6 +106,7 @@ class Skeleton:
         seen = False
         with_call: set[str] = set()
         without: set[str] = set()
+        self._names: dict[str, None] = {}
         self.plain_close = ""
         """What the template writes after the words of a past answer, in its turn; marked."""
         for messages, at in _probes():
@@ -116,6 +120,7 @@ class Skeleton:
             seen = True
             if messages[at].get("tool_calls"):
                 with_call |= markers
+                self._learn_names(segments)
             else:
                 without |= markers
         self._nest()
@@ -191,6 +196,17 @@ class Skeleton:
                 trail = next((edge.trail or _trailing(edge.literal or "") for edge in before), "")
                 self._add(marker, closer, _Edge(None, "", trail))
 
+    def _learn_names(self, segments: Sequence[tuple[str, str]]) -> None:
+        """How the name of a called function is introduced, wherever it stands: the last words before it."""
+        for (scaffold, before), (_, field) in itertools.pairwise(segments):
+            if field == "name" and not before:
+                piece = scaffold[max((match.end() for match in _MARKER.finditer(scaffold)), default=0) :]
+                if not piece:  # right after a marker: that one
+                    self._names[re.escape([match[0] for match in _MARKER.finditer(scaffold)][-1]) + _NAME] = None
+                words = [] if piece[-1:].isspace() else piece.split()[-2:]
+                for count in (2, 1) if words and words[-1] not in ('"', "'") else (2,) if words else ():
+                    self._names[r"\s*".join(map(re.escape, words[-count:])) + _NAME] = None
+
     # -- using
 
     def knows(self, token: int) -> bool:
@@ -239,6 +255,14 @@ class Skeleton:
         if not self._call_markers:
             return None
         return any(match[0] in self._call_markers for match in _MARKER.finditer(completion))
+
+    def called(self, completion: str, count: int) -> list[str]:
+        """The names of the functions that marked text calls, in order: `count` of them, or fewer.
+
+        By the words around them: for templates whose calls are not understood well enough to be parsed.
+        """
+        found = [[str(name) for name in re.findall(pattern, completion)] for pattern in self._names]
+        return next((names for names in found if len(names) == count), next(filter(None, found), []))
 
     def closing(self, stream: str, closed_by: frozenset[str] = frozenset()) -> str:
         """What closes a turn of which `stream` is the end so far, both in marked text.
