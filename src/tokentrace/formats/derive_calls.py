@@ -91,13 +91,9 @@ class CallDeriver:
     # -- a name, and arguments that are JSON
 
     def _json_arguments(self) -> CallGrammar | None:
-        def extent(turn: Turn, number: int) -> tuple[int, int] | None:
-            fields, arguments = self._fields(turn, number), turn.arguments(number)
-            return (fields[0].start, arguments[-1].stop) if fields and arguments else None
-
-        around = self._around(extent)
         head, begin = self._head(self.one, 0)
-        opened, leads = self._split_open(around.pop("open"), head)
+        around = self._parts(self._up_to_arguments(), head)
+        opened, leads = around.pop("open"), around.pop("head")
         id_is_name = all(field != "name" for _, field in leads)
         if self.two is not None:
             other = self._head(self.two, 1)[1]
@@ -106,14 +102,11 @@ class CallDeriver:
                 # the call's number stands after its name: the two, with what is before them, are an id
                 begin, id_is_name, leads = shared, True, (("", "id"),)
                 opened = opened[: self.prober.groups(opened)[-1][1]] if self.prober.groups(opened) else opened
-        ended, closed = self._split_close(around.pop("close"))
         return CallGrammar(
             Style.JSON_ARGUMENTS,
             open=opened,
             head=leads,
             begin=begin,
-            end=ended,
-            close=closed,
             id_is_name=id_is_name,
             ascii=self._ascii(),
             **around,
@@ -171,21 +164,10 @@ class CallDeriver:
         other = number.arguments(0)
         other_open = number.text[other[0].stop : other[1].start] if len(other) > 1 else value_open
 
-        def extent(turn: Turn, at: int) -> tuple[int, int] | None:
-            fields, arguments = self._fields(turn, at), turn.arguments(at)
-            return (fields[0].start, arguments[-1].stop + len(value_close)) if fields and arguments else None
-
-        around = self._around(extent)
-        opened, leads = self._split_open(around.pop("open"), self._head(several, 0)[0])
-        ended, closed = self._split_close(around.pop("close"))
         strings, others = self._values()
         return CallGrammar(
             Style.PAIRS,
-            open=opened,
-            head=leads,
             begin=begin,
-            end=ended,
-            close=closed,
             key_open=key_open,
             value_open=other_open,
             value_close=value_close,
@@ -193,7 +175,7 @@ class CallDeriver:
             strings=strings,
             others=others,
             ascii=self._ascii(),
-            **around,
+            **self._parts(self._up_to_arguments(len(value_close)), self._head(several, 0)[0]),
         )
 
     def _tree(self, several: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
@@ -203,28 +185,17 @@ class CallDeriver:
         to_key = text[self._fields(several)[-1].stop : keys[0].start]
         key_open = prober.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
 
-        def extent(turn: Turn, at: int) -> tuple[int, int] | None:
-            fields, arguments = self._fields(turn, at), turn.arguments(at)
-            return (fields[0].start, arguments[-1].stop + len(value_open)) if fields and arguments else None
-
-        around = self._around(extent)
-        opened, leads = self._split_open(around.pop("open"), self._head(several, 0)[0])
-        ended, closed = self._split_close(around.pop("close"))
         strings, others = self._values()
         return CallGrammar(
             Style.TREE,
-            open=opened,
-            head=leads,
             begin=to_key[: len(to_key) - len(key_open)],
-            end=ended,
-            close=closed,
             key_open=key_open,
             value_open=value_open,
             value_close=text[values[0].stop : keys[1].start],
             item=self._item(key_open, value_open),
             strings=strings,
             others=others,
-            **around,
+            **self._parts(self._up_to_arguments(len(value_open)), self._head(several, 0)[0]),
         )
 
     def _item(self, key_open: str, value_open: str) -> str:
@@ -282,6 +253,22 @@ class CallDeriver:
         return bool(turn and holes and "\\u00e9" in turn.text[holes[0].start : holes[-1].stop])
 
     # -- what stands around calls
+
+    def _up_to_arguments(self, more: int = 0) -> Extent:
+        """Calls from their first field to the end of their arguments, and so many characters more."""
+
+        def extent(turn: Turn, at: int) -> tuple[int, int] | None:
+            fields, arguments = self._fields(turn, at), turn.arguments(at)
+            return (fields[0].start, arguments[-1].stop + more) if fields and arguments else None
+
+        return extent
+
+    def _parts(self, extent: Extent, head: list[tuple[str, str]]) -> dict[str, Any]:
+        """What stands around calls, the delimiters of a call taken apart into outer and inner ones."""
+        around = self._around(extent)
+        opened, leads = self._split_open(around.pop("open"), head)
+        ended, closed = self._split_close(around.pop("close"))
+        return {**around, "open": opened, "head": leads, "end": ended, "close": closed}
 
     def _around(self, extent: Extent) -> dict[str, Any]:
         """Split what stands before, between and after calls into what belongs to a call and to the section."""
