@@ -18,7 +18,7 @@ from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
 from .errors import ControlTokenError, InputError, RendererError, TemplateError
 from .formats import families
-from .formats.derive import derive_grammar
+from .formats.derive import template_grammar
 from .formats.dialects import with_parsers
 from .formats.grammar import TurnGrammar
 from .formats.history import (
@@ -30,16 +30,16 @@ from .formats.history import (
     patch_history,
 )
 from .formats.prefixes import missing_turns, turns_by_prefix
-from .formats.probes import USER
 from .formats.seams import BridgeRefusal
 from .formats.skeleton import Skeleton
 from .formats.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from .messages import check_messages, check_tools
 from .parsing.compiled import Compiled
 from .parsing.losses import Loss, find_losses
-from .parsing.parser import StreamingParser, parse
+from .parsing.parser import StreamingParser, called_functions, parse
 from .parsing.response import ParsedResponse
 from .parsing.values import Tools as ToolSchemas
+from .parsing.values import schemas_of
 from .rendered import RenderedTokens, field_name
 from .settings import choose
 from .template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
@@ -107,7 +107,6 @@ class Renderer:
             name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
         }
         self._tools: dict[str, TracedList] = {}
-        self._schemas: dict[str, ToolSchemas] = {}
         self._refused = threading.local()
 
     # -- rendering
@@ -274,8 +273,8 @@ class Renderer:
         conversation = check_messages(messages, more_roles=self._for(tools).template.constants)
         return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
 
-    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas | None, bytes | None]:
-        schemas = self._schemas_of(tools)
+    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
+        schemas = schemas_of(check_tools(tools))
         compiled = self._compiled(self._for(tools), tools)
         prompt = None
         if prompt_ids is not None:
@@ -283,71 +282,17 @@ class Renderer:
             prompt = compiled.prompt_bytes(prompt_ids)
         return compiled, schemas, prompt
 
-    def _schemas_of(self, tools: Any) -> ToolSchemas | None:
-        """Tools as the parser knows them; the same ones come again and again."""
-        checked = check_tools(tools)
-        if not checked:
-            return None
-        try:
-            key = json.dumps(checked)
-        except (TypeError, ValueError, RecursionError):
-            return ToolSchemas(checked)
-        known = self._schemas.get(key)
-        if known is None:
-            if len(self._schemas) >= 64:
-                self._schemas.clear()
-            known = self._schemas[key] = ToolSchemas(checked)
-        return known
-
     def _called(self, learned: _Learned, tools: Any, prompt: Sequence[int] | Ids, completion: Ids) -> list[str] | None:
-        """The names of the functions that a completion calls; None where the grammar has no calls."""
-        compiled = self._compiled(learned, tools)
-        if compiled.grammar.calls is None and compiled.grammar.channels is None:
-            return None
-        parsed = parse(compiled, completion.tolist(), None, compiled.prompt_bytes(prompt))
-        return [call.name for call in parsed.tool_calls if call.name is not None]
+        return called_functions(self._compiled(learned, tools), completion, prompt)
 
     def _compiled(self, learned: _Learned, tools: Any) -> Compiled:
         if learned.compiled is None:
             facts = self._facts(learned, self._wrap_tools(tools))
             stops = [*sorted(facts.stops), *sorted(self._eos - facts.stops)]
-            learned.compiled = Compiled(self._derived(learned, facts), self.tokenizer, stops)
+            derived = template_grammar(learned.template, self._variables, self.tokenizer, {*stops, *facts.closers})
+            grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
+            learned.compiled = Compiled(grammar, self.tokenizer, stops)
         return learned.compiled
-
-    def _derived(self, learned: _Learned, facts: TurnFacts) -> TurnGrammar:
-        added = self.tokenizer.vocabulary.added
-        names = [added[index].text for index in facts.stops | facts.closers | self._eos if index in added]
-        template = learned.template
-        try:
-            rendering = self._run(learned, [USER], None, True)
-            prompt = rendering.text[rendering.tail :]
-        except TemplateError:
-            prompt = ""
-        derived = derive_grammar(
-            functools.partial(self._draw, template),
-            self.tokenizer.vocabulary,
-            prompt=prompt,
-            stops=names,
-            constants=template.constants,
-            toggles=[{name: value} for name in sorted(template.variables) for value in (True, False)],
-        )
-        return with_parsers(derived, self.tool_parser, self.reasoning_parser)
-
-    def _draw(
-        self, template: Template, messages: Messages, changes: Mapping[str, Any]
-    ) -> tuple[Rendering, int, int] | None:
-        """A small conversation, and where the turn of its last message stands."""
-        variables = {**self._variables, **wrap_variables(changes)}
-
-        def run(some: Messages, prompt: bool) -> Rendering:
-            return template.render(some, None, add_generation_prompt=prompt, variables=variables)
-
-        rendering = run(messages, False)
-        turns, last = sections(rendering), len(messages) - 1
-        if last in missing_turns(rendering, turns, messages):
-            turns = turns_by_prefix(rendering, [last], messages, run, self.tokenizer)[0]
-        own = [section for section in turns if section.message == last and section.start < section.end]
-        return (rendering, own[0].start, own[-1].end) if own else None
 
     # -- stages
 

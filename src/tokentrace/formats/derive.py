@@ -7,15 +7,22 @@ stands around content. Calls are `formats.derive_calls`. Nothing here knows a mo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from ..errors import TemplateError
+from ..template.chat_template import Template, wrap_variables
+from ..template.trace import Rendering
+from ..tokens.tokenizer import Tokenizer
 from ..tokens.vocabulary import Vocabulary
 from .derive_calls import CallDeriver
 from .grammar import CallGrammar, Channels, Frame, TurnGrammar
-from .probes import Draw, Prober, Turn, call, leading, trailing
+from .prefixes import missing_turns, turns_by_prefix
+from .probes import USER, Draw, Prober, Turn, call, leading, trailing
+from .turns import Messages, sections
 
 NO_CALLS: Final = "the template shows no tool calls"
 ONE_CALL: Final = "the template writes one call a turn"
@@ -38,6 +45,40 @@ def derive_grammar(
     template compares things with.
     """
     return _Deriver(Prober(draw, vocabulary, stops), prompt, constants, toggles).derive()
+
+
+def template_grammar(
+    template: Template, variables: Mapping[str, Any], tokenizer: Tokenizer, ends: Iterable[int]
+) -> TurnGrammar:
+    """The grammar of a template's turns. `ends` are the tokens that end them."""
+
+    def run(messages: Messages, prompt: bool, changes: Mapping[str, Any] | None = None) -> Rendering:
+        changed = {**variables, **wrap_variables(changes or {})}
+        return template.render(messages, None, add_generation_prompt=prompt, variables=changed)
+
+    def draw(messages: Messages, changes: Mapping[str, Any]) -> tuple[Rendering, int, int] | None:
+        rendering = run(messages, False, changes)
+        turns, last = sections(rendering), len(messages) - 1
+        if last in missing_turns(rendering, turns, messages):
+            again = functools.partial(run, changes=changes)
+            turns = turns_by_prefix(rendering, [last], messages, again, tokenizer)[0]
+        own = [section for section in turns if section.message == last and section.start < section.end]
+        return (rendering, own[0].start, own[-1].end) if own else None
+
+    try:
+        rendering = run([USER], True)
+        prompt = rendering.text[rendering.tail :]
+    except TemplateError:
+        prompt = ""
+    added = tokenizer.vocabulary.added
+    return derive_grammar(
+        draw,
+        tokenizer.vocabulary,
+        prompt=prompt,
+        stops=[added[index].text for index in sorted(ends) if index in added],
+        constants=template.constants,
+        toggles=[{name: value} for name in sorted(template.variables) for value in (True, False)],
+    )
 
 
 class _Deriver:

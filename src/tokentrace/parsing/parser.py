@@ -6,8 +6,9 @@ There is one parser, and it streams: a whole completion is a stream that comes a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from ..tokens.tokenizer import Ids
 from .channels import ChannelParser
 from .compiled import Compiled
 from .events import Done, Event
@@ -100,6 +101,14 @@ class StreamingParser:
             parts=output.parts,
             unread=TokenRange(end, self._count) if end < self._count else None,
         )
+
+
+def called_functions(compiled: Compiled, ids: Ids, prompt_ids: Sequence[int] | Ids) -> list[str] | None:
+    """The names of the functions that a completion calls, in order; None where the grammar has no calls."""
+    if compiled.grammar.calls is None and compiled.grammar.channels is None:
+        return None
+    parsed = parse(compiled, ids.tolist(), prompt=compiled.prompt_bytes(prompt_ids))
+    return [call.name for call in parsed.tool_calls if call.name is not None]
 
 
 def parse(

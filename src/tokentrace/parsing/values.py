@@ -30,7 +30,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
@@ -473,6 +473,21 @@ class Tools:
         """The names of the declared parameters; none if there is no such tool."""
         schema = None if name is None else self._schemas.get(name)
         return frozenset() if schema is None else schema.keys()
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
+    """Tools; the same ones come again and again, and what was found out about them is kept."""
+    if not tools:
+        return Tools(None)
+    try:
+        return _remembered(json.dumps(tools))
+    except (TypeError, ValueError, RecursionError):
+        return Tools(tools)
+
+
+@lru_cache(maxsize=64)
+def _remembered(tools: str) -> Tools:
+    return Tools(json.loads(tools))
 
 
 def _declaration(tool: Any) -> Iterator[tuple[str, Schema]]:
