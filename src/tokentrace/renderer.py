@@ -16,7 +16,7 @@ import numpy as np
 
 from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
-from .errors import ControlTokenError, InputError, RendererError, TemplateError
+from .errors import ControlTokenError, InputError, RendererError, TemplateError, TokentraceError
 from .formats import families
 from .formats.derive import template_grammar
 from .formats.dialects import with_parsers
@@ -30,6 +30,7 @@ from .formats.history import (
     patch_history,
 )
 from .formats.prefixes import missing_turns, turns_by_prefix
+from .formats.probes import USER
 from .formats.seams import BridgeRefusal
 from .formats.skeleton import Skeleton
 from .formats.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
@@ -37,6 +38,7 @@ from .messages import check_messages, check_tools
 from .parsing.compiled import Compiled
 from .parsing.losses import Loss, find_losses
 from .parsing.parser import StreamingParser, called_functions, parse
+from .parsing.proof import MISREAD, PROOFS, misread
 from .parsing.response import ParsedResponse
 from .parsing.values import Tools as ToolSchemas
 from .parsing.values import schemas_of
@@ -291,8 +293,25 @@ class Renderer:
             stops = [*sorted(facts.stops), *sorted(self._eos - facts.stops)]
             derived = template_grammar(learned.template, self._variables, self.tokenizer, {*stops, *facts.closers})
             grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
-            learned.compiled = Compiled(grammar, self.tokenizer, stops)
+            compiled = Compiled(grammar, self.tokenizer, stops)
+            if grammar is derived and learned is self._learned.get("default"):
+                found = ", ".join(self._misread(compiled))
+                notes = [f"{MISREAD}: {found}"] if found else []
+                compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
+            learned.compiled = compiled
         return learned.compiled
+
+    def _misread(self, compiled: Compiled) -> Iterator[str]:
+        """Where a grammar does not read back what its own template writes."""
+        for name, fields in PROOFS.items():
+            try:
+                rendered = self.render([USER, {"role": "assistant", **fields}])
+            except TokentraceError:
+                continue
+            for turn in rendered.turns[:1]:
+                prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
+                parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
+                yield from misread(name, rendered.rendering, parsed, compiled.grammar)
 
     # -- stages
 
