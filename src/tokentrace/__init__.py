@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .audit import compare_histories
     from .bridged import BridgedTokens
+    from .data.supervised import (
+        HistoryWarning,
+        build_prompt_response_sample,
+        build_supervised_sample,
+        build_supervised_samples,
+    )
     from .errors import (
         ControlTokenError,
         ExtensionError,
         InputError,
         RendererError,
+        SampleError,
         TemplateError,
         TemplateLimitError,
         TokenizerError,
@@ -37,9 +44,10 @@ if TYPE_CHECKING:
     from .splicing import splice_prefix
     from .template import ChatTemplate
     from .tokens import ControlPolicy, Tokenizer, load_tokenizer
-    from .tokens.kinds import Kind
+    from .tokens.kinds import Kind, Part
     from .trajectory import Trajectory, TrajectoryFile, Turn, load_trajectory, save_trajectory
     from .trajectory.breaks import Break, BreakCause, explain_break
+    from .trajectory.samples import Sample
 
 # Loaded when first asked for: `import tokentrace` and `tokentrace --help` cost next to nothing.
 _HOMES = {
@@ -56,17 +64,21 @@ _HOMES = {
     "Dialect": "formats.dialects",
     "ExtensionError": "errors",
     "Frame": "formats.grammar",
+    "HistoryWarning": "data.supervised",
     "InputError": "errors",
     "Kind": "tokens.kinds",
     "Loss": "parsing.losses",
     "LossKind": "parsing.losses",
     "ParsedResponse": "parsing.response",
     "ParsedToolCall": "parsing.response",
+    "Part": "tokens.kinds",
     "RefusalReason": "formats.seams",
     "RenderedTokens": "rendered",
     "Renderer": "renderer",
     "RendererError": "errors",
     "RendererPool": "renderer",
+    "Sample": "trajectory.samples",
+    "SampleError": "errors",
     "StreamingParser": "parsing.parser",
     "TemplateError": "errors",
     "TemplateLimitError": "errors",
@@ -79,6 +91,9 @@ _HOMES = {
     "TrajectoryFile": "trajectory",
     "Turn": "trajectory",
     "TurnGrammar": "formats.grammar",
+    "build_prompt_response_sample": "data.supervised",
+    "build_supervised_sample": "data.supervised",
+    "build_supervised_samples": "data.supervised",
     "compare_histories": "audit",
     "create_renderer": "renderer",
     "create_renderer_pool": "renderer",
@@ -104,17 +119,21 @@ __all__ = [
     "Dialect",
     "ExtensionError",
     "Frame",
+    "HistoryWarning",
     "InputError",
     "Kind",
     "Loss",
     "LossKind",
     "ParsedResponse",
     "ParsedToolCall",
+    "Part",
     "RefusalReason",
     "RenderedTokens",
     "Renderer",
     "RendererError",
     "RendererPool",
+    "Sample",
+    "SampleError",
     "StreamingParser",
     "TemplateError",
     "TemplateLimitError",
@@ -127,6 +146,9 @@ __all__ = [
     "TrajectoryFile",
     "Turn",
     "TurnGrammar",
+    "build_prompt_response_sample",
+    "build_supervised_sample",
+    "build_supervised_samples",
     "compare_histories",
     "create_renderer",
     "create_renderer_pool",

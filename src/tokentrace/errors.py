@@ -64,6 +64,10 @@ class TrajectoryError(TokentraceError):
     """A write that would leave a trajectory inconsistent, or a file that is none. Nothing was changed."""
 
 
+class SampleError(TokentraceError):
+    """A training row cannot be made, cut, padded or packed as asked."""
+
+
 class ExtensionError(TrajectoryError):
     """A prompt does not begin with the stream so far. `position` is the first id that differs."""
 

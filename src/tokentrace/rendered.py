@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from .errors import SampleError
 from .formats.history import Change
 from .formats.turns import SampledTurn
 from .template.trace import Rendering
@@ -73,6 +75,11 @@ class RenderedTokens:
     def text(self) -> str:
         """The rendered text."""
         return self._encoded.rendering.text
+
+    @property
+    def span_indices(self) -> npt.NDArray[np.int32]:
+        """Which span of `rendering` each token begins in."""
+        return self._encoded.spans
 
     @functools.cached_property
     def messages(self) -> npt.NDArray[np.int32]:
@@ -173,6 +180,16 @@ class RenderedTokens:
     def decode(self, chosen: npt.NDArray[np.bool_] | slice | None = None) -> str:
         """The text of the chosen tokens, for people to read."""
         return self._tokenizer.decode((self.ids if chosen is None else self.ids[chosen]).tolist())
+
+    def with_mask(self, mask: npt.NDArray[np.bool_]) -> RenderedTokens:
+        """The same tokens with another mask: what a view then shows as sampled is what carries loss."""
+        if mask.shape != self.ids.shape:
+            raise SampleError(f"a mask of {len(mask)} entries does not fit {len(self.ids)} tokens")
+        other = copy.copy(self)
+        other.__dict__.pop("sampled", None)
+        other.mask = mask
+        other.turns = [turn for turn in self.turns if mask[turn.start : turn.stop].any()]
+        return other
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import gc
 import json
@@ -159,6 +161,25 @@ class Renderer:
         wrapped = self._wrap_tools(tools)
         shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
         return self._with_history(learned, rendering, checked, shown, wrapped)[0]
+
+    def preserving(self) -> Renderer:
+        """This renderer with `preserve_all_thinking`; what was learned of the template is shared."""
+        if self.preserve_all_thinking:
+            return self
+        other = copy.copy(self)
+        other.preserve_all_thinking = True
+        other._learned = {
+            name: dataclasses.replace(learned, bridger=None, compiled=None) for name, learned in self._learned.items()
+        }
+        return other
+
+    def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
+        """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
+        return check_messages(messages, more_roles=self._for(tools).template.constants)
+
+    def turn_stop_ids(self) -> frozenset[int]:
+        """The ids that the template ends an assistant's turn with; the model's configuration is not asked."""
+        return self._facts(self._for(None), None).stops
 
     def get_stop_token_ids(self) -> list[int]:
         """The ids at which generation has to stop: what ends a turn, and what the model's configuration adds."""

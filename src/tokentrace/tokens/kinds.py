@@ -24,3 +24,22 @@ class Kind(IntEnum):
 
 
 Kinds = npt.NDArray[np.uint8]
+
+
+class Part(IntEnum):
+    """What a token of a conversation says."""
+
+    SCAFFOLD = 0
+    """Nothing of its own: the template's, outside of what an assistant samples."""
+    CONTENT = 1
+    """What a message says."""
+    REASONING = 2
+    """What an assistant thinks, with the tags around it."""
+    TOOL_CALLS = 3
+    """What an assistant calls, with the tags around it."""
+    STOP = 4
+    """The token that ends an assistant's turn."""
+    TOOLS = 5
+    """Tool schemas."""
+    OTHER = 6
+    """Other fields of messages, and template variables."""

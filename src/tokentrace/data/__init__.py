@@ -1,0 +1,1 @@
+"""Conversations to training rows: one at a time, or whole datasets."""

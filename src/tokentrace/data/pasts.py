@@ -1,0 +1,148 @@
+"""Past turns: where a template writes a turn otherwise once it is no longer the last.
+
+Reasoning that is left out of the past the trace of a row shows. All else (an empty thinking block that only the last
+turn has, a stop token that history replaces) is found out once for every kind of turn, on a small conversation:
+written as the last message, and again with others after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import TokentraceError
+from ..formats.history import reasoning_of
+from ..rendered import RenderedTokens
+from ..renderer import Renderer
+
+Messages = Sequence[Mapping[str, Any]]
+TurnKind = tuple[bool, bool, bool, bool, bool]
+"""Has reasoning, has content, has calls; a user speaks later; the conversation has tools."""
+
+REASONING_LEFT_OUT: Final = (
+    "trained without the reasoning that the template leaves out of the past; inference shows these turns with it. "
+    "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
+)
+REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn at all, and it is not trained"
+WRITTEN_OTHERWISE: Final = (
+    "the template writes these turns otherwise than the model wrote them when they were the last. "
+    "Choose past='expand' (a row for every turn) or 'template' (as it is)"
+)
+
+_USER: Final = {"role": "user", "content": "question"}
+_ANSWER: Final = {"role": "assistant", "content": "reply"}
+_CALL: Final = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
+_RESULT: Final = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": "result"}
+
+
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """What is to be said about the turns of a row."""
+
+    untrue: tuple[str, ...] = ()
+    """Turns that are not written as they were sampled."""
+    plain: tuple[str, ...] = ()
+
+
+class PastTurns:
+    """What becomes of turns that are no longer the last, for one renderer."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._changed: dict[TurnKind, bool] = {}
+        self._thinking: dict[tuple[bool, bool, bool], bool] = {}
+        self._stops: dict[tuple[str, bool], int | None] = {}
+
+    def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> Remarks:
+        """What is to be said about the chosen turns of a row."""
+        nowhere: list[int] = []
+        silent: list[int] = []
+        changed: list[int] = []
+        last_user = max((at for at, row in enumerate(messages) if row["role"] == "user"), default=-1)
+        shown = {origin[1:3] for origin in rendered.rendering.origins if origin is not None and len(origin) > 2}
+        for at in chosen:
+            message = messages[at]
+            if message["role"] != "assistant":
+                continue
+            thought = reasoning_of(message)
+            if thought is not None and not _is_shown(at, thought, shown, rendered):
+                is_past = at < len(messages) - 1 and self._can_think(message, thought[1], tools)
+                (silent if is_past else nowhere).append(at)
+            elif at < len(messages) - 1 and self._is_changed(message, thought is not None, at < last_user, tools):
+                changed.append(at)
+        found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE))
+        return Remarks(
+            untrue=tuple(f"{listed(who)}: {what}" for who, what in found if who),
+            plain=(f"{listed(nowhere)}: {REASONING_NOWHERE}",) if nowhere else (),
+        )
+
+    def _can_think(self, message: Mapping[str, Any], field: str, tools: Any) -> bool:
+        """Whether the template shows the reasoning of such a turn when it is the last."""
+        kind = (field == "content", bool(message.get("tool_calls")), bool(tools))
+        if kind not in self._thinking:
+            turn: dict[str, Any] = {"role": "assistant", "content": "answer", field: "thought"}
+            if field == "content":
+                turn["content"] = "<think>\nthought\n</think>\n\nanswer"
+            if message.get("tool_calls"):
+                turn["tool_calls"] = [_CALL]
+            try:
+                text = self._renderer.render_text([_USER, turn], tools=tools).text
+            except TokentraceError:
+                return True  # the template refuses the probe, so nothing is known but that this row left it out
+            self._thinking[kind] = "thought" in text
+        return self._thinking[kind]
+
+    def _is_changed(self, message: Mapping[str, Any], thought: bool, user_follows: bool, tools: Any) -> bool:
+        kind = (thought, bool(message.get("content")), bool(message.get("tool_calls")), user_follows, bool(tools))
+        if kind not in self._changed:
+            self._changed[kind] = self._probe(kind, tools)
+        return self._changed[kind]
+
+    def _probe(self, kind: TurnKind, tools: Any) -> bool:
+        """Whether a turn of this kind is written otherwise when others follow; False where none of it can be shown."""
+        thought, spoken, called, user_follows, _ = kind
+        turn: dict[str, Any] = {"role": "assistant", "content": "answer" if spoken else ""}
+        if thought:
+            turn["reasoning_content"] = "thought"
+        if called:
+            turn["tool_calls"] = [_CALL]
+        later = [_RESULT, _ANSWER] if called else []
+        if user_follows or not called:
+            later += [_USER, _ANSWER]
+        try:
+            alone = self._renderer.render([_USER, turn], tools=tools)
+            whole = self._renderer.render([_USER, turn, *later], tools=tools)
+        except TokentraceError:
+            return False
+        stop = max((one.stop for one in alone.turns if one.message == 1), default=0)
+        return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
+
+    def stop_before(self, messages: Messages, following: Mapping[str, Any], tools: Any) -> int | None:
+        """The token that ends the last turn of a conversation when `following` comes after it."""
+        key = (str(following["role"]), bool(tools))
+        if key not in self._stops:
+            try:
+                rendered = self._renderer.render([*messages, following], tools=tools)
+            except TokentraceError:
+                return None
+            ends = [turn.stop_token for turn in rendered.turns if turn.message == len(messages) - 1]
+            self._stops[key] = ends[-1] if ends else None
+        return self._stops[key]
+
+
+def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], rendered: RenderedTokens) -> bool:
+    """Whether a message's reasoning stands in the rendering."""
+    reasoning, field = thought
+    if field != "content":
+        return (at, field) in shown
+    origin = ("messages", at, "content")
+    text = "".join(piece for piece, _, whose in rendered.rendering.spans() if whose == origin)
+    return reasoning.strip() in text
+
+
+def listed(messages: Sequence[int]) -> str:
+    """``"message 2"``, ``"messages 2, 4"``."""
+    return f"message{'s' if len(messages) > 1 else ''} {', '.join(map(str, messages))}"
