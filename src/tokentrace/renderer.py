@@ -177,6 +177,10 @@ class Renderer:
         """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
         return check_messages(messages, more_roles=self._for(tools).template.constants)
 
+    def template_digests(self) -> dict[str, str]:
+        """A hash of each template, by its name."""
+        return {name: learned.template.digest for name, learned in self._learned.items()}
+
     def turn_stop_ids(self) -> frozenset[int]:
         """The ids that the template ends an assistant's turn with; the model's configuration is not asked."""
         return self._facts(self._for(None), None).stops

@@ -53,12 +53,14 @@ class PartFinder:
         return parts
 
     def _mark_inline(self, ids: Ids, parts: Parts, tools: bool) -> None:
-        """Reasoning that stands in the content itself, up to its closing tag."""
+        """Reasoning that stands in the content itself, up to its closing tag, which the template may write anew."""
         reasoning = self._grammar(tools).reasoning
         said = np.flatnonzero(parts == Part.CONTENT)
         if reasoning is None or not reasoning.close or not len(said) or (parts == Part.REASONING).any():
             return
-        first, last = int(said[0]), int(said[-1]) + 1
+        first = int(said[0])
+        calls = np.flatnonzero(parts[first:] == Part.TOOL_CALLS)
+        last = first + int(calls[0]) if len(calls) else len(parts)
         parts[first : first + self._closed_by(ids[first:last], reasoning.close)] = Part.REASONING
 
     def _settle_scaffold(self, ids: Ids, parts: Parts, tools: bool) -> None:
@@ -76,7 +78,7 @@ class PartFinder:
             cut = start + self._closed(ids[start:stop], tools)
             if cut == start and left is Part.REASONING and right is not Part.TOOL_CALLS:
                 cut = stop  # nothing is known to close it: all of this is the reasoning's
-            parts[start:cut] = Part.REASONING
+            parts[start:cut] = Part.REASONING if left is None else left  # Harmony ends every message alike
             after = left if right is None else right
             parts[cut:stop] = Part.CONTENT if after in (None, Part.REASONING) and cut > start else after or Part.CONTENT
 

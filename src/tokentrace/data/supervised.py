@@ -319,7 +319,7 @@ class Supervisor:
         if not self._whole:
             wanted = np.zeros(max(Part) + 1, np.bool_)
             wanted[list(self.settings.parts)] = True
-            wanted[Part.OTHER] = True
+            wanted[Part.OTHER] = wanted[Part.CONTENT]
             mask &= wanted[parts]
         if any(messages[at]["role"] != "assistant" for at in chosen):
             others = np.asarray([row["role"] != "assistant" for row in messages] + [False], np.bool_)

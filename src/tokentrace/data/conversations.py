@@ -1,0 +1,190 @@
+"""A row of a dataset as a conversation: which columns hold it, in whatever shape it is. Pure.
+
+Rows are what JSON lines, Parquet and the Hub's datasets give: mappings of columns. A row that is read from Parquet goes
+through `without_nulls` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..errors import InputError
+from ..shapes import Message, Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
+
+MESSAGES: Final = ("messages", "conversations", "conversation")
+COMPLETIONS: Final = ("completion", "response")
+TOOLS: Final = ("tools", "functions")
+VARIABLES: Final = "chat_template_kwargs"
+
+_RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Template variables that are not a row's to set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where a row holds what. None: found out by the names that datasets use."""
+
+    messages: str | None = None
+    tools: str | None = None
+    system: str | None = None
+    prompt: str | None = None
+    completion: str | None = None
+
+
+FOUND_OUT: Final = Columns()
+"""No column is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation in OpenAI's shape, and what its row says beside it.
+
+    `completion_from` is set for rows of prompt and completion: the first message of the completion. Only from there on
+    is anything trained. `variables` are the row's own template variables.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    completion_from: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | None = None) -> Conversation:
+    """The conversation of a row, or InputError naming the column, or the message and its field.
+
+    - Messages: from ``messages``, ``conversations`` or ``conversation``, a list or JSON text of one; else from
+      ``prompt`` and ``completion`` (or ``response``), each a list of messages, or a string that the user and then the
+      assistant says. Errors count messages from the prompt's first on. A row that is a list is a list of messages.
+    - `shape`: what the messages are written in; None: `shape_of` tells. Messages in OpenAI's shape stay as they are.
+    - Tools: from ``tools`` or ``functions``, a list or JSON text of one; no tools are None. Bare schemas become tools
+      in ``functions`` and beside ShareGPT's turns.
+    - The ``system`` column goes before the messages (see `with_system`).
+    - Variables: from ``chat_template_kwargs``, a mapping or JSON text of one.
+
+    A column that is found out counts as absent if it is None; one that is named has to be there.
+    """
+    if isinstance(row, list):
+        if columns != FOUND_OUT:
+            raise InputError("columns are named, but the row is a list of messages")
+        row = {"messages": row}
+    if not isinstance(row, Mapping):
+        raise InputError(f"a row must be a mapping of columns or a list of messages, not a {type(row).__name__}")
+    first, second = _message_columns(row, columns)
+    said = [_listed(row, first)] if second is None else [_said(row, first), _said(row, second)]
+    shape = shape or shape_of([message for part in said if isinstance(part, list) for message in part])
+    parts = [
+        part if isinstance(part, list) else [_turn(role, part, shape)]
+        for role, part in zip(("user", "assistant"), said, strict=False)
+    ]
+    messages = openai_messages([message for part in parts for message in part], shape)
+    start = None
+    if second is not None:
+        start = len(openai_messages(parts[0], shape))
+        if start + len(openai_messages(parts[1], shape)) != len(messages):
+            raise InputError("begins inside the last message of the prompt", field=second)
+    spoken = with_system(messages, _value(row, columns.system, ("system",))[1])
+    return Conversation(
+        messages=spoken,
+        tools=_tools(row, columns, shape),
+        completion_from=None if start is None else start + len(spoken) - len(messages),
+        variables=_variables(row),
+    )
+
+
+def without_nulls(value: Any) -> Any:
+    """`value` without the keys of mappings that are None, at any depth; lists keep their elements.
+
+    Parquet has one set of keys for all rows, and fills in None for those that a message, a call's arguments or a tool
+    schema does not have. Nobody can tell such a None from one that was meant, so all of them go: an argument that is
+    null by intent is lost, unless the arguments are JSON text, which is not looked into. The None content of an
+    assistant goes too: it means the same as none, and templates that write None out as a word write nothing then.
+    """
+    try:
+        return _without_nulls(value)
+    except RecursionError as error:
+        raise InputError("the row is nested too deeply") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_nulls(inner) for inner in value]
+    return value
+
+
+def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str | None]:
+    """The column of messages and None, or those of prompt and completion."""
+    if columns.messages is not None and (columns.prompt is not None or columns.completion is not None):
+        raise InputError("name the column of messages, or those of prompt and completion, not both")
+    if columns.prompt is None and columns.completion is None:
+        messages, _ = _value(row, columns.messages, MESSAGES)
+        if messages is not None:
+            return messages, None
+    prompt, _ = _value(row, columns.prompt, ("prompt",))
+    completion, _ = _value(row, columns.completion, COMPLETIONS)
+    if prompt is not None and completion is not None:
+        return prompt, completion
+    wanted = f"{', '.join(MESSAGES)}, or prompt and {' or '.join(COMPLETIONS)}"
+    raise InputError(f"the row holds no conversation; it has {_names(row)}; looked for: {wanted}")
+
+
+def _value(row: Mapping[str, Any], named: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
+    """The column that is named, or the first of the usual ones that is not None; and its value."""
+    if named is not None:
+        if named not in row:
+            raise InputError(f"the row has no such column; it has {_names(row)}", field=named)
+        return named, row[named]
+    return next(((name, row[name]) for name in usual if row.get(name) is not None), (None, None))
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    names = [str(name)[:80] for name in row]
+    return (", ".join(names[:8]) or "no columns") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
+    value = row[column]
+    if isinstance(value, str):
+        value = parsed_json(value, column)
+    if not isinstance(value, (list, tuple)):
+        raise InputError(f"must be a list of messages, not {_kind(value)}", field=column)
+    if not value:
+        raise InputError("holds no message", field=column)
+    return list(value)
+
+
+def _said(row: Mapping[str, Any], column: str) -> list[Any] | str:
+    """A prompt or a completion: text is what somebody says, whatever it looks like."""
+    value = row[column]
+    return value if isinstance(value, str) else _listed(row, column)
+
+
+def _turn(role: str, text: str, shape: Shape) -> dict[str, Any]:
+    if shape is Shape.SHAREGPT:
+        return {"from": role, "value": text}
+    return {"role": role, "content": text}
+
+
+def _tools(row: Mapping[str, Any], columns: Columns, shape: Shape) -> list[dict[str, Any]] | None:
+    column, value = _value(row, columns.tools, TOOLS)
+    return openai_tools(value, wrap=column == "functions" or shape is Shape.SHAREGPT) or None
+
+
+def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    value = row.get(VARIABLES)
+    if isinstance(value, str):
+        value = parsed_json(value, VARIABLES) if value.strip() else None
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"must be a mapping of template variables, not {_kind(value)}", field=VARIABLES)
+    if taken := [name for name in value if not isinstance(name, str) or name in _RESERVED]:
+        raise InputError(f"{str(taken[0])[:80]!r} is no variable that a row can set", field=VARIABLES)
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,294 @@
+"""Rows of a dataset to samples: the one function that the local job, Ray and the check of a dataset share."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Final
+
+from ..errors import InputError, SampleError, TemplateError, TokentraceError
+from ..formats.history import parsed_arguments
+from ..renderer import Renderer, create_renderer
+from ..settings import choose
+from ..tokens.loading import load_tokenizer
+from ..trajectory.samples import Sample
+from ..trajectory.truncation import Overlong, truncate
+from .conversations import Columns, Conversation, conversation_of, without_nulls
+from .sources import ROW_BYTES, Format, Row
+from .supervised import Supervised, Supervision, Supervisor
+
+_MANY_SETTINGS: Final = 32
+"""Renderers are kept for so many combinations of template variables that rows bring along."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeSettings:
+    """What makes samples of rows. Two runs with equal settings over equal rows give equal samples."""
+
+    tokenizer: str
+    renderer: str = "auto"
+    chat_template: str | None = None
+    """The source of a template, or the name of one that the tokenizer carries."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    control_tokens: str = "literal"
+    preserve_thinking_between_tool_calls: bool = False
+    use_patched: bool = False
+    supervision: Supervision = field(default_factory=Supervision)
+    columns: Columns = field(default_factory=Columns)
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    """The tools of rows that bring none."""
+    parse_arguments: bool = False
+    """Parse arguments that are JSON strings before the template sees them, as inference servers do."""
+    max_length: int | None = None
+    overlong: Overlong = Overlong.DROP
+    row_bytes: int = ROW_BYTES
+    labels: bool = False
+
+    def __post_init__(self) -> None:
+        choose(Overlong, "overlong", self.overlong)
+        for name in ("max_length", "row_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise SampleError(f"{name} must be a positive number, not {value!r}")
+
+    def described(self) -> dict[str, Any]:
+        """The settings as JSON can hold them."""
+        supervision = self.supervision
+        return {
+            "renderer": self.renderer,
+            "template_kwargs": dict(self.template_kwargs),
+            "control_tokens": self.control_tokens,
+            "preserve_thinking_between_tool_calls": self.preserve_thinking_between_tool_calls,
+            "use_patched": self.use_patched,
+            "turns": str(supervision.turns),
+            "parts": sorted(part.name.lower() for part in supervision.parts),
+            "roles": sorted(supervision.roles),
+            "past": None if supervision.past is None else str(supervision.past),
+            "final_stop": supervision.final_stop,
+            "columns": {
+                name: value
+                for name in Columns.__dataclass_fields__
+                if (value := getattr(self.columns, name)) is not None
+            },
+            "tools": None if self.tools is None else [dict(tool) for tool in self.tools],
+            "parse_arguments": self.parse_arguments,
+            "max_length": self.max_length,
+            "overlong": str(self.overlong),
+            "row_bytes": self.row_bytes,
+            "labels": self.labels,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that gave no sample, and why."""
+
+    source: str
+    row: int
+    line: int | None
+    kind: str
+    """The name of the error."""
+    reason: str
+    message: int | None = None
+    field: str | None = None
+
+    def described(self) -> dict[str, Any]:
+        """As it stands in the side file."""
+        known = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenized:
+    """What became of a row: samples with what they were rendered from, or what is wrong."""
+
+    row: Row
+    samples: tuple[Sample, ...] = ()
+    made: tuple[Supervised, ...] = ()
+    messages: int = 0
+    bad: BadRow | None = None
+    left_out: tuple[BadRow, ...] = ()
+    """Samples of an expanded row that could not be kept, beside others that could."""
+
+
+class RowTokenizer:
+    """Makes samples of rows. Errors of a row are its own: they never end a run."""
+
+    def __init__(self, settings: TokenizeSettings) -> None:
+        self.settings = settings
+        self._tokenizer = load_tokenizer(settings.tokenizer)
+        self._supervisors: dict[str, Supervisor] = {}
+        self.renderer = self._supervisor({}).renderer
+
+    def _supervisor(self, variables: Mapping[str, Any]) -> Supervisor:
+        """The supervisor for rows with these template variables of their own."""
+        key = json.dumps(variables, sort_keys=True, default=repr)
+        if key not in self._supervisors:
+            if len(self._supervisors) >= _MANY_SETTINGS:
+                self._supervisors.clear()
+            self._supervisors[key] = Supervisor(self._renderer(variables), self.settings.supervision)
+        return self._supervisors[key]
+
+    def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
+        settings = self.settings
+        return create_renderer(
+            self._tokenizer,
+            settings.renderer,
+            chat_template=settings.chat_template,
+            control_tokens=settings.control_tokens,
+            preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
+            use_patched=settings.use_patched,
+            **{**settings.template_kwargs, **variables},
+        )
+
+    def tokenize(self, row: Row, source: str, form: Format = Format.LINES) -> Tokenized:
+        """The samples of one row, or why there are none."""
+        if row.problem is not None:
+            return Tokenized(row, bad=BadRow(source, row.number, row.line, "unreadable", row.problem))
+        try:
+            return self._tokenize(row, source, form)
+        except TokentraceError as error:
+            return Tokenized(row, bad=self._bad(row, source, error))
+        except RecursionError:
+            reason = "the row is nested too deeply"
+            return Tokenized(row, bad=BadRow(source, row.number, row.line, "RecursionError", reason))
+
+    def _tokenize(self, row: Row, source: str, form: Format) -> Tokenized:
+        conversation = self.conversation(row.value, form)
+        made = self._supervisor(conversation.variables).samples(
+            conversation.messages, conversation.tools, conversation.completion_from or 0
+        )
+        if not any(one.sample.trained for one in made):
+            raise SampleError(_nothing_trained(conversation))
+        samples: list[Sample] = []
+        kept: list[Supervised] = []
+        left_out: list[BadRow] = []
+        for one in made:
+            sample, reason = one.sample, None
+            if not sample.trained:
+                reason = "nothing in it carries loss"
+            elif self.settings.max_length is not None:
+                cut = truncate(sample, self.settings.max_length, self.settings.overlong)
+                reason = cut.reason
+                sample = cut.sample if cut.sample is not None else sample
+            if reason is None:
+                samples.append(sample)
+                kept.append(one)
+            else:
+                which = f"sample of message {one.trained[-1]}: " if len(made) > 1 and one.trained else ""
+                left_out.append(BadRow(source, row.number, row.line, "left out", f"{which}{reason}"))
+        if not samples:
+            return Tokenized(row, messages=len(conversation.messages), bad=left_out[0], left_out=tuple(left_out[1:]))
+        return Tokenized(row, tuple(samples), tuple(kept), len(conversation.messages), None, tuple(left_out))
+
+    def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
+        """The conversation of a row, as the template will be shown it."""
+        if form in (Format.PARQUET, Format.ARROW):
+            value = without_nulls(value)
+        found = conversation_of(value, self.settings.columns)
+        tools = found.tools
+        if tools is None and self.settings.tools is not None:
+            tools = [dict(tool) for tool in self.settings.tools]
+        messages = found.messages
+        if self.settings.parse_arguments:
+            checked = self.renderer.check_messages(messages, tools=tools)
+            messages = [dict(message) for message in parsed_arguments(checked)]
+        return Conversation(messages, tools, found.completion_from, found.variables)
+
+    @staticmethod
+    def _bad(row: Row, source: str, error: TokentraceError) -> BadRow:
+        reason = " ".join(str(error).split())
+        if isinstance(error, TemplateError) and _has_text_arguments(row.value):
+            reason += "; its arguments are JSON strings, which some templates cannot show: see --parse-arguments"
+        message = getattr(error, "message", None)
+        place = getattr(error, "field", None) if isinstance(error, InputError) else None
+        return BadRow(source, row.number, row.line, type(error).__name__, reason[:2000], message, place)
+
+    def described(self) -> dict[str, Any]:
+        """What made the samples: for the metadata of a file, and to tell whether a run can go on."""
+        return {
+            "tokentrace": version("tokentrace"),
+            "tokenizer": self.renderer.tokenizer.name,
+            "tokenizer_sha256": self.renderer.tokenizer.digest,
+            "template_sha256": self.renderer.template_digests(),
+            "family": self.renderer.family,
+            "settings": self.settings.described(),
+        }
+
+
+def _nothing_trained(conversation: Conversation) -> str:
+    if not any(message.get("role") == "assistant" for message in conversation.messages):
+        return "there is no assistant turn, so nothing carries loss"
+    return "nothing carries loss: the settings leave out every turn"
+
+
+def _has_text_arguments(value: Any) -> bool:
+    """Whether a row has tool calls with arguments that are strings, wherever they stand."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return '"arguments": "{' in text
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a run came to."""
+
+    rows: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
+    """Samples of expanded rows that were left out beside others that were kept."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """How many samples each note is about, without the messages it names."""
+
+    def add(self, one: Tokenized) -> None:
+        self.rows += 1
+        self.left_out += len(one.left_out)
+        if one.bad is not None:
+            self.bad[one.bad.kind] += 1
+        for sample in one.samples:
+            self.samples += 1
+            self.tokens += len(sample)
+            self.trained += sample.trained
+            self.notes.update({_without_place(note) for note in sample.notes})
+
+    def update(self, other: Counts) -> None:
+        for name in ("rows", "samples", "tokens", "trained", "left_out"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.bad.update(other.bad)
+        self.notes.update(other.notes)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON can hold it, in an order that depends on nothing but the counts."""
+        out = {name: getattr(self, name) for name in ("rows", "samples", "tokens", "trained", "left_out")}
+        return {**out, "bad": dict(sorted(self.bad.items())), "notes": dict(sorted(self.notes.items()))}
+
+    @classmethod
+    def read(cls, value: Mapping[str, Any]) -> Counts:
+        return cls(**{**value, "bad": Counter(value["bad"]), "notes": Counter(value["notes"])})
+
+    @property
+    def bad_rows(self) -> int:
+        return sum(self.bad.values())
+
+
+def _without_place(note: str) -> str:
+    """A note without the messages it is about, or the numbers of a cut: what it says in general."""
+    head, colon, rest = note.partition(": ")
+    if colon and head.startswith("message"):
+        return rest
+    return "cut to fit" if note.startswith("cut to the ") else note
+
+
+def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -> Iterator[Tokenized]:
+    """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1."""
+    tokenizer = RowTokenizer(settings)
+    for number, value in enumerate(rows, 1):
+        yield tokenizer.tokenize(Row(number, None, value), "rows")

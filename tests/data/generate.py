@@ -1,0 +1,60 @@
+"""Generated conversations: as many as are asked for, the same for the same seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+WORDS = (
+    "the river keeps its own time and nobody asks why a bridge was built here where water is wide and cold in March "
+    "call function returns value error seven blue Zürich naïve 東京 data 3.14 x=1; if not found: retry() {'a': 1}"
+).split()
+
+
+def conversations(count: int, seed: int = 0, *, fewest: int = 2, most: int = 40) -> Iterator[dict[str, Any]]:
+    """Conversations of `fewest` to `most` messages with tools, reasoning and calls."""
+    for number in range(count):
+        yield conversation(random.Random(f"{seed}-{number}"), fewest, most)
+
+
+def conversation(rng: random.Random, fewest: int = 2, most: int = 40) -> dict[str, Any]:
+    """One conversation that ends with an assistant's answer."""
+    length = rng.randint(fewest, most)
+    messages: list[dict[str, Any]] = []
+    if length > 2 and rng.random() < 0.5:
+        messages.append({"role": "system", "content": _text(rng, 12)})
+    while len(messages) < length - 1:
+        messages.append({"role": "user", "content": _text(rng, 30)})
+        while len(messages) < length - 3 and rng.random() < 0.4:
+            call = {
+                "name": rng.choice(["look_up", "compute"]),
+                "arguments": {"query": _text(rng, 5), "n": rng.randint(0, 9)},
+            }
+            number = f"call{len(messages):05d}"
+            messages.append(
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"id": number, "type": "function", "function": call}],
+                }
+            )
+            messages.append({"role": "tool", "tool_call_id": number, "name": call["name"], "content": _text(rng, 20)})
+        answer: dict[str, Any] = {"role": "assistant", "content": _text(rng, 40)}
+        if rng.random() < 0.3:
+            answer["reasoning_content"] = _text(rng, 30)
+        messages.append(answer)
+    return {"messages": messages}
+
+
+def _text(rng: random.Random, most: int) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
+
+
+def write_conversations(path: Path, count: int, seed: int = 0) -> None:
+    """A JSON Lines file of conversations."""
+    with path.open("w", encoding="utf-8") as file:
+        for row in conversations(count, seed):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
