@@ -118,7 +118,7 @@ def _without_function_call(index: int, message: Message) -> Message:
     return _checked(index, made, {"tool_calls.0.function": "function_call"})
 
 
-def with_system(messages: list[Message], system: Any) -> list[Message]:
+def with_system(messages: Sequence[Message], system: Any) -> list[Message]:
     """`messages` after a system message that says `system`: a string, or Anthropic's text blocks.
 
     None, ``""`` and no blocks mean no such message. One that is there already and says the same is enough; InputError
@@ -127,7 +127,7 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
     blocks = () if system is None else _blocks(None, "system", system)
     text = _content([_part(None, place, block, "a system prompt") for place, block in blocks])
     if not text:
-        return messages
+        return list(messages)
     if not isinstance(text, str):
         raise InputError("must be a string or a list of text blocks", field="system")
     if not messages or messages[0].get("role") != "system":
@@ -138,7 +138,7 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
         said = "".join(texts) if all(isinstance(each, str) for each in texts) else None
     if said != text:
         raise InputError("differs from the system message that the conversation begins with", field="system")
-    return messages
+    return list(messages)
 
 
 # -- Anthropic's

@@ -9,19 +9,19 @@ import numpy.typing as npt
 
 from ..errors import TokentraceError
 from ..formats.grammar import TurnGrammar
-from ..formats.turns import is_role
 from ..rendered import RenderedTokens
 from ..renderer import Renderer
 from ..template.chat_template import REASONING_FIELDS
-from ..template.traced import UNKNOWN, Origin
+from ..template.traced import Origin
 from ..tokens.kinds import Kind, Kinds, Part
 from ..tokens.tokenizer import Ids
 
 Parts = npt.NDArray[np.uint8]
 
-_BY_FIELD: Final = {"content": Part.CONTENT, "tool_calls": Part.TOOL_CALLS} | dict.fromkeys(
+_BY_FIELD: Final = {"role": Part.SCAFFOLD, "content": Part.CONTENT, "tool_calls": Part.TOOL_CALLS} | dict.fromkeys(
     REASONING_FIELDS, Part.REASONING
 )
+_SCAFFOLD: Final = bytes([Part.SCAFFOLD])
 
 
 class PartFinder:
@@ -38,49 +38,62 @@ class PartFinder:
         self._grammars: dict[bool, TurnGrammar] = {}
         self._closes: dict[tuple[bool, bytes], int] = {}
 
-    def parts(self, rendered: RenderedTokens, *, tools: bool = False) -> Parts:
-        """The `Part` of each token."""
+    def find(self, rendered: RenderedTokens, *, tools: bool = False) -> tuple[Parts, Kinds]:
+        """The `Part` and the `Kind` of each token."""
         codes = np.asarray([_field_part(origin) for origin in rendered.rendering.origins], np.uint8)
-        parts: Parts = codes[rendered.span_indices] if len(codes) else np.zeros(0, np.uint8)
+        parts: Parts = codes.take(rendered.span_indices) if len(codes) else np.zeros(0, np.uint8)
+        kinds = np.where(parts == Part.SCAFFOLD, Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
+        kinds[rendered.mask] = Kind.SAMPLED
+        inline = self._says_closing(rendered, codes, tools)
         for turn in rendered.turns:
             stop = turn.stop
             if turn.stop_token is not None and turn.start < stop:
                 stop -= 1
                 parts[stop] = Part.STOP
             ids, own = rendered.ids[turn.start : stop], parts[turn.start : stop]
-            self._mark_inline(ids, own, tools)
+            if inline:
+                self._mark_inline(ids, own, tools)
             self._settle_scaffold(ids, own, tools)
-        return parts
+        return parts, kinds
+
+    def _says_closing(self, rendered: RenderedTokens, codes: Parts, tools: bool) -> bool:
+        """Whether a message brings its own closing tag of reasoning in its content."""
+        reasoning = self._grammar(tools).reasoning
+        if reasoning is None or not reasoning.close:
+            return False
+        text, ends = rendered.rendering.text, rendered.rendering.ends
+        said = np.flatnonzero(codes == Part.CONTENT).tolist()
+        return any(text.find(reasoning.close, ends[span - 1] if span else 0, ends[span]) >= 0 for span in said)
 
     def _mark_inline(self, ids: Ids, parts: Parts, tools: bool) -> None:
-        """Reasoning that stands in the content itself, up to its closing tag, which the template may write anew."""
+        """Reasoning that stands in the content itself, up to its closing tag."""
         reasoning = self._grammar(tools).reasoning
         said = np.flatnonzero(parts == Part.CONTENT)
-        if reasoning is None or not reasoning.close or not len(said) or (parts == Part.REASONING).any():
+        if reasoning is None or not len(said) or (parts == Part.REASONING).any():
             return
-        first = int(said[0])
-        calls = np.flatnonzero(parts[first:] == Part.TOOL_CALLS)
-        last = first + int(calls[0]) if len(calls) else len(parts)
+        first, last = int(said[0]), int(said[-1]) + 1
         parts[first : first + self._closed_by(ids[first:last], reasoning.close)] = Part.REASONING
 
     def _settle_scaffold(self, ids: Ids, parts: Parts, tools: bool) -> None:
         """Give each stretch of scaffold inside a turn to what it opens or closes."""
-        scaffold = parts == Part.SCAFFOLD
-        if not scaffold.any():
-            return
-        edges = np.flatnonzero(np.diff(scaffold, prepend=False, append=False)).tolist()
-        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        codes = parts.tobytes()
+        start = codes.find(Part.SCAFFOLD)
+        while start >= 0:
+            stop = len(codes) - len(codes[start:].lstrip(_SCAFFOLD))
             left = Part(parts[start - 1]) if start else None
-            right = Part(parts[stop]) if stop < len(parts) else None
+            right = Part(codes[stop]) if stop < len(codes) else None
             if left is Part.TOOL_CALLS:
                 parts[start:stop] = Part.TOOL_CALLS
-                continue
-            cut = start + self._closed(ids[start:stop], tools)
-            if cut == start and left is Part.REASONING and right is not Part.TOOL_CALLS:
-                cut = stop  # nothing is known to close it: all of this is the reasoning's
-            parts[start:cut] = Part.REASONING if left is None else left  # Harmony ends every message alike
-            after = left if right is None else right
-            parts[cut:stop] = Part.CONTENT if after in (None, Part.REASONING) and cut > start else after or Part.CONTENT
+            else:
+                cut = start + self._closed(ids[start:stop], tools)
+                if cut == start and left is Part.REASONING and right is not Part.TOOL_CALLS:
+                    cut = stop  # nothing is known to close it: all of this is the reasoning's
+                parts[start:cut] = Part.REASONING
+                after = right or left
+                if after is None or (after is Part.REASONING and cut > start):
+                    after = Part.CONTENT
+                parts[cut:stop] = after
+            start = codes.find(Part.SCAFFOLD, stop)
 
     def _closed(self, ids: Ids, tools: bool) -> int:
         """How many tokens of a stretch of scaffold belong to the reasoning that it closes; 0 where it closes none."""
@@ -122,26 +135,8 @@ class PartFinder:
 
 
 def _field_part(origin: Origin | None) -> Part:
-    if origin is None or is_role(origin):
+    if origin is None:
         return Part.SCAFFOLD
-    if origin == UNKNOWN:
-        return Part.OTHER
-    if origin[0] == "tools":
-        return Part.TOOLS
     if origin[0] == "messages" and len(origin) > 2:
         return _BY_FIELD.get(str(origin[2]), Part.OTHER)
-    return Part.OTHER
-
-
-def kinds_of(rendered: RenderedTokens) -> Kinds:
-    """The `Kind` of each token: sampled, text that was given, or scaffold."""
-    codes = np.asarray(
-        [
-            Kind.SCAFFOLD if _field_part(origin) is Part.SCAFFOLD else Kind.CONTEXT
-            for origin in rendered.rendering.origins
-        ],
-        np.uint8,
-    )
-    kinds: Kinds = codes[rendered.span_indices] if len(codes) else np.zeros(0, np.uint8)
-    kinds[rendered.mask] = Kind.SAMPLED
-    return kinds
+    return Part.TOOLS if origin[0] == "tools" else Part.OTHER

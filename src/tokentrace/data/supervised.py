@@ -23,7 +23,7 @@ from ..renderer import Renderer
 from ..settings import choose
 from ..tokens.kinds import Kind, Part
 from ..trajectory.samples import Sample
-from .parts import PartFinder, kinds_of
+from .parts import PartFinder
 from .pasts import PastTurns, listed
 
 Messages = Sequence[Mapping[str, Any]]
@@ -181,7 +181,7 @@ def build_prompt_response_sample(
         count, notes = 1, list[str]()
     else:
         rendered = renderer.render(prompt, tools=tools, add_generation_prompt=True)
-        head, owners, kinds = rendered.ids, rendered.messages, kinds_of(rendered)
+        head, owners, kinds = rendered.ids, rendered.messages, PartFinder(renderer).find(rendered)[1]
         count, notes = len(prompt), list(rendered.notes)
     stops = renderer.turn_stop_ids()
     if stops and end_id not in stops:
@@ -285,7 +285,7 @@ class Supervisor:
         notes: Sequence[str],
         untrue: Sequence[str],
     ) -> Supervised:
-        parts = self._finder.parts(rendered, tools=tools is not None)
+        parts, kinds = self._finder.find(rendered, tools=tools is not None)
         mask = self._mask(rendered, messages, parts, chosen)
         own = [at for at in chosen if messages[at]["role"] == "assistant"]
         told = [*rendered.notes, *notes]
@@ -293,7 +293,7 @@ class Supervisor:
             ids=rendered.ids,
             mask=mask,
             messages=rendered.messages,
-            kinds=kinds_of(rendered),
+            kinds=kinds,
             parts=parts,
         )
         last = rendered.turns[-1] if rendered.turns else None
