@@ -13,6 +13,7 @@ COMMANDS: Final = {
     "histories": "Show where production, rollout and training differ.",
     "explain": "Say where and why a prompt does not extend a stream.",
     "grammar": "Show what a model writes in its turn.",
+    "tokenize": "Turn files of conversations into training rows.",
     "families": "Show what is known of each family of models.",
     "demo": "Render the shipped example and write a report.",
 }
@@ -96,6 +97,47 @@ def template_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def supervision_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What carries loss, how the past is shown, and what a control token in a user's text becomes."""
+    options = (
+        click.option(
+            "--turns",
+            type=click.Choice(["all", "last", "flagged"]),
+            default="all",
+            show_default=True,
+            help='Which assistant turns carry loss; flagged: all but those with "train": false or "weight": 0.',
+        ),
+        click.option(
+            "--parts",
+            default="reasoning,content,tool_calls,stop",
+            show_default=True,
+            metavar="LIST",
+            help="What of a turn carries loss.",
+        ),
+        click.option("--roles", default="assistant", show_default=True, metavar="LIST", help="Whose messages do."),
+        click.option(
+            "--past",
+            type=click.Choice(["template", "preserve", "expand"]),
+            help="How earlier turns are shown: as the template writes them, with all reasoning kept, or in a row for "
+            "every turn as the model would have seen it.  [default: template, with a warning where it matters]",
+        ),
+        click.option(
+            "--final-stop", is_flag=True, help="Add the stop token where the template leaves the last turn without it."
+        ),
+        click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled."),
+        click.option(
+            "--control-tokens",
+            type=click.Choice(["literal", "reject", "hf_compat"]),
+            default="literal",
+            show_default=True,
+            help="What becomes of a control token that a user or a tool spells out.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tokentrace", prog_name="tokentrace")
 @debug_option
@@ -112,6 +154,7 @@ def main() -> None:
       tokentrace render chat.json --format html -o report.html --open
       tokentrace histories chat.json --tokenizer ./Qwen3-8B
       tokentrace explain rollout.tt next_prompt.json --tokenizer ./Qwen3-8B
+      tokentrace tokenize chats.jsonl -o rows.parquet --tokenizer ./Qwen3-8B
       tokentrace families
     """
 

@@ -94,7 +94,7 @@ def tokenize_files(
         described = {**tokenizer.described(), "sources": [_described(source) for source in sources]}
         _check_manifest(parts, described)
         work = _Work(parts, settings, sources, described, progress)
-        counts = work.run(run, max(1, workers if workers is not None else available_cores()))
+        counts = work.run(run, workers or min(available_cores(), work.useful_workers))
         finished = work.assemble(path, counts)
         shutil.rmtree(parts)
     return finished
@@ -185,6 +185,12 @@ class _Work:
         self.chunks = self.resumed = self.done = 0
         self.counts = Counts()
         self.total = sum(source.size for source in sources)
+
+    @property
+    def useful_workers(self) -> int:
+        """How many processes have something to do; a small input is done sooner than a second one has started."""
+        chunks = sum(-(-source.size // source.chunk_size) for source in self.sources)
+        return max(1, chunks // 4)
 
     def run(self, run: Callable[..., Iterable[tuple[Chunk, Counts]]], workers: int) -> Counts:
         """Work through all chunks that are not done yet."""

@@ -59,8 +59,14 @@ class Source:
     path: str
     format: Format
     size: int
+    """Bytes of text, or rows of a table."""
     digest: str
     """Changes when the file does."""
+
+    @property
+    def chunk_size(self) -> int:
+        """The most that a chunk usually is, in the units of `size`."""
+        return CHUNK_ROWS if self.format in (Format.PARQUET, Format.ARROW) else CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

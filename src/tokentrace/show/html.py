@@ -44,7 +44,7 @@ def html_fragment(rendered: RenderedTokens, *, limit: int = FRAGMENT_LIMIT) -> s
     name = f"tt-{len(rendered)}-{int(np.sum(rendered.ids, dtype=np.int64)) % 1_000_003}"
     return (
         f"<style>{_asset('report.css')}</style>"
-        f'<div class="tt tt-fragment">{_controls(name)}{_cards(rendered)}{_legend(rendered)}{_strip(rendered)}'
+        f'<div class="tt tt-fragment">{view_controls(name)}{_cards(rendered)}{_legend(rendered)}{_strip(rendered)}'
         f"{_remarks(rendered)}{_rows(rendered, limit, titles=True)}</div>"
     )
 
@@ -59,7 +59,15 @@ def html_page(rendered: RenderedTokens, title: str = "Rendered conversation", *,
     scripts = f"""<div class="tt-tip" hidden></div>
 <script type="application/json" id="tt-data">{_data(_lookups(rendered, limit))}</script>
 <script>{_asset("report.js")}</script>"""
-    return framed(title, "tokentrace", _controls("tt-view"), body, scripts, styles=("report.css",))
+    return framed(title, "tokentrace", view_controls("tt-view"), body, scripts, styles=("report.css",))
+
+
+def row_body(rendered: RenderedTokens, limit: int = FRAGMENT_LIMIT) -> str:
+    """The parts of a rendering, to stand on a page among others."""
+    return (
+        f"{_cards(rendered)}{_strip(rendered)}{_legend(rendered)}{_remarks(rendered)}"
+        f"{_rows(rendered, limit, titles=True)}"
+    )
 
 
 def framed(title: str, brand: str, controls: str, body: str, scripts: str, *, styles: Sequence[str]) -> str:
@@ -133,7 +141,8 @@ def _lookups(rendered: RenderedTokens, limit: int) -> dict[str, Any]:
 # -- parts
 
 
-def _controls(name: str) -> str:
+def view_controls(name: str) -> str:
+    """Buttons that choose what colours mean, for all renderings of a page."""
     choices = (("field", "By field"), ("message", "By message"), ("sampled", "Sampled only"))
     radios = "".join(
         f'<label><input type="radio" name="{name}" value="{value}"{" checked" if value == "field" else ""}>'
