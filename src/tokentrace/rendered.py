@@ -38,6 +38,8 @@ class RenderedTokens:
     the model samples). Lists of the same are made on request: `token_ids`, `message_indices`, `sampled`,
     `fields`, `origins`. All have one entry per token.
 
+    `mask_means` is ``"sampled"``; in a training row, whose mask is what carries loss, it is ``"trained"``.
+
     `turns` are the sampled turns with their stop tokens, `changes` what was changed against the shipped template
     (`preserve_*`, `use_patched`), `notes` what could not be settled or does not agree.
     """
@@ -56,6 +58,7 @@ class RenderedTokens:
     ) -> None:
         self.ids: Ids = encoded.ids
         self.mask = mask
+        self.mask_means = "sampled"
         self.turns = list(turns)
         self.changes = list(changes)
         self.notes = list(notes)
@@ -182,12 +185,13 @@ class RenderedTokens:
         return self._tokenizer.decode((self.ids if chosen is None else self.ids[chosen]).tolist())
 
     def with_mask(self, mask: npt.NDArray[np.bool_]) -> RenderedTokens:
-        """The same tokens with another mask: what a view then shows as sampled is what carries loss."""
+        """The same tokens with the loss mask of a training row as their mask."""
         if mask.shape != self.ids.shape:
             raise SampleError(f"a mask of {len(mask)} entries does not fit {len(self.ids)} tokens")
         other = copy.copy(self)
         other.__dict__.pop("sampled", None)
         other.mask = mask
+        other.mask_means = "trained"
         other.turns = [turn for turn in self.turns if mask[turn.start : turn.stop].any()]
         return other
 

@@ -329,7 +329,7 @@ def _show_rows(
         )
         shown = list(itertools.islice(itertools.chain.from_iterable(_shown(name, one) for name, one in rows), count))
     if html is not None:
-        html.write_text(rows_page(shown, f"{len(shown)} rows"), encoding="utf-8")
+        html.write_text(rows_page(shown, f"{len(shown)} rows of {Path(inputs[0]).name}"), encoding="utf-8")
         click.secho(f"wrote {html}", dim=True, err=True)
         return
     console = Console()

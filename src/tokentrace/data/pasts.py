@@ -15,12 +15,13 @@ import numpy as np
 
 from ..errors import TokentraceError
 from ..formats.history import reasoning_of
+from ..formats.turns import stringified
 from ..rendered import RenderedTokens
 from ..renderer import Renderer
 
 Messages = Sequence[Mapping[str, Any]]
-TurnKind = tuple[bool, bool, bool, bool, bool]
-"""Has reasoning, has content, has calls; a user speaks later; the conversation has tools."""
+TurnKind = tuple[bool, bool, bool, bool, bool, bool, bool]
+"""Has reasoning, tags of it in the content, content, calls; a user speaks later, an answer follows; there are tools."""
 
 REASONING_LEFT_OUT: Final = (
     "trained without the reasoning that the template leaves out of the past; inference shows these turns with it. "
@@ -62,16 +63,22 @@ class PastTurns:
         silent: list[int] = []
         changed: list[int] = []
         last_user = max((at for at, row in enumerate(messages) if row["role"] == "user"), default=-1)
+        answers = (at for at, row in enumerate(messages) if row["role"] == "assistant" and not row.get("tool_calls"))
+        last_answer = max(answers, default=-1)
         shown = {origin[1:3] for origin in rendered.rendering.origins if origin is not None and len(origin) > 2}
         for at in chosen:
             message = messages[at]
             if message["role"] != "assistant":
                 continue
             thought = reasoning_of(message)
-            if thought is not None and not _is_shown(at, thought, shown, rendered):
-                is_past = at < len(messages) - 1 and self._can_think(message, thought[1], tools)
-                (silent if is_past else nowhere).append(at)
-            elif at < len(messages) - 1 and self._is_changed(message, thought is not None, at < last_user, tools):
+            is_past = at < len(messages) - 1
+            is_hidden = thought is not None and not _is_shown(at, thought, shown, rendered)
+            if is_hidden and is_past and thought is not None and self._can_think(message, thought[1], tools):
+                silent.append(at)
+                continue
+            if is_hidden:
+                nowhere.append(at)
+            if is_past and self._is_changed(message, thought is not None, at < last_user, at < last_answer, tools):
                 changed.append(at)
         found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE))
         return Remarks(
@@ -89,32 +96,46 @@ class PastTurns:
             if message.get("tool_calls"):
                 turn["tool_calls"] = [_CALL]
             try:
-                text = self._renderer.render_text([_USER, turn], tools=tools).text
+                found = self._asked([_USER, turn], tools=tools)
             except TokentraceError:
                 return True  # the template refuses the probe, so nothing is known but that this row left it out
-            self._thinking[kind] = "thought" in text
+            self._thinking[kind] = "thought" in found.text
         return self._thinking[kind]
 
-    def _is_changed(self, message: Mapping[str, Any], thought: bool, user_follows: bool, tools: Any) -> bool:
-        kind = (thought, bool(message.get("content")), bool(message.get("tool_calls")), user_follows, bool(tools))
+    def _asked(self, messages: Messages, tools: Any) -> RenderedTokens:
+        """A probe, with arguments as a mapping or, where the template wants that, as a JSON string."""
+        try:
+            return self._renderer.render(messages, tools=tools)
+        except TokentraceError:
+            return self._renderer.render([stringified(message) for message in messages], tools=tools)
+
+    def _is_changed(
+        self, message: Mapping[str, Any], thought: bool, user_follows: bool, answered: bool, tools: Any
+    ) -> bool:
+        content, called = message.get("content"), bool(message.get("tool_calls"))
+        inline = isinstance(content, str) and "</think>" in content
+        kind = (thought, inline, bool(content), called, user_follows, answered, bool(tools))
         if kind not in self._changed:
             self._changed[kind] = self._probe(kind, tools)
         return self._changed[kind]
 
     def _probe(self, kind: TurnKind, tools: Any) -> bool:
         """Whether a turn of this kind is written otherwise when others follow; False where none of it can be shown."""
-        thought, spoken, called, user_follows, _ = kind
+        thought, inline, spoken, called, user_follows, answered, _ = kind
         turn: dict[str, Any] = {"role": "assistant", "content": "answer" if spoken else ""}
-        if thought:
+        if inline:
+            turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
+        elif thought:
             turn["reasoning_content"] = "thought"
         if called:
             turn["tool_calls"] = [_CALL]
-        later = [_RESULT, _ANSWER] if called else []
+        answer = [_ANSWER] if answered else []
+        later = [_RESULT, *answer] if called else []
         if user_follows or not called:
-            later += [_USER, _ANSWER]
+            later += [_USER, *answer]
         try:
-            alone = self._renderer.render([_USER, turn], tools=tools)
-            whole = self._renderer.render([_USER, turn, *later], tools=tools)
+            alone = self._asked([_USER, turn], tools=tools)
+            whole = self._asked([_USER, turn, *later], tools=tools)
         except TokentraceError:
             return False
         stop = max((one.stop for one in alone.turns if one.message == 1), default=0)

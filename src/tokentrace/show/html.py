@@ -141,9 +141,9 @@ def _lookups(rendered: RenderedTokens, limit: int) -> dict[str, Any]:
 # -- parts
 
 
-def view_controls(name: str) -> str:
+def view_controls(name: str, means: str = "sampled") -> str:
     """Buttons that choose what colours mean, for all renderings of a page."""
-    choices = (("field", "By field"), ("message", "By message"), ("sampled", "Sampled only"))
+    choices = (("field", "By field"), ("message", "By message"), ("sampled", f"{means.capitalize()} only"))
     radios = "".join(
         f'<label><input type="radio" name="{name}" value="{value}"{" checked" if value == "field" else ""}>'
         f"<span>{label}</span></label>"
@@ -153,13 +153,13 @@ def view_controls(name: str) -> str:
 
 
 def _cards(rendered: RenderedTokens) -> str:
-    total, sampled = len(rendered), int(rendered.mask.sum())
+    total, sampled, means = len(rendered), int(rendered.mask.sum()), rendered.mask_means
     share = f"{100 * sampled / total:.0f} % of the tokens" if total else "no tokens"
     control = int(rendered.control.sum())
     cards = [
         ("Tokens", f"{total:,}", _counted(control, "control token")),
-        ("Sampled", f"{sampled:,}", share),
-        ("Messages", f"{message_count(rendered):,}", _counted(len(rendered.turns), "sampled turn")),
+        (means.capitalize(), f"{sampled:,}", share),
+        ("Messages", f"{message_count(rendered):,}", _counted(len(rendered.turns), f"{means} turn")),
     ]
     small = "".join(
         f'<div class="tt-card"><p>{label}</p><strong>{value}</strong><small>{more}</small></div>'
@@ -170,22 +170,27 @@ def _cards(rendered: RenderedTokens) -> str:
         f"× {len(ended)}<small>message{'s' if len(ended) > 1 else ''} {listed(ended)}</small></li>"
         for text, ended in stops(rendered).items()
     )
-    ends = ends or "<li><small>nothing is sampled here</small></li>"
+    ends = ends or f"<li><small>nothing is {means} here</small></li>"
     return f'<div class="tt-cards">{small}<div class="tt-card tt-stops"><p>Stop tokens</p><ul>{ends}</ul></div></div>'
 
 
 def _legend(rendered: RenderedTokens) -> str:
     items = "".join(
         f'<li class="k{KINDS.index(kind)}" data-k="{KINDS.index(kind)}"><span></span>{kind} <b>{tokens:,}</b>'
-        + (f"<small>{drawn:,} sampled</small>" if drawn else "")
+        + (f"<small>{drawn:,} {rendered.mask_means}</small>" if drawn else "")
         + "</li>"
         for kind, (tokens, drawn) in counts(rendered).items()
     )
     return (
         f'<ul class="tt-legend">{items}</ul><p class="tt-key"><s class="k3 on"><i>under</i><i>lined</i></s> '
-        'sampled by the model <s class="k3"><i>shades</i><i> alternate</i></s> at token boundaries '
+        f'{_meaning(rendered)} <s class="k3"><i>shades</i><i> alternate</i></s> at token boundaries '
         '<s class="k8"><b>boxed</b></s> control token</p>'
     )
+
+
+def _meaning(rendered: RenderedTokens) -> str:
+    """What the mask says of a token, for people."""
+    return "sampled by the model" if rendered.mask_means == "sampled" else "carries loss"
 
 
 def _strip(rendered: RenderedTokens) -> str:
@@ -195,12 +200,14 @@ def _strip(rendered: RenderedTokens) -> str:
         return ""
     runs = _runs(rendered)
     bands = "".join(f'<rect class="k{kind}" x="{start}" width="{stop - start}"/>' for start, stop, kind in runs)
+    edges = np.flatnonzero(np.diff(rendered.mask, prepend=False, append=False)).tolist()
     lit = "".join(
-        f'<rect class="on" x="{turn.start}" y="12" width="{turn.stop - turn.start}"/>' for turn in rendered.turns
+        f'<rect class="on" x="{start}" y="12" width="{stop - start}"/>'
+        for start, stop in zip(edges[::2], edges[1::2], strict=True)
     )
     return (
         f'<svg class="tt-strip" viewBox="0 0 {total} 16" preserveAspectRatio="none" role="img" '
-        f'aria-label="Origins of the tokens in order; sampled ones are marked below">{bands}{lit}</svg>'
+        f'aria-label="Origins of the tokens in order; {rendered.mask_means} ones are marked below">{bands}{lit}</svg>'
     )
 
 
@@ -245,7 +252,8 @@ def _change(before: str, after: str) -> str:
 def _rows(rendered: RenderedTokens, limit: int, *, titles: bool) -> str:
     texts = token_texts(rendered, limit)
     control = rendered.control[:limit].tolist()
-    rows = "".join(_row(block, texts, control, titles) for block in blocks(rendered, limit))
+    means = rendered.mask_means
+    rows = "".join(_row(block, texts, control, titles, means) for block in blocks(rendered, limit))
     if len(rendered) > limit:
         rows += (
             f'<p class="tt-cut">Showing the first {limit:,} of {len(rendered):,} tokens. '
@@ -254,10 +262,10 @@ def _rows(rendered: RenderedTokens, limit: int, *, titles: bool) -> str:
     return f'<div class="tt-rows">{rows}</div>'
 
 
-def _row(block: Block, texts: list[str], control: list[bool], titles: bool) -> str:
+def _row(block: Block, texts: list[str], control: list[bool], titles: bool, means: str) -> str:
     number = "" if block.message < 0 else f"<b>{block.message}</b>"
-    drawn = f"<small>{block.sampled:,} sampled</small>" if block.sampled else ""
-    body = "".join(_piece(piece, texts, control, titles) for piece in block.pieces)
+    drawn = f"<small>{block.sampled:,} {means}</small>" if block.sampled else ""
+    body = "".join(_piece(piece, texts, control, titles, means) for piece in block.pieces)
     hue = f"--h:{(block.message * 67 + 210) % 360}" if block.message >= 0 else "--h:0;--s:0%"
     return (
         f'<section class="tt-row" style="{hue}"><div class="tt-gutter"><p>{number}{_text(block.title)}</p>'
@@ -266,11 +274,11 @@ def _row(block: Block, texts: list[str], control: list[bool], titles: bool) -> s
     )
 
 
-def _piece(piece: Piece, texts: list[str], control: list[bool], titles: bool) -> str:
+def _piece(piece: Piece, texts: list[str], control: list[bool], titles: bool, means: str) -> str:
     title = ""
     if titles:
         whose = "no message" if piece.message < 0 else f"message {piece.message} ({piece.role})"
-        said = f"{whose} · {piece.field} · {'sampled' if piece.sampled else 'not sampled'}"
+        said = f"{whose} · {piece.field} · {'' if piece.sampled else 'not '}{means}"
         title = f' title="{_text(f"{said} · tokens {piece.start}–{piece.stop - 1}")}"'
     tokens = "".join(_token(texts[at], control[at]) for at in range(piece.start, piece.stop))
     odd = " o" if piece.start % 2 else ""

@@ -86,7 +86,7 @@ def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
     total, sampled = len(rendered), int(rendered.mask.sum())
     head = Text()
     head.append(f"{total:,} tokens", "bold")
-    head.append("   ").append(f"{sampled:,} sampled", "bold underline")
+    head.append("   ").append(f"{sampled:,} {rendered.mask_means}", "bold underline")
     head.append(f"   {message_count(rendered)} messages")
     yield head
     for text, ended in stops(rendered).items():
@@ -97,10 +97,11 @@ def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
             yield line.append(f" × {len(ended)} (messages {listed(ended)})", "dim")
     legend = []
     for kind, (tokens, drawn) in counts(rendered).items():
-        size = f"{tokens:,}" if not drawn else f"{tokens:,} ({drawn:,} sampled)"
+        size = f"{tokens:,}" if not drawn else f"{tokens:,} ({drawn:,} {rendered.mask_means})"
         legend.append(Text().append(f"■ {kind} ", COLOURS[kind][0]).append(size, "dim"))
     yield Columns(legend, padding=(0, 3))
-    key = Text().append("underlined", "bold underline").append(" = sampled by the model   ", "dim")
+    meaning = "sampled by the model" if rendered.mask_means == "sampled" else "carries loss"
+    key = Text().append("underlined", "bold underline").append(f" = {meaning}   ", "dim")
     yield key.append("boxed", _CONTROL).append(" = control token   the shade changes token by token", "dim")
     for made in rendered.changes:
         lead, out, new, rest = edited(visible(made.before), visible(made.after))
@@ -132,7 +133,9 @@ def plain_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> str:
     texts = token_texts(rendered, limit)
     shown = _whole_schemas(pieces(rendered, limit))
     width = min(max((len(piece.field) for piece in shown), default=0), 32)
-    lines = [f"# {len(rendered)} tokens, {int(rendered.mask.sum())} sampled, {message_count(rendered)} messages"]
+    lines = [
+        f"# {len(rendered)} tokens, {int(rendered.mask.sum())} {rendered.mask_means}, {message_count(rendered)} messages"
+    ]
     for text, ended in stops(rendered).items():
         said = "no stop token" if text is None else f"stop token {visible(text)}"
         lines.append(f"# {said}: messages {listed(ended)}")
