@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-WORDS = (
+TEXT = (
     "the river keeps its own time and nobody asks why a bridge was built here where water is wide and cold in March "
     "call function returns value error seven blue Zürich naïve 東京 data 3.14 x=1; if not found: retry() {'a': 1}"
-).split()
+)
 
 
 def conversations(count: int, seed: int = 0, *, fewest: int = 2, most: int = 40) -> Iterator[dict[str, Any]]:
@@ -50,7 +50,7 @@ def conversation(rng: random.Random, fewest: int = 2, most: int = 40) -> dict[st
 
 
 def _text(rng: random.Random, most: int) -> str:
-    return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
+    return " ".join(rng.choices(TEXT.split(), k=rng.randint(1, most)))
 
 
 def write_conversations(path: Path, count: int, seed: int = 0) -> None:

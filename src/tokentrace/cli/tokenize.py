@@ -263,6 +263,10 @@ class _Display:
             click.echo(f"{share:.0f} % · {said} · {left:.0f} s left", err=True)
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def _short(number: float) -> str:
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
@@ -275,19 +279,18 @@ def _summarize(finished: Finished, seconds: float) -> None:
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
     click.secho(f"wrote {finished.output}", bold=True)
     click.echo(
-        f"  {counts.samples:,} samples of {counts.rows:,} rows · {counts.tokens:,} tokens, {counts.trained:,} trained "
+        f"  {_counted(counts.samples, 'sample')} of {_counted(counts.rows, 'row')} · {counts.tokens:,} tokens, {counts.trained:,} trained "
         f"({share:.1f} %) · {seconds:.1f} s, {_short(counts.tokens / max(seconds, 1e-9))} tokens/s"
     )
     if finished.resumed_chunks:
         click.echo(f"  {finished.resumed_chunks} of {finished.chunks} chunks were done by an earlier run")
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
-        click.secho(f"  {samples:,} {'sample' if samples == 1 else 'samples'}: {_as_options(note)}", fg="yellow")
+        click.secho(f"  {_counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
     if finished.bad_rows is not None:
-        total = counts.bad_rows
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
         more = f"; {counts.left_out:,} samples of other rows left out" if counts.left_out else ""
-        rows = "row gave" if total == 1 else "rows gave"
-        click.secho(f"  {total:,} {rows} no sample ({kinds}){more}: see {finished.bad_rows}", fg="red")
+        rows = _counted(counts.bad_rows, "row")
+        click.secho(f"  {rows} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
 
 
 def _as_options(note: str) -> str:

@@ -216,7 +216,8 @@ class _Work:
 
     def assemble(self, path: Path, counts: Counts) -> Finished:
         """Put the parts together, in order."""
-        if not self.chunks:
+        if not counts.rows:
+            shutil.rmtree(self.parts)
             raise InputError(f"there are no rows in {', '.join(source.name for source in self.sources)}")
         side = bad_rows_path(path)
         draft = side.with_name(side.name + ".unfinished")

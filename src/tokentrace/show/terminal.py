@@ -133,9 +133,8 @@ def plain_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> str:
     texts = token_texts(rendered, limit)
     shown = _whole_schemas(pieces(rendered, limit))
     width = min(max((len(piece.field) for piece in shown), default=0), 32)
-    lines = [
-        f"# {len(rendered)} tokens, {int(rendered.mask.sum())} {rendered.mask_means}, {message_count(rendered)} messages"
-    ]
+    marked = f"{int(rendered.mask.sum())} {rendered.mask_means}"
+    lines = [f"# {len(rendered)} tokens, {marked}, {message_count(rendered)} messages"]
     for text, ended in stops(rendered).items():
         said = "no stop token" if text is None else f"stop token {visible(text)}"
         lines.append(f"# {said}: messages {listed(ended)}")

@@ -1,0 +1,162 @@
+"""``tokentrace tokenize``: files of conversations to rows, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.data.generate import conversations
+from tokentrace import create_renderer
+from tokentrace.cli import main
+from tokentrace.data.tables import read_metadata, read_samples
+from tokentrace.pocket import POCKET
+from tokentrace.show.terminal import plain_view
+
+GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in conversations(12, seed=1)), encoding="utf-8")
+    return path
+
+
+def invoke(*arguments: Any, **options: Any) -> Result:
+    return CliRunner().invoke(main, ["tokenize", *map(str, arguments)], **options)
+
+
+def test_it_writes_rows_and_says_what_they_come_to(chats: Path, tmp_path: Path) -> None:
+    done = invoke(chats, "-o", tmp_path / "rows.parquet")
+    assert done.exit_code == 0, done.output
+    samples = list(read_samples(tmp_path / "rows.parquet"))
+    tokens, trained = sum(map(len, samples)), sum(sample.trained for sample in samples)
+    assert f"12 samples of 12 rows · {tokens:,} tokens, {trained:,} trained" in done.stdout
+    assert "using the embedded pocket model" in done.stderr
+    assert not (tmp_path / "rows.bad.jsonl").exists()
+
+
+def test_bad_rows_are_beside_it_and_in_the_exit_code(chats: Path, tmp_path: Path) -> None:
+    with chats.open("a") as file:
+        file.write('{"messages": []}\nnonsense\n')
+    done = invoke(chats, "-o", tmp_path / "rows.parquet")
+    assert done.exit_code == 1
+    assert "2 rows gave no sample (1 InputError, 1 unreadable)" in done.stdout
+    rows = [json.loads(line) for line in (tmp_path / "rows.bad.jsonl").read_text().splitlines()]
+    assert [(row["line"], row["kind"]) for row in rows] == [(13, "InputError"), (14, "unreadable")]
+    assert pq.read_metadata(tmp_path / "rows.parquet").num_rows == 12
+
+
+def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.parquet"
+    options = ["--turns", "last", "--parts", "content,stop", "--roles", "assistant,tool", "--past", "template"]
+    options += ["--max-length", "900", "--overlong", "right", "--labels", "--kwargs", "enable_thinking=false"]
+    assert invoke(chats, "-o", output, "-q", *options).exit_code == 0
+    told = read_metadata(output)["settings"]
+    wanted = {
+        "turns": "last",
+        "parts": ["content", "stop"],
+        "roles": ["assistant", "tool"],
+        "past": "template",
+        "max_length": 900,
+        "overlong": "right",
+        "labels": True,
+        "template_kwargs": {"enable_thinking": False},
+    }
+    assert {name: told[name] for name in wanted} == wanted
+    assert "labels" in pq.read_schema(output).names
+
+
+def test_stats_show_lengths_and_a_histogram(chats: Path, tmp_path: Path) -> None:
+    done = invoke(chats, "-o", tmp_path / "rows.parquet", "--stats")
+    lengths = [len(sample) for sample in read_samples(tmp_path / "rows.parquet")]
+    assert f"{max(lengths):,}" in done.stdout
+    assert f"{min(lengths):,}" in done.stdout
+    assert "█" in done.stdout
+    bars = [line.split() for line in done.stdout.splitlines() if " – " in line]
+    assert sum(int(bar[3].replace(",", "")) for bar in bars) == 12
+
+
+def test_show_is_what_render_shows(chats: Path) -> None:
+    done = invoke(chats, "--show", "2")
+    assert done.exit_code == 0
+    renderer = create_renderer(POCKET)
+    for row in list(conversations(12, seed=1))[:2]:
+        body = plain_view(renderer.render(row["messages"])).replace("sampled", "trained")
+        assert body in done.stdout
+    assert done.stdout.count("## ") == 2
+
+
+def test_show_marks_what_carries_loss(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([GOOD, {"messages": []}, GOOD]))
+    done = invoke(path, "--show", "5", "--parts", "stop")
+    marked = [line.split() for line in done.stdout.splitlines() if " * " in line]
+    assert [row[-1] for row in marked] == ["<|end|>", "<|end|>"]
+    assert "row 2: InputError" in done.stderr
+
+
+def test_rows_make_a_page_of_their_own(chats: Path, tmp_path: Path) -> None:
+    with chats.open("a") as file:
+        file.write(json.dumps({"messages": [{"role": "user", "content": "<script>x"}, *GOOD["messages"][1:]]}) + "\n")
+    page = tmp_path / "rows.html"
+    assert invoke(chats, "--show", "20", "--html", page).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count('<details class="tt-sample"') == 13
+    assert "<script>x" not in text
+    assert "carries loss" in text
+
+
+def test_notes_of_rows_are_summed_up_with_the_options_that_help(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|turn|>{{ m.role }}\n"
+        "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+    )
+    (tmp_path / "t.jinja").write_text(template)
+    thought = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
+    rows = [{"messages": [GOOD["messages"][0], thought] * 2}] * 3
+    (tmp_path / "x.json").write_text(json.dumps(rows))
+    arguments = [tmp_path / "x.json", "-o", tmp_path / "o.parquet", "--chat-template", tmp_path / "t.jinja"]
+    done = invoke(*arguments)
+    assert done.exit_code == 0
+    assert "3 samples: trained without the reasoning" in done.stdout
+    assert "--past 'expand'" in done.stdout
+    done = invoke(*arguments, "--overwrite", "--past", "expand")
+    assert "trained without" not in done.stdout
+    assert "6 samples of 3 rows" in done.stdout
+
+
+def test_errors_are_one_line_and_name_the_option_that_helps(chats: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.parquet"
+    output.write_bytes(b"")
+    done = invoke(chats, "-o", output)
+    assert done.exit_code == 2
+    assert "--overwrite" in done.stderr
+    assert invoke(chats, "-o", output, "--parts", "feelings").exit_code == 2
+    assert "name the file to write with -o" in invoke(chats).stderr
+    assert "-o names" in invoke(chats, "--stats", "--show", "1").stderr
+    assert "no file or folder" in invoke("./nothing.jsonl", "-o", tmp_path / "x.parquet").stderr
+
+
+def test_stdin_is_an_input(tmp_path: Path) -> None:
+    done = invoke("-", "-o", tmp_path / "rows.parquet", input=json.dumps(GOOD) + "\n")
+    assert done.exit_code == 0, done.output
+    assert "1 sample of 1 row" in done.stdout
+
+
+def test_an_interrupted_run_says_how_to_go_on(chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokentrace.data import job
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "tokenize_files", interrupted)
+    done = invoke(chats, "-o", tmp_path / "rows.parquet")
+    assert done.exit_code == 130
+    assert "the same command goes on" in done.stderr

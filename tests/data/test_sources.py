@@ -1,0 +1,269 @@
+"""Sources: the same rows from every format, cut the same way every time."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import itertools
+import json
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data.generate import conversations
+from tokentrace import InputError
+from tokentrace.data import sources
+from tokentrace.data.sources import Format, Row, find_sources, plan, read_rows
+
+ROWS = [{"messages": [{"role": "user", "content": f'question {n} \n ,[]{{}} "x" Zürich'}], "n": n} for n in range(7)]
+
+
+def rows_of(*inputs: Path | str, spool: Path, limit: int = sources.ROW_BYTES, **options: Any) -> list[Row]:
+    found = find_sources([str(path) for path in inputs], spool, **options)
+    return [row for chunk in plan(found, row_bytes=limit) for row in read_rows(chunk, row_bytes=limit)]
+
+
+def values(rows: list[Row]) -> list[Any]:
+    assert [row.problem for row in rows] == [None] * len(rows)
+    return [row.value for row in rows]
+
+
+def lines(rows: list[Any]) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+# -- every format gives the same rows
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", lines(ROWS)),
+        ("a.ndjson", lines(ROWS).rstrip(b"\n")),
+        ("bom.jsonl", b"\xef\xbb\xbf" + lines(ROWS)),
+        ("crlf.jsonl", lines(ROWS).replace(b"\n", b"\r\n")),
+        ("blank.jsonl", lines(ROWS).replace(b"\n", b"\n\n  \n")),
+        ("array.json", json.dumps(ROWS).encode()),
+        ("pretty.json", json.dumps(ROWS, indent=2, ensure_ascii=False).encode()),
+        ("bom.json", b"\xef\xbb\xbf" + json.dumps(ROWS, indent=1).encode()),
+        ("lines.json", lines(ROWS)),
+        ("a.jsonl.gz", gzip.compress(lines(ROWS))),
+        ("a.jsonl.bz2", bz2.compress(lines(ROWS))),
+        ("a.json.xz", lzma.compress(json.dumps(ROWS).encode())),
+    ],
+)
+def test_text_of_every_kind_gives_the_same_rows(name: str, data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert values(rows_of(path, spool=tmp_path / "spool")) == ROWS
+
+
+def test_zstandard_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    with pa.output_stream(str(path), compression="zstd") as packed:
+        packed.write(lines(ROWS))
+    assert values(rows_of(path, spool=tmp_path / "spool")) == ROWS
+
+
+@pytest.mark.parametrize("group", [2, 100])
+def test_parquet_gives_the_same_rows_whatever_its_row_groups(group: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=group)
+    rows = rows_of(path, spool=tmp_path)
+    assert values(rows) == ROWS
+    assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_dataset_saved_to_disk_is_read_without_datasets(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_list(ROWS)
+    dataset.save_to_disk(str(tmp_path / "one"), num_shards=2)
+    assert values(rows_of(tmp_path / "one", spool=tmp_path / "spool")) == ROWS
+    both = datasets.DatasetDict({"train": dataset, "test": dataset.select([0])})
+    both.save_to_disk(str(tmp_path / "both"))
+    assert values(rows_of(tmp_path / "both", spool=tmp_path / "spool")) == ROWS
+    assert values(rows_of(tmp_path / "both", spool=tmp_path / "spool", split="test")) == ROWS[:1]
+    with pytest.raises(InputError, match=r"no split 'dev'; there are train, test"):
+        find_sources([str(tmp_path / "both")], tmp_path, split="dev")
+
+
+def test_an_object_is_one_row_and_stdin_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(ROWS[0], indent=1), encoding="utf-8")
+    assert values(rows_of(path, spool=tmp_path)) == ROWS[:1]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines(ROWS))))
+    assert values(rows_of("-", spool=tmp_path / "spool")) == ROWS
+
+
+def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: Path) -> None:
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    (tmp_path / "data" / "README.md").write_text("no rows")
+    (tmp_path / "data" / "dataset_infos.json").write_text("{}")
+    (tmp_path / "data" / "train-00001-of-00002.jsonl").write_bytes(lines(ROWS[2:4]))
+    (tmp_path / "data" / "train-00000-of-00002.jsonl").write_bytes(lines(ROWS[:2]))
+    pq.write_table(pa.Table.from_pylist(ROWS[4:]), tmp_path / "data" / "sub" / "test.parquet")
+    found = find_sources([str(tmp_path / "data")], tmp_path)
+    assert [Path(source.name).name for source in found] == [
+        "test.parquet",
+        "train-00000-of-00002.jsonl",
+        "train-00001-of-00002.jsonl",
+    ]
+    assert values(rows_of(tmp_path / "data", spool=tmp_path, split="train")) == ROWS[:4]
+    assert values(rows_of(tmp_path / "data", spool=tmp_path, split="test")) == ROWS[4:]
+    with pytest.raises(InputError, match="no file with rows of split 'dev'"):
+        find_sources([str(tmp_path / "data")], tmp_path, split="dev")
+
+
+def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no file or folder '\./nothing\.jsonl'"):
+        find_sources(["./nothing.jsonl"], tmp_path)
+    (tmp_path / "x.parquet").write_bytes(b"not a table")
+    with pytest.raises(InputError, match="no Parquet file"):
+        find_sources([str(tmp_path / "x.parquet")], tmp_path)
+    (tmp_path / "x.arrow").write_bytes(b"not a table")
+    with pytest.raises(InputError, match="no Arrow file"):
+        find_sources([str(tmp_path / "x.arrow")], tmp_path)
+    (tmp_path / "x.jsonl.gz").write_bytes(b"not packed")
+    with pytest.raises(InputError, match="cannot be unpacked"):
+        find_sources([str(tmp_path / "x.jsonl.gz")], tmp_path / "spool")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no file with rows"):
+        find_sources([str(tmp_path / "empty")], tmp_path)
+
+
+def test_a_name_on_the_hub_is_fetched_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    (tmp_path / "train.jsonl").write_bytes(lines(ROWS))
+    asked: list[Any] = []
+
+    def fetched(name: str, **options: Any) -> str:
+        asked.append((name, options["repo_type"]))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    assert values(rows_of("someone/chats", spool=tmp_path / "spool")) == ROWS
+    assert asked == [("someone/chats", "dataset")]
+
+
+# -- bad rows are one row each
+
+
+def test_bad_lines_are_reported_with_their_numbers_and_lose_nothing_else(tmp_path: Path) -> None:
+    good = [json.dumps(row).encode() for row in ROWS]
+    bad = [b"{", b'{"a": \xff}', b"[" * 100_000, b'{"messages": [1,}', b"nonsense"]
+    mixed = [one for pair in zip(good, [*bad, b"", b"   "], strict=True) for one in pair]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"\n".join(mixed))
+    rows = rows_of(path, spool=tmp_path)
+    assert [row.value for row in rows if row.problem is None] == ROWS
+    problems = {row.line: row.problem for row in rows if row.problem is not None}
+    assert sorted(problems) == [2, 4, 6, 8, 10]
+    assert problems[4] == "not UTF-8: byte 6 of the row is no text"
+    assert "not valid JSON" in (problems[2] or "")
+
+
+@pytest.mark.parametrize("form", ["lines", "elements"])
+def test_a_row_over_the_limit_is_reported_and_not_read(form: str, tmp_path: Path) -> None:
+    huge = {"messages": [{"role": "user", "content": "x" * 50_000}]}
+    rows = [*ROWS[:3], huge, *ROWS[3:]]
+    path = tmp_path / ("x.jsonl" if form == "lines" else "x.json")
+    path.write_bytes(lines(rows) if form == "lines" else json.dumps(rows).encode())
+    found = rows_of(path, spool=tmp_path, limit=10_000)
+    assert [row.value for row in found if row.problem is None] == ROWS
+    (bad,) = [row for row in found if row.problem is not None]
+    assert bad.number == 4
+    assert "over the limit of 10,000" in (bad.problem or "")
+
+
+def test_a_table_row_over_the_limit_is_reported(tmp_path: Path) -> None:
+    rows = [{"text": "x"}, {"text": "x" * 50_000}, {"text": "y"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    found = rows_of(tmp_path / "x.parquet", spool=tmp_path, limit=10_000)
+    assert [row.problem is None for row in found] == [True, False, True]
+
+
+def test_an_array_that_never_ends_keeps_what_came_before(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(json.dumps(ROWS, indent=1).encode()[:-20])
+    rows = rows_of(path, spool=tmp_path)
+    assert [row.value for row in rows[:-1]] == ROWS[:-1]
+    assert rows[-1].problem is not None
+    path.write_bytes(json.dumps(ROWS).encode() + b" trailing")
+    rows = rows_of(path, spool=tmp_path)
+    assert [row.value for row in rows[:-1]] == ROWS
+    assert rows[-1].problem is not None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(JSON, min_size=1, max_size=12), indent=st.sampled_from([None, 0, 1, 3]), ascii_only=st.booleans())
+def test_an_array_is_taken_apart_as_json_reads_it(
+    rows: list[Any], indent: int | None, ascii_only: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("array", numbered=True)
+    text = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
+    (folder / "x.json").write_bytes(b"[" + text.encode()[1:])
+    source = sources.Source("x", str(folder / "x.json"), Format.ELEMENTS, len(text.encode()), "")
+    read = [row for chunk in plan([source]) for row in read_rows(chunk)]
+    assert values(read) == rows
+    assert [row.number for row in read] == list(range(1, len(rows) + 1))
+    begins = [_line_of(text, at) for at in range(len(rows))] if indent else None
+    assert begins is None or [row.line for row in read] == begins
+
+
+def _line_of(text: str, element: int) -> int:
+    """The line on which an element begins, found with the reference decoder."""
+    decoder, at = json.JSONDecoder(), 1
+    for _ in range(element + 1):
+        while text[at] in " \n,":
+            at += 1
+        begin = at
+        _, at = decoder.raw_decode(text, at)
+    return text.count("\n", 0, begin) + 1
+
+
+# -- planning
+
+
+def test_chunks_cover_a_file_without_gaps_and_depend_on_its_bytes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 20_000)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines(list(conversations(200, seed=3))))
+    (source,) = find_sources([str(path)], tmp_path)
+    chunks = list(plan([source]))
+    assert len(chunks) > 10
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert chunks[0].start == 0
+    assert chunks[-1].stop == path.stat().st_size == source.size == sum(chunk.size for chunk in chunks)
+    assert all(one.stop == two.start for one, two in itertools.pairwise(chunks))
+    assert all(one.first + one.rows == two.first for one, two in itertools.pairwise(chunks))
+    assert all(chunk.rows <= 16 for chunk in chunks)
+    assert chunks == list(plan(find_sources([str(path)], tmp_path)))
+
+
+def test_a_source_that_changes_has_another_digest(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines(ROWS))
+    (before,) = find_sources([str(path)], tmp_path)
+    path.write_bytes(lines(ROWS[:-1]))
+    os.utime(path, ns=(1, 1))
+    (after,) = find_sources([str(path)], tmp_path)
+    assert before.digest != after.digest
