@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .audit import compare_histories
     from .bridged import BridgedTokens
+    from .data.job import tokenize_files
     from .data.supervised import (
         HistoryWarning,
+        Supervision,
         build_prompt_response_sample,
         build_supervised_sample,
         build_supervised_samples,
     )
+    from .data.tables import read_samples, write_samples
+    from .data.tokenizing import TokenizeSettings, tokenize_rows
     from .errors import (
         ControlTokenError,
         ExtensionError,
@@ -47,7 +51,11 @@ if TYPE_CHECKING:
     from .tokens.kinds import Kind, Part
     from .trajectory import Trajectory, TrajectoryFile, Turn, load_trajectory, save_trajectory
     from .trajectory.breaks import Break, BreakCause, explain_break
+    from .trajectory.collation import collate
+    from .trajectory.packing import Pack, flatten, pack, unpack
+    from .trajectory.rows import RolloutReport, report_rollouts, trajectory_samples
     from .trajectory.samples import Sample
+    from .trajectory.truncation import Overlong, Truncated, truncate
 
 # Loaded when first asked for: `import tokentrace` and `tokentrace --help` cost next to nothing.
 _HOMES = {
@@ -69,6 +77,8 @@ _HOMES = {
     "Kind": "tokens.kinds",
     "Loss": "parsing.losses",
     "LossKind": "parsing.losses",
+    "Overlong": "trajectory.truncation",
+    "Pack": "trajectory.packing",
     "ParsedResponse": "parsing.response",
     "ParsedToolCall": "parsing.response",
     "Part": "tokens.kinds",
@@ -77,32 +87,47 @@ _HOMES = {
     "Renderer": "renderer",
     "RendererError": "errors",
     "RendererPool": "renderer",
+    "RolloutReport": "trajectory.rows",
     "Sample": "trajectory.samples",
     "SampleError": "errors",
     "StreamingParser": "parsing.parser",
+    "Supervision": "data.supervised",
     "TemplateError": "errors",
     "TemplateLimitError": "errors",
     "TokenSpan": "rendered",
+    "TokenizeSettings": "data.tokenizing",
     "Tokenizer": "tokens",
     "TokenizerError": "errors",
     "TokentraceError": "errors",
     "Trajectory": "trajectory",
     "TrajectoryError": "errors",
     "TrajectoryFile": "trajectory",
+    "Truncated": "trajectory.truncation",
     "Turn": "trajectory",
     "TurnGrammar": "formats.grammar",
     "build_prompt_response_sample": "data.supervised",
     "build_supervised_sample": "data.supervised",
     "build_supervised_samples": "data.supervised",
+    "collate": "trajectory.collation",
     "compare_histories": "audit",
     "create_renderer": "renderer",
     "create_renderer_pool": "renderer",
     "explain_break": "trajectory.breaks",
+    "flatten": "trajectory.packing",
     "load_tokenizer": "tokens",
     "load_trajectory": "trajectory",
+    "pack": "trajectory.packing",
+    "read_samples": "data.tables",
+    "report_rollouts": "trajectory.rows",
     "save_trajectory": "trajectory",
     "splice_prefix": "splicing",
+    "tokenize_files": "data.job",
     "tokenize_incrementally": "incremental",
+    "tokenize_rows": "data.tokenizing",
+    "trajectory_samples": "trajectory.rows",
+    "truncate": "trajectory.truncation",
+    "unpack": "trajectory.packing",
+    "write_samples": "data.tables",
 }
 
 __all__ = [
@@ -124,6 +149,8 @@ __all__ = [
     "Kind",
     "Loss",
     "LossKind",
+    "Overlong",
+    "Pack",
     "ParsedResponse",
     "ParsedToolCall",
     "Part",
@@ -132,32 +159,47 @@ __all__ = [
     "Renderer",
     "RendererError",
     "RendererPool",
+    "RolloutReport",
     "Sample",
     "SampleError",
     "StreamingParser",
+    "Supervision",
     "TemplateError",
     "TemplateLimitError",
     "TokenSpan",
+    "TokenizeSettings",
     "Tokenizer",
     "TokenizerError",
     "TokentraceError",
     "Trajectory",
     "TrajectoryError",
     "TrajectoryFile",
+    "Truncated",
     "Turn",
     "TurnGrammar",
     "build_prompt_response_sample",
     "build_supervised_sample",
     "build_supervised_samples",
+    "collate",
     "compare_histories",
     "create_renderer",
     "create_renderer_pool",
     "explain_break",
+    "flatten",
     "load_tokenizer",
     "load_trajectory",
+    "pack",
+    "read_samples",
+    "report_rollouts",
     "save_trajectory",
     "splice_prefix",
+    "tokenize_files",
     "tokenize_incrementally",
+    "tokenize_rows",
+    "trajectory_samples",
+    "truncate",
+    "unpack",
+    "write_samples",
 ]
 
 

@@ -278,10 +278,9 @@ def _summarize(finished: Finished, seconds: float) -> None:
     counts = finished.counts
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
     click.secho(f"wrote {finished.output}", bold=True)
-    click.echo(
-        f"  {_counted(counts.samples, 'sample')} of {_counted(counts.rows, 'row')} · {counts.tokens:,} tokens, {counts.trained:,} trained "
-        f"({share:.1f} %) · {seconds:.1f} s, {_short(counts.tokens / max(seconds, 1e-9))} tokens/s"
-    )
+    made = f"{_counted(counts.samples, 'sample')} of {_counted(counts.rows, 'row')}"
+    rate = f"{seconds:.1f} s, {_short(counts.tokens / max(seconds, 1e-9))} tokens/s"
+    click.echo(f"  {made} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}")
     if finished.resumed_chunks:
         click.echo(f"  {finished.resumed_chunks} of {finished.chunks} chunks were done by an earlier run")
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
