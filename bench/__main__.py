@@ -1,4 +1,4 @@
-"""``make bench``: full renders, bridges after ever longer histories and parses, beside `renderers` and transformers.
+"""``make bench``: full renders, bridges after ever longer histories, parses and training rows, beside peers.
 
 Ids are asserted equal before a figure counts.
 """
@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import tokentrace
-from bench import bridge, cpu_time, parse, peer_renderer, transformers_tokenizer
+from bench import bridge, cpu_time, parse, peer_renderer, rows, transformers_tokenizer
 from bench.conversations import LINES_PER_RESULT, conversation, sources, tools
 from tests.assets import family_dir
 
@@ -51,7 +51,7 @@ def measure(family: str, repeats: int, sizes: Sequence[int], progress: Progress)
     lines = itertools.cycle(sources())
     for render in renders.values():  # compile templates, learn turns, warm caches
         render(conversation(2_000, lines))
-    rows = []
+    found = []
     for size in SIZES:
         times: dict[str, list[float]] = {name: [] for name in (*renders, "limit")}
         wrong: set[str] = set()
@@ -74,20 +74,20 @@ def measure(family: str, repeats: int, sizes: Sequence[int], progress: Progress)
         if "tokentrace" in wrong:
             raise SystemExit(f"{family}: tokentrace's ids differ from transformers'; no figure counts")
         medians = {name: statistics.median(values) for name, values in times.items() if name not in wrong}
-        rows.append({"family": family, "size": size, "tokens": count, "messages": messages_in, **medians})
+        found.append({"family": family, "size": size, "tokens": count, "messages": messages_in, **medians})
         for name in wrong:
-            rows[-1][name] = None
-    return rows
+            found[-1][name] = None
+    return found
 
 
 def render(families: Sequence[str], repeats: int, sizes: Sequence[int], console: Console) -> None:
     """Measure full renders, and print what came out."""
     with Progress(console=console, transient=True) as progress:
-        rows = [row for family in families for row in measure(family, repeats, sizes, progress)]
+        measured = [row for family in families for row in measure(family, repeats, sizes, progress)]
     table = Table(title="A full render: medians of CPU time, first-seen text, ids equal (or no figure)")
     for name in ("family", "tokens", "messages", "transformers", "renderers", "tokentrace", "limit", "ratio", "wanted"):
         table.add_column(name, justify="left" if name == "family" else "right")
-    for row in rows:
+    for row in measured:
         best = min(row[name] for name in ("transformers", "renderers") if row.get(name))
         table.add_row(
             row["family"],
@@ -110,7 +110,7 @@ def _milliseconds(row: dict[str, Any], name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=("render", "bridge", "parse", "all"), default="all", help="default: all"
+        "what", nargs="?", choices=("render", "bridge", "parse", "rows", "all"), default="all", help="default: all"
     )
     parser.add_argument("--family", nargs="+", default=["qwen3"], help="families of the asset list (default: qwen3)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats: an idea of it, not a measurement")
@@ -129,6 +129,9 @@ def main() -> None:
     if arguments.what in ("parse", "all"):
         rounds = arguments.repeats or (parse.QUICK_ROUNDS if arguments.quick else parse.ROUNDS)
         parse.run(arguments.family, rounds, parse.LENGTHS, console)
+    if arguments.what in ("rows", "all"):
+        rounds = arguments.repeats or (rows.QUICK_ROUNDS if arguments.quick else rows.ROUNDS)
+        rows.run(arguments.family, rounds, rows.MESSAGES, console)
 
 
 if __name__ == "__main__":
