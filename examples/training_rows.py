@@ -21,5 +21,5 @@ assert short is not None
 print(f"whole turns within 480 tokens: {len(short)} tokens, {short.trained} trained")
 
 pad = renderer.tokenizer.token_id("<|pad|>") or 0
-for row in pack([everything, calls, short], 1_024, pad_id=pad):
+for row in pack([everything, calls, short], 2_048, pad_id=pad):
     print(f"packed documents {row.samples}: cu_seqlens {row.cu_seqlens.tolist()}")

@@ -14,6 +14,7 @@ COMMANDS: Final = {
     "explain": "Say where and why a prompt does not extend a stream.",
     "grammar": "Show what a model writes in its turn.",
     "tokenize": "Turn files of conversations into training rows.",
+    "check": "Hold rows of ids against a model's template.",
     "families": "Show what is known of each family of models.",
     "demo": "Render the shipped example and write a report.",
 }

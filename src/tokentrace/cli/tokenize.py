@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Worker processes.  [default: all cores]")
 @click.option(
-    "--ray", is_flag=False, flag_value="auto", metavar="[ADDRESS]", help="Work on a Ray cluster (a local one if none)."
+    "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Work on a Ray cluster (a local one if none)."
 )
 @click.option("--overwrite", is_flag=True, help="Replace an output that is there already.")
 @click.option("--restart", is_flag=True, help="Discard what an unfinished run left behind instead of going on with it.")
@@ -203,8 +203,7 @@ def _run(
         if ray is not None:
             from ..data.cluster import tokenize_on_ray
 
-            address = None if ray == "auto" else ray
-            finished = tokenize_on_ray(inputs, output, job, address=address, progress=display.update, **options)
+            finished = tokenize_on_ray(inputs, output, job, address=ray or None, progress=display.update, **options)
         else:
             finished = tokenize_files(inputs, output, job, progress=display.update, **options)
     return finished, time.monotonic() - began

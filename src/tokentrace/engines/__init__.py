@@ -1,0 +1,1 @@
+"""Token-in token-out engines: ids and sampling parameters to ids, logprobs and a finish reason."""
