@@ -28,9 +28,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByVocabulary(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _vocabulary_of(nodeid) or nodeid
+            file = nodeid.partition("::")[0]
+            return file if file in TOGETHER else _vocabulary_of(nodeid) or nodeid
 
     return ByVocabulary(config, log)
+
+
+TOGETHER = {"tests/data/test_cluster.py"}
+"""Files whose tests share something that is slow to start: a Ray of their own."""
 
 
 def _vocabulary_of(nodeid: str) -> str | None:

@@ -17,12 +17,25 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "tokentrace").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-HEAVY = {"transformers", "torch", "huggingface_hub", "datasets", "pandas", "requests", "httpx", "openai_harmony"}
+HEAVY = {
+    "transformers",
+    "torch",
+    "huggingface_hub",
+    "datasets",
+    "pandas",
+    "pyarrow",
+    "ray",
+    "requests",
+    "httpx",
+    "httpx2",
+    "openai_harmony",
+}
 
 
 def distributions(rows: list[str]) -> set[str]:
-    """The import names of requirements; theirs are their names."""
-    return {re.split(r"[\[<>=!~ ;]", row)[0].replace("-", "_").lower() for row in rows}
+    """The import names of requirements: their names, but for the few that are called otherwise."""
+    names = [re.split(r"[\[<>=!~ ;]", row)[0].replace("-", "_").lower() for row in rows]
+    return {{"pyyaml": "yaml"}.get(name, name) for name in names}
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
@@ -113,6 +126,38 @@ renderer = tokentrace.create_renderer(made, "default", chat_template="{{ message
 assert len(renderer.render_ids([{"role": "user", "content": "hi"}])) == 2
 """
 
+FOLDER = """
+import json, pathlib
+folder = pathlib.Path("made")
+folder.mkdir()
+made.add_special_tokens(["<|end|>"])
+made.save(str(folder / "tokenizer.json"))
+template = "{% for m in messages %}{{ m.role + ': ' }}{{ m.content }}<|end|>{% endfor %}"
+template += "{% if add_generation_prompt %}assistant: {% endif %}"
+(folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|end|>"}))
+row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
+pathlib.Path("rows.jsonl").write_text(2 * (json.dumps(row) + "\\n"))
+from tokentrace.data.job import tokenize_files
+from tokentrace.data.tokenizing import TokenizeSettings
+settings = TokenizeSettings("made")
+"""
+
+TO_PARQUET = """
+done = tokenize_files(["rows.jsonl"], "rows.parquet", settings)
+assert (done.counts.samples, done.bad_rows) == (2, None), done
+first, second = pyarrow.parquet.read_table("rows.parquet").to_pylist()
+assert len(first["input_ids"]) == len("user: hi") + 1 + len("assistant: yes") + 1
+assert first["num_trained"] == len("yes") + 1
+assert first["input_ids"] == second["input_ids"]
+"""
+
+WITHOUT_TABLES = """
+try:
+    tokenize_files(["rows.jsonl"], "rows.parquet", settings)
+except tokentrace.InputError as error:
+    print(error)
+"""
+
 
 @pytest.mark.xdist_group("install")
 def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
@@ -131,17 +176,24 @@ def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
         "import tokentrace\ntry: tokentrace.load_tokenizer('a/b')\nexcept tokentrace.TokenizerError as e: print(e)",
     )
     assert "tokentrace[hub]" in message or "could not be fetched" in message
+    assert "install tokentrace[data]" in run(python, "-c", USE + FOLDER + WITHOUT_TABLES, cwd=tmp_path)
 
 
 @pytest.mark.xdist_group("install")
 @pytest.mark.parametrize(
-    ("extra", "statement"),
+    ("extra", "statement", "then"),
     [
-        ("hub", "import huggingface_hub; huggingface_hub.snapshot_download"),
-        ("transformers", "from transformers import PreTrainedTokenizerFast"),
+        ("hub", "import huggingface_hub; huggingface_hub.snapshot_download", ""),
+        ("transformers", "from transformers import PreTrainedTokenizerFast", ""),
+        ("data", "import pyarrow.parquet", FOLDER + TO_PARQUET),
+        ("ray", "import ray.data", "from tokentrace.data.cluster import tokenize_on_ray; tokenize_on_ray"),
+        ("engines", "import httpx2", "from tokentrace.engines.http import Connection; Connection('http://127.0.0.1')"),
+        ("rollout", "import yaml", "from tokentrace.rollout.config import read_config; read_config"),
     ],
+    ids=["hub", "transformers", "data", "ray", "engines", "rollout"],
 )
-def test_each_extra_installs_on_its_own(extra: str, statement: str, wheel: Path, tmp_path: Path) -> None:
-    assert set(PROJECT["optional-dependencies"]) == {"hub", "transformers"}, "a new extra needs a row here"
+def test_each_extra_installs_on_its_own(extra: str, statement: str, then: str, wheel: Path, tmp_path: Path) -> None:
+    known = {"hub", "transformers", "data", "ray", "engines", "rollout"}
+    assert set(PROJECT["optional-dependencies"]) == known, "a new extra needs a row here"
     python = environment(tmp_path / extra, f"{wheel}[{extra}]")
-    run(python, "-c", f"{statement}\n{USE}", cwd=tmp_path)
+    run(python, "-c", f"{statement}\n{USE}\n{then}", cwd=tmp_path)

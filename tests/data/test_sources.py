@@ -259,6 +259,16 @@ def test_chunks_cover_a_file_without_gaps_and_depend_on_its_bytes_alone(
     assert chunks == list(plan(find_sources([str(path)], tmp_path)))
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+def test_the_sizes_of_chunks_add_up_to_their_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "CHUNK_ROWS", 3)
+    (tmp_path / name).write_bytes(lines(ROWS) if name == "x.jsonl" else json.dumps(ROWS, indent=1).encode() + b"\n")
+    (source,) = find_sources([str(tmp_path / name)], tmp_path)
+    chunks = list(plan([source]))
+    assert len(chunks) == 3
+    assert sum(chunk.size for chunk in chunks) == source.size
+
+
 def test_a_source_that_changes_has_another_digest(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(lines(ROWS))

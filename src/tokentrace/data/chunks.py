@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def read_part(path: Path, *, rows: bool = True) -> tuple[Any, dict[str, Any]]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that is there whole, or not at all."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
     draft.write_bytes(data)
     sync(draft)
     os.replace(draft, path)

@@ -319,7 +319,7 @@ def _plan_elements(source: Source, limit: int) -> Iterator[dict[str, Any]]:
             yield {**_elements_chunk(found, first, done), "oversized": True}
             done, first, found = end, number, []
     if found:
-        yield _elements_chunk(found, first, done)
+        yield {**_elements_chunk(found, first, done), "size": source.size - done}
 
 
 def _elements_chunk(found: list[tuple[int, int, int]], first: int, done: int) -> dict[str, Any]:

@@ -1,0 +1,456 @@
+"""The job on a real Ray of this machine: the same bytes as without, whatever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.generate import conversations, write_conversations
+from tokentrace.data import cluster as on_ray
+from tokentrace.data.chunks import part_file
+from tokentrace.data.job import MANIFEST, Finished, Progress, parts_path, tokenize_files
+from tokentrace.data.sources import CHUNK_ROWS, Chunk, find_sources, plan
+from tokentrace.data.tables import Layout, schema, table_samples
+from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
+from tokentrace.errors import InputError, SampleError
+from tokentrace.pocket import POCKET
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),  # Ray Data's, about its own settings
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc"),
+]
+
+SETTINGS = TokenizeSettings(str(POCKET))
+DOCS = Path(__file__).parent.parent.parent / "docs" / "scale-out.md"
+
+
+def processes_of(folder: str) -> list[str]:
+    """What still runs with this folder among its arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if folder in command:
+                found.append(command[:200])
+    return found
+
+
+def children_of(pid: int) -> Iterator[tuple[int, str]]:
+    """Processes below this one, with their names."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    for one in parents:
+        above: int | None = one
+        while above is not None and above != pid:
+            above = parents.get(above)
+        if above is not None and one != pid:
+            with contextlib.suppress(OSError):
+                yield one, Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+
+
+def none_left(folder: str) -> bool:
+    """Whether all of a Ray is gone; its workers take a moment to notice that it is."""
+    deadline = time.monotonic() + 30
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes_of(folder)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """A folder with a short path: Ray's sockets are in it."""
+    folder = tempfile.mkdtemp(prefix="tt-", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Iterator[Any]:
+    import ray
+    import ray.data
+
+    folder = tempfile.mkdtemp(prefix="tt-", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(DOCS.parent.parent), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("RAY_BACKEND_LOG_LEVEL", "fatal")
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=100 << 20,
+            _temp_dir=folder,
+        )
+        assert processes_of(folder)
+        yield ray
+        ray.shutdown()
+    left = [] if none_left(folder) else processes_of(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left
+    assert not [name for _, name in children_of(os.getpid()) if "raylet" in name or "gcs_server" in name]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all kinds of files, good rows and bad ones. Its chunks are its files, but for one that has two."""
+    folder = tmp_path_factory.mktemp("inputs")
+    rows = folder / "rows"
+    rows.mkdir()
+    for number in range(4):
+        write_conversations(rows / f"{number}.jsonl", 25, seed=number)
+    with (rows / "1.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"messages": [\n\n[1, 2]\n{"messages": [{"role": "user", "content": "nobody answers"}]}\n')
+    short = [*conversations(300, 5, most=3), {"messages": []}]
+    (rows / "5.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, short)).encode(), mtime=0))
+    (rows / "6.json").write_text(json.dumps(list(conversations(20, 6))), encoding="utf-8")
+    pq.write_table(pa.table({"messages": [row["messages"] for row in conversations(20, 7)]}), rows / "7.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def relative(inputs: Path) -> TokenizeSettings:
+    """Settings that hold in the folder of the inputs only, where the workers of our Ray are not."""
+    return TokenizeSettings(os.path.relpath(POCKET, inputs))
+
+
+@pytest.fixture(scope="module")
+def wanted(inputs: Path, relative: TokenizeSettings, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """What one process of this machine makes of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(inputs)
+        done = tokenize_files(["rows"], tmp_path_factory.mktemp("wanted") / "out.parquet", relative, workers=1)
+    assert done.chunks == 8
+    assert done.counts.bad_rows == 4
+    return done
+
+
+def check_same(found: Finished, wanted: Finished) -> None:
+    assert found.output.read_bytes() == wanted.output.read_bytes()
+    assert found.bad_rows is not None
+    assert wanted.bad_rows is not None
+    assert found.bad_rows.read_bytes() == wanted.bad_rows.read_bytes()
+    assert found.counts == wanted.counts
+    assert found.chunks == wanted.chunks
+    assert not parts_path(found.output).exists()
+
+
+def after(chunks: int, act: Callable[[], None]) -> Callable[[Progress], None]:
+    """A callback that does something once, when so many chunks were done in this run."""
+    left = [chunks]
+
+    def progress(seen: Progress) -> None:
+        left[0] -= not seen.resumed
+        if not left[0] and not seen.resumed:
+            act()
+
+    return progress
+
+
+def kill_workers() -> None:
+    killed = 0
+    for pid, name in list(children_of(os.getpid())):
+        if "ChunkTokenizer" in name:
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    assert killed
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+# -- the same file
+
+
+def test_one_worker_makes_the_same_file(
+    inputs: Path,
+    relative: TokenizeSettings,
+    wanted: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    seen: list[int] = []
+    monkeypatch.chdir(inputs)
+    output = os.path.relpath(tmp_path / "out.parquet")
+    done = on_ray.tokenize_on_ray(
+        ["rows"], output, relative, workers=1, progress=lambda progress: seen.append(progress.done)
+    )
+    check_same(done, wanted)
+    assert len(set(seen)) == done.chunks
+    assert sorted(seen) == seen
+    assert capfd.readouterr() == ("", "")
+
+
+def test_workers_that_die_change_nothing(
+    inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    output = tmp_path / "out.parquet"
+    done = on_ray.tokenize_on_ray(["rows"], output, relative, workers=2, progress=after(1, kill_workers))
+    check_same(done, wanted)
+
+
+def test_a_run_is_gone_on_with(
+    inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    output = tmp_path / "out.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        tokenize_files(["rows"], output, relative, workers=1, progress=after(3, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        on_ray.tokenize_on_ray(["rows"], output, relative, workers=1, progress=after(1, interrupt))
+    assert not output.exists()
+    made = len(list(parts_path(output).glob("*.arrow")))
+    assert made >= 4
+    done = on_ray.tokenize_on_ray(["rows"], output, relative)
+    assert done.resumed_chunks == made
+    check_same(done, wanted)
+
+
+def test_the_example_in_the_docs_runs_and_leaves_nothing(tmp_path: Path, short_folder: str) -> None:
+    environ = {**os.environ, "RAY_TMPDIR": short_folder}
+    environ.pop("RAY_BACKEND_LOG_LEVEL", None)
+    code = f"{examples()[0]}\nimport ray\nassert not ray.is_initialized()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True, timeout=300
+    )
+    assert f"# {done.stdout}" in examples()[0]
+    assert all("Set ray log level" in line for line in done.stderr.splitlines()), done.stderr
+    assert any(Path(short_folder).iterdir()), "another Ray was used"
+    assert none_left(short_folder), processes_of(short_folder)
+
+
+def examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_example_with_a_dataset_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    exec(examples()[1], {"messages": messages, "settings": SETTINGS})
+    good, bad = capsys.readouterr().out.splitlines()
+    (wanted,) = tokenize_rows(SETTINGS, [{"messages": messages}])
+    assert good.split() == ["a", str(len(wanted.samples[0])), "None"]
+    assert bad.startswith("b 0 InputError: ")
+
+
+# -- what a worker dies on
+
+
+class Deadly:
+    """A path that whoever opens it dies of."""
+
+    def __fspath__(self) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+
+def test_a_chunk_that_workers_die_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deadly(chunk: Chunk) -> Chunk:
+        path: Any = Deadly() if chunk.index else chunk.source.path
+        return dataclasses.replace(chunk, source=dataclasses.replace(chunk.source, path=path))
+
+    source = tmp_path / "rows.jsonl"
+    write_conversations(source, CHUNK_ROWS + 5)
+    monkeypatch.setattr(on_ray, "_everywhere", deadly)
+    monkeypatch.setattr(on_ray, "_RETRIES", 1)
+    output = tmp_path / "out.parquet"
+    with pytest.raises(SampleError, match=rf"^rows \d+ to \d+ of {source}: 2 workers died on them, .* is kept: run"):
+        on_ray.tokenize_on_ray([str(source)], output, SETTINGS, workers=1)
+    monkeypatch.undo()
+    done = tokenize_files([str(source)], output, SETTINGS, workers=1)
+    assert done.resumed_chunks == 1
+    assert done.counts.samples == CHUNK_ROWS + 5
+
+
+class Unreadable(dict[str, Any]):
+    """What cannot be unpickled: as if a node had another version of something."""
+
+    def __reduce__(self) -> Any:
+        return eval, ("1 / 0",)
+
+
+def test_workers_that_cannot_be_made(tmp_path: Path) -> None:
+    _, parts, chunks = planned(tmp_path)
+    settings = dataclasses.replace(SETTINGS, template_kwargs=Unreadable())
+    with pytest.raises(SampleError, match=r"^Ray gave up: .*; what is done is kept: run again to go on"):
+        list(on_ray.run_on_ray(chunks, settings, parts, 1))
+
+
+# -- what a node does not see
+
+
+def planned(tmp_path: Path) -> tuple[Path, Path, list[Any]]:
+    """A source, a folder for its parts with a manifest, and its chunks."""
+    source, parts = tmp_path / "rows.jsonl", tmp_path / "parts"
+    write_conversations(source, 5)
+    parts.mkdir()
+    (parts / MANIFEST).write_text(json.dumps(RowTokenizer(SETTINGS).described()))
+    return source, parts, list(plan(find_sources([str(source)], parts)))
+
+
+def worked_on(chunks: list[Any], settings: TokenizeSettings, parts: Path) -> str:
+    """What an actor says of the first chunk, asked in this process."""
+    (row,) = on_ray.ChunkTokenizer(settings, parts)(
+        pa.table({"chunk": [on_ray.pickle.dumps(chunk) for chunk in chunks[:1]]})
+    ).to_pylist()
+    return str(row["error"])
+
+
+def test_a_source_that_a_node_does_not_see(tmp_path: Path) -> None:
+    source, parts, chunks = planned(tmp_path)
+    source.unlink()
+    with pytest.raises(SampleError, match=rf"^node \S+ does not see {source}: .* storage that all nodes share"):
+        list(on_ray.run_on_ray(chunks, SETTINGS, parts, 1))
+    assert not part_file(parts, 0).exists()
+
+
+def test_other_things_that_a_node_does_not_see(tmp_path: Path) -> None:
+    source, parts, chunks = planned(tmp_path)
+    assert worked_on(chunks, SETTINGS, parts) == ""
+    assert f"does not see {tmp_path}/nowhere" in worked_on(chunks, SETTINGS, tmp_path / "nowhere")
+    away = TokenizeSettings(str(tmp_path / "away"))
+    assert f"does not see {tmp_path}/away: " in worked_on(chunks, away, parts)
+    assert "no folder './away'" in worked_on(chunks, TokenizeSettings("./away"), parts)
+    source.write_text("{}\n")
+    assert re.search(rf"^node \S+ sees another {source}, of 3 bytes", worked_on(chunks, SETTINGS, parts))
+
+
+def test_another_tokenizer_on_a_node(tmp_path: Path) -> None:
+    _, parts, chunks = planned(tmp_path)
+    manifest = {**RowTokenizer(SETTINGS).described(), "tokenizer_sha256": "another"}
+    (parts / MANIFEST).write_text(json.dumps(manifest))
+    assert re.search(
+        r"^node \S+ has another tokenizer_sha256 .* instead of 'another'", worked_on(chunks, SETTINGS, parts)
+    )
+
+
+def test_an_error_that_is_no_rows_own_says_which_rows(tmp_path: Path) -> None:
+    source, parts, chunks = planned(tmp_path)
+    part_file(parts, 0).mkdir()  # what cannot be replaced by a file
+    assert re.search(
+        rf"^rows 1 to 5 of {source}, on node \S+: IsADirectoryError: .*what is done is kept",
+        worked_on(chunks, SETTINGS, parts),
+    )
+
+
+def test_a_part_that_is_not_seen_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "_PAUSES", (0.0, 0.0))
+    part = tmp_path / "00000000.arrow"
+    with pytest.raises(SampleError, match=r"00000000.arrow, which node n7 wrote, is not seen on node "):
+        on_ray._check_part(part, "n7")
+    part.touch()
+    on_ray._check_part(part, "n7")
+
+
+# -- rows
+
+
+def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
+    rows: list[dict[str, Any]] = list(conversations(40, 9, most=8))
+    rows[7] = {"messages": [{"role": "user", "content": "nobody answers"}]}
+    rows[20] = {"messages": []}
+    settings = TokenizeSettings(str(POCKET), labels=True, max_length=300)
+    table = pa.table({"id": [f"r{at}" for at in range(len(rows))], "messages": [row["messages"] for row in rows]})
+    dataset = ray.data.from_arrow([table.slice(at, 10) for at in range(0, len(rows), 10)])
+    dataset.context.execution_options.preserve_order = True
+    dataset.context.enable_progress_bars = False
+    made = on_ray.tokenize_dataset(dataset, settings, concurrency=1, keep=["id"])
+    found = pa.concat_tables(list(made.iter_batches(batch_size=None, batch_format="pyarrow"))).to_pylist()
+
+    assert list(found[0]) == [
+        *(name for name in schema(Layout(labels=True)).names if name != "row"),
+        "error",
+        "id",
+    ]
+    results = list(tokenize_rows(settings, rows))
+    assert any(one.bad is not None and one.bad.kind == "left out" for one in results)
+    assert [row["id"] for row in found] == [f"r{at}" for at in range(len(rows))]
+    for row, one in zip(found, results, strict=True):
+        if one.bad is None:
+            (sample,) = one.samples
+            assert row["error"] is None
+            assert row["input_ids"] == sample.token_ids
+            assert row["loss_mask"] == sample.mask.tolist()
+            assert row["labels"] == sample.labels.tolist()
+            assert row["message_indices"] == sample.messages.tolist()
+            assert row["kinds"] == sample.kinds.tolist()
+            assert row["parts"] == np.asarray(sample.parts).tolist()
+            assert row["notes"] == list(sample.notes)
+            assert (row["num_tokens"], row["num_trained"]) == (len(sample), sample.trained)
+        else:
+            assert row["error"] == f"{one.bad.kind}: {one.bad.reason}"
+            assert row["input_ids"] == row["loss_mask"] == row["parts"] == row["notes"] == []
+            assert row["num_tokens"] == 0
+
+
+def test_no_row_of_a_batch_is_lost() -> None:
+    from tokentrace.data.supervised import Supervision
+
+    rows = list(conversations(12, 3, fewest=6, most=12))
+    settings = TokenizeSettings(str(POCKET), supervision=Supervision(past="expand"), max_length=250)
+    table = on_ray.DatasetTokenizer(settings)(pa.table({"messages": [row["messages"] for row in rows]}))
+    results = list(tokenize_rows(settings, rows))
+    bad = sum(len(one.left_out) + (one.bad is not None) for one in results)
+    good = [sample for one in results for sample in one.samples]
+    assert bad
+    assert table.column("error").null_count == len(good)
+    assert table.num_rows == len(good) + bad
+    kept = table.filter(pa.compute.is_null(table.column("error")))
+    assert [sample.token_ids for sample in table_samples(kept)] == [sample.token_ids for sample in good]
+
+
+def test_columns_that_cannot_be_kept(ray: Any) -> None:
+    dataset = ray.data.from_items([{"source": "a", "messages": []}])
+    with pytest.raises(InputError, match=r"'source' cannot be kept: samples have a column"):
+        on_ray.tokenize_dataset(dataset, SETTINGS, keep=["source"])
+    with pytest.raises(SampleError, match=r"'id' cannot be kept: the dataset has messages"):
+        on_ray.DatasetTokenizer(SETTINGS, ("id",))(pa.table({"messages": [[{"role": "user"}]]}))
+
+
+# -- Ray itself
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"install tokentrace\[ray\]"):
+        on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS)
+
+
+def test_addresses_that_are_refused(ray: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(InputError, match=r"ray://head:10001 is an address of the Ray Client"):
+        on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS, address="ray://head:10001")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and nobody listens
+        with pytest.raises(InputError, match=r"there is no Ray at '127.0.0.1:\d+': ConnectionRefusedError: "):
+            on_ray.tokenize_on_ray(
+                ["rows"], tmp_path / "out.parquet", SETTINGS, address=f"127.0.0.1:{bound.getsockname()[1]}"
+            )
+    monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(ConnectionError("could not find any")))
+    with pytest.raises(InputError, match=r"there is no Ray at 'auto': ConnectionError: could not find any"):
+        on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", SETTINGS, address="auto")
