@@ -1,0 +1,1 @@
+"""Agents on an engine: the loop, its tools, simulated users and budgets."""

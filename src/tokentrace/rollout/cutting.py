@@ -1,0 +1,60 @@
+"""Tool results that are too long: cut by tokens, with a marker that the model can see."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+from ..tokens.tokenizer import Tokenizer
+
+
+class Keep(StrEnum):
+    """What is kept of a text that is too long."""
+
+    HEAD = "head"
+    TAIL = "tail"
+    MIDDLE = "middle"
+    """The beginning and the end; what is between them goes."""
+
+
+def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Keep.MIDDLE) -> str:
+    """`text`, or so much of it that it has about `limit` tokens, and a marker that says how much is gone.
+
+    Half of a surrogate pair, which is no text, becomes U+FFFD. A text of any length costs no more than its kept part:
+    what is too far from where it is kept is never encoded, and is then counted in characters.
+
+    >>> from tokentrace import load_tokenizer
+    >>> from tokentrace.pocket import POCKET
+    >>> cut_text("one two three four five six", 4, load_tokenizer(POCKET), "head").splitlines()[-1]
+    '[… 12 more characters]'
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    keep = Keep(keep)
+    widest = int(tokenizer.vocabulary.byte_lengths.max())
+    most = limit * widest
+    if len(text) <= 2 * most:
+        ids = tokenizer.encode_plain([text])[0]
+        if len(ids) <= limit:
+            return text
+    head = limit if keep is Keep.HEAD else 0 if keep is Keep.TAIL else limit - limit // 2
+    front = _first(text[:most], head, tokenizer) if head else ""
+    back = _last(text[-most:], limit - head, tokenizer) if limit - head else ""
+    gone = len(text) - len(front) - len(back)
+    marker = f"[… {gone:,} more characters]"
+    return "\n".join(part for part in (front, marker, back) if part)
+
+
+def _first(text: str, count: int, tokenizer: Tokenizer) -> str:
+    """The characters of the first `count` tokens."""
+    raw = text.encode("utf-8")
+    ends = np.cumsum(np.abs(tokenizer.vocabulary.byte_lengths[tokenizer.encode_plain([text])[0]]))
+    return raw[: int(ends[min(count, len(ends)) - 1])].decode("utf-8", "ignore")
+
+
+def _last(text: str, count: int, tokenizer: Tokenizer) -> str:
+    """The characters of the last `count` tokens."""
+    raw = text.encode("utf-8")
+    lengths = np.abs(tokenizer.vocabulary.byte_lengths[tokenizer.encode_plain([text])[0]])
+    kept = int(lengths[-count:].sum())
+    return raw[len(raw) - kept :].decode("utf-8", "ignore")

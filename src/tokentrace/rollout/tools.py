@@ -1,0 +1,276 @@
+"""Tools: what a model can call, made once for every trajectory and released once.
+
+A `BaseTool` is created for a trajectory before its first turn and released after its last. Plain functions are tools
+too. Whatever a tool does wrong (it raises, it hangs, it returns something odd) becomes a result that the model sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..errors import InputError
+from ..messages import check_tools
+from ..parsing.response import CallStatus, ParsedToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call came to. `content` is what the model is shown."""
+
+    content: str
+    reward: float = 0.0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    failed: bool = False
+    """It was no result: the call was malformed, the tool raised or took too long."""
+
+
+class BaseTool:
+    """A tool with a life: `create` once for each trajectory, then `execute`, at its end `calc_reward` and `release`.
+
+    One object serves all trajectories; what belongs to one is kept by its `instance_id`. Override what is needed.
+    `config` and `tool_schema` are those of the YAML file.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
+        self.config = dict(config or {})
+        self.tool_schema = dict(tool_schema) if tool_schema is not None else self.get_openai_tool_schema()
+        check_tools([self.tool_schema])
+
+    def get_openai_tool_schema(self) -> dict[str, Any]:
+        """The schema of a tool that is made without one."""
+        raise InputError(f"{type(self).__name__} needs a tool_schema, or its own get_openai_tool_schema")
+
+    @property
+    def name(self) -> str:
+        function = self.tool_schema.get("function", self.tool_schema)
+        return str(function["name"])
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        """Begin a trajectory. `kwargs` are what its task has for this tool: a ground truth, a table."""
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Run a call: a string, anything JSON can hold, a `ToolResult`, or a triple of text, reward and metrics."""
+        raise NotImplementedError
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float | None:
+        """The reward of the whole trajectory; None where this tool gives none."""
+        return None
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """End a trajectory."""
+
+
+class FunctionTool(BaseTool):
+    """A plain function as a tool. Its schema is read off its signature and docstring.
+
+    A function that is no coroutine runs in a thread: one that hangs is given up, and goes on hanging there.
+
+    >>> def add(a: int, b: int = 0) -> int:
+    ...     '''Add two numbers.
+    ...
+    ...     Args:
+    ...         a: The first one.
+    ...     '''
+    ...     return a + b
+    >>> FunctionTool(add).tool_schema["function"]["parameters"]["properties"]["a"]
+    {'type': 'integer', 'description': 'The first one.'}
+    """
+
+    def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
+        self._function = function
+        super().__init__(tool_schema=function_schema(function, name))
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(**parameters)
+        return await asyncio.to_thread(self._function, **parameters)
+
+
+_TYPES: Final[dict[Any, str]] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
+
+
+def function_schema(function: Callable[..., Any], name: str | None = None) -> dict[str, Any]:
+    """A tool schema from a function's signature, type hints and docstring (``Args:`` describes parameters)."""
+    text = inspect.getdoc(function) or ""
+    summary, _, rest = text.partition("\n\n")
+    described = _described(rest)
+    hints = typing.get_type_hints(function)
+    properties: dict[str, Any] = {}
+    required = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise InputError(f"{function.__name__}: *{parameter.name} cannot be a tool's parameter")
+        schema = _type_schema(hints.get(parameter.name, str))
+        if parameter.name in described:
+            schema["description"] = described[parameter.name]
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        properties[parameter.name] = schema
+    return {
+        "type": "function",
+        "function": {
+            "name": name or function.__name__,
+            "description": " ".join(summary.split()),
+            "parameters": {"type": "object", "properties": properties, "required": required},
+        },
+    }
+
+
+def _described(text: str) -> dict[str, str]:
+    """What a docstring's ``Args:`` section says of each parameter."""
+    found: dict[str, str] = {}
+    inside = False
+    for line in text.splitlines():
+        if line.strip() in ("Args:", "Arguments:", "Parameters:"):
+            inside = True
+        elif inside and line.strip() and not line.startswith(" "):
+            break
+        elif inside and ":" in line:
+            name, _, said = line.strip().partition(":")
+            found[name.partition("(")[0].strip()] = said.strip()
+    return found
+
+
+def _type_schema(hint: Any) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"type": _TYPES.get(type(arguments[0]), "string"), "enum": list(arguments)}
+    if origin in (typing.Union, types.UnionType):
+        some = [one for one in arguments if one is not type(None)]
+        return _type_schema(some[0]) if len(some) == 1 else {}
+    if hint in (list, tuple) or origin in (list, tuple):
+        return {"type": "array", **({"items": _type_schema(arguments[0])} if arguments else {})}
+    kind = _TYPES.get(origin or hint)
+    return {"type": kind} if kind else {}
+
+
+def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:
+    """Tools and functions as tools; two of one name are an InputError."""
+    made = [tool if isinstance(tool, BaseTool) else FunctionTool(tool) for tool in tools]
+    names = [tool.name for tool in made]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two tools are called {name!r}")
+    return made
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """How the tools of one trajectory were used."""
+
+    calls: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    reward: float = 0.0
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Toolbox:
+    """The tools of one trajectory, from its first turn to its last. An async context manager."""
+
+    def __init__(
+        self,
+        tools: Sequence[BaseTool],
+        instance_id: str,
+        *,
+        timeout: float | None = 60.0,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._instance = instance_id
+        self._timeout = timeout
+        self._settings = settings or {}
+        self._clock = clock
+        self._created: list[BaseTool] = []
+        self.use = ToolUse()
+
+    async def __aenter__(self) -> Toolbox:
+        try:
+            for tool in self._tools.values():
+                await tool.create(self._instance, **self._settings.get(tool.name, {}))
+                self._created.append(tool)
+        except BaseException:
+            await self._release()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._release()
+
+    async def _release(self) -> None:
+        """Release all that were created, each once; one that fails does not keep the others."""
+        created, self._created = self._created, []
+        for tool in created:
+            try:
+                await tool.release(self._instance)
+            except Exception as error:
+                self.use.metrics.append({"tool": tool.name, "release": _said(error)})
+
+    async def run(self, calls: Sequence[ParsedToolCall]) -> list[ToolResult]:
+        """Run the calls of a turn, all at once; results in the order of the calls."""
+        began = self._clock()
+        results = await asyncio.gather(*(self._run(call) for call in calls))
+        self.use.seconds += self._clock() - began
+        self.use.calls += len(results)
+        self.use.failed += sum(result.failed for result in results)
+        self.use.reward += sum(result.reward for result in results)
+        self.use.metrics += [
+            {"tool": call.name, **result.metrics} for call, result in zip(calls, results, strict=True) if result.metrics
+        ]
+        return list(results)
+
+    async def _run(self, call: ParsedToolCall) -> ToolResult:
+        tool = self._tools.get(call.name or "")
+        if call.status not in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) or call.arguments is None or not call.name:
+            return _failure(call.problem or f"the call is {call.status}")
+        if tool is None:
+            return _failure(f"there is no tool {call.name!r}; there are: {', '.join(self._tools) or 'none'}")
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await tool.execute(self._instance, dict(call.arguments))
+        except TimeoutError:
+            return _failure(f"{tool.name} took longer than {self._timeout:g} s")
+        except Exception as error:
+            return _failure(_said(error))
+        return _as_result(answer)
+
+    async def rewards(self) -> float | None:
+        """What the tools say the trajectory is worth, added up; None where none says anything."""
+        total = None
+        for tool in self._created:
+            value = await tool.calc_reward(self._instance)
+            if value is not None:
+                total = (total or 0.0) + float(value)
+        return total
+
+
+def _as_result(answer: Any) -> ToolResult:
+    if isinstance(answer, ToolResult):
+        return answer
+    reward: Any = 0.0
+    metrics: Any = {}
+    if isinstance(answer, tuple) and len(answer) == 3:
+        answer, reward, metrics = answer
+    if not isinstance(answer, str):
+        try:
+            answer = json.dumps(answer, ensure_ascii=False)
+        except (TypeError, ValueError):
+            answer = str(answer)
+    return ToolResult(answer, float(reward or 0.0), dict(metrics or {}))
+
+
+def _failure(problem: str) -> ToolResult:
+    return ToolResult(f"error: {problem}", failed=True)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,196 @@
+"""Tools: created once, released once, run in parallel; whatever they do wrong becomes a result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from tokentrace import CallStatus, InputError, ParsedToolCall
+from tokentrace.parsing.response import TokenRange
+from tokentrace.rollout.tools import BaseTool, FunctionTool, Toolbox, ToolResult, as_tools, function_schema
+
+
+def call(
+    name: str | None, arguments: dict[str, Any] | None, status: CallStatus = CallStatus.OK, index: int = 0
+) -> ParsedToolCall:
+    problem = "" if status is CallStatus.OK else "it is broken"
+    return ParsedToolCall(index, name, arguments, "", None, status, problem, "", {}, TokenRange(0, 1))
+
+
+def run(tools: list[Any], calls: list[ParsedToolCall], **options: Any) -> tuple[list[ToolResult], Toolbox]:
+    async def go() -> tuple[list[ToolResult], Toolbox]:
+        box = Toolbox(as_tools(tools), "one", **options)
+        async with box:
+            return await box.run(calls), box
+
+    return asyncio.run(go())
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b (int): The second, or one.
+    """
+    return a + b
+
+
+async def shout(text: str, loud: bool = True, how: Literal["a", "b"] = "a", tags: list[str] | None = None) -> str:
+    """Say it
+    louder."""
+    return text.upper() if loud else text
+
+
+def test_a_schema_is_read_off_signature_and_docstring() -> None:
+    made = function_schema(add)["function"]
+    assert made["description"] == "Add two numbers."
+    assert made["parameters"]["required"] == ["a"]
+    assert made["parameters"]["properties"] == {
+        "a": {"type": "integer", "description": "The first."},
+        "b": {"type": "integer", "description": "The second, or one."},
+    }
+    other = function_schema(shout)["function"]["parameters"]["properties"]
+    assert other == {
+        "text": {"type": "string"},
+        "loud": {"type": "boolean"},
+        "how": {"type": "string", "enum": ["a", "b"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    }
+
+
+def test_functions_that_take_anything_and_names_that_clash_are_refused() -> None:
+    def loose(*values: int) -> int:
+        return 0
+
+    with pytest.raises(InputError, match="values cannot be a tool's parameter"):
+        function_schema(loose)
+    with pytest.raises(InputError, match="two tools are called 'add'"):
+        as_tools([add, FunctionTool(add)])
+    with pytest.raises(InputError, match="needs a tool_schema"):
+        BaseTool()
+
+
+def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
+    gate = asyncio.Event()
+    order: list[str] = []
+
+    async def slow() -> str:
+        """Wait for the other."""
+        await gate.wait()
+        order.append("slow")
+        return "slow"
+
+    async def quick() -> str:
+        """Let the other go on."""
+        order.append("quick")
+        gate.set()
+        return "quick"
+
+    results, box = run([slow, quick], [call("slow", {}), call("quick", {}, index=1)])
+    assert order == ["quick", "slow"]
+    assert [result.content for result in results] == ["slow", "quick"]
+    assert box.use.calls == 2
+
+
+class Table(BaseTool):
+    """Keeps what it was told for each trajectory, and a diary."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(tool_schema=function_schema(add, "table"), **options)
+        self.diary: list[str] = []
+        self.rows: dict[str, dict[str, Any]] = {}
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        self.diary.append(f"create {instance_id}")
+        self.rows[instance_id] = kwargs
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        self.diary.append("execute")
+        return f"{self.rows[instance_id]}", 0.5, {"asked": parameters["a"]}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 2.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self.diary.append(f"release {instance_id}")
+
+
+def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
+    tool = Table()
+    calls = [call("table", {"a": 1}), call("table", {"a": 2})]
+
+    async def go() -> float | None:
+        async with Toolbox([tool], "t1", settings={"table": {"key": "value"}}) as box:
+            results = await box.run(calls)
+            await box.run(calls[:1])
+            assert results[0].content == "{'key': 'value'}"
+            assert box.use.reward == 1.5
+            assert box.use.metrics[1] == {"tool": "table", "asked": 2}
+            return await box.rewards()
+
+    assert asyncio.run(go()) == 2.0
+    assert tool.diary == ["create t1", "execute", "execute", "execute", "release t1"]
+
+
+def test_tools_that_were_created_are_released_when_another_cannot_be() -> None:
+    class Broken(Table):
+        async def create(self, instance_id: str, **kwargs: Any) -> None:
+            raise OSError("no room")
+
+    first, second = Table(), Broken(config={"name": "x"})
+    second.tool_schema = function_schema(add, "other")
+
+    async def go() -> None:
+        async with Toolbox([first, second], "t1"):
+            raise AssertionError("never reached")
+
+    with pytest.raises(OSError, match="no room"):
+        asyncio.run(go())
+    assert first.diary == ["create t1", "release t1"]
+    assert second.diary == []
+
+
+def boom() -> str:
+    """Raise."""
+    raise ValueError("out of order")
+
+
+async def hang() -> str:
+    """Never come back."""
+    await asyncio.Event().wait()
+    return ""
+
+
+def odd() -> Any:
+    """Return what is no JSON."""
+    return {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("tool", "made", "shown"),
+    [
+        (boom, call("boom", {}), "error: ValueError: out of order"),
+        (add, call("add", {"a": 1, "c": 2}), "error: TypeError: add() got an unexpected keyword argument 'c'"),
+        (hang, call("hang", {}), "error: hang took longer than 0.01 s"),
+        (add, call("subtract", {}, CallStatus.UNKNOWN_TOOL), "error: there is no tool 'subtract'; there are: add"),
+        (add, call("add", None, CallStatus.INVALID_JSON), "error: it is broken"),
+        (add, call(None, None, CallStatus.MISSING_NAME), "error: it is broken"),
+    ],
+    ids=["raises", "wrong arguments", "hangs", "unknown", "invalid JSON", "no name"],
+)
+def test_what_goes_wrong_becomes_a_result(tool: Callable[..., Any], made: ParsedToolCall, shown: str) -> None:
+    (result,), box = run([tool], [made], timeout=0.01 if tool is hang else 5.0)
+    assert result.content == shown
+    assert result.failed
+    assert box.use.failed == 1
+
+
+def test_anything_returned_becomes_text() -> None:
+    (result,), _ = run([odd], [call("odd", {})])
+    assert result.content in ("{1, 2}", "{2, 1}")
+    (result,), _ = run([add], [call("add", {"a": 2})])
+    assert result.content == "3"
