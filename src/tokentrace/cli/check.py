@@ -13,7 +13,7 @@ import click
 from . import debug_option, supervision_options, template_options
 
 if TYPE_CHECKING:
-    from ..data.check_report import CheckReport
+    from ..data.check.report import CheckReport
 
 
 @click.command(short_help="Hold rows of ids against a model's template.")
@@ -70,8 +70,8 @@ def check(
       tokentrace check theirs.jsonl -t ./Qwen3-8B --json | jq .causes
       tokentrace check ./saved_dataset -t ./Qwen3-8B --limit 1000 -o report.txt
     """
-    from ..data.checking import check_dataset
-    from ..data.ready import RowColumns
+    from ..data.check.columns import RowColumns
+    from ..data.check.dataset import check_dataset
     from ..pocket import POCKET
 
     if tokenizer is None:

@@ -81,6 +81,31 @@ class TokenizeSettings:
             "labels": self.labels,
         }
 
+    @classmethod
+    def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
+        """The settings that `described` stands for: the inverse of the method of that name, for this tokenizer.
+
+        What it does not name is the default. The source of a template is not among what is described; it may be given
+        as ``chat_template``. SampleError or RendererError for settings that there are none of.
+        """
+        known = {"turns", "parts", "roles", "past", "final_stop"}
+        supervision = {name: value for name, value in described.items() if name in known}
+        plain = {name: value for name, value in described.items() if name in cls.__dataclass_fields__}
+        strange = sorted(set(described) - set(plain) - known)
+        if strange:
+            raise SampleError(f"there is no setting {', '.join(map(repr, strange))}")
+        plain |= {"tokenizer": tokenizer, "supervision": Supervision.of(**supervision)}
+        try:
+            if "columns" in plain:
+                plain["columns"] = Columns(**plain["columns"])
+            if plain.get("tools") is not None:
+                plain["tools"] = tuple(plain["tools"])
+        except TypeError as error:
+            raise SampleError(f"the settings cannot be read: {error}") from None
+        if "overlong" in plain:
+            plain["overlong"] = choose(Overlong, "overlong", plain["overlong"])
+        return cls(**plain)
+
 
 @dataclass(frozen=True, slots=True)
 class BadRow:

@@ -1,0 +1,283 @@
+"""The delta check: rows that hold ids already, held against what the template makes of their conversations.
+
+A row's conversation stands in the row itself or, for files that tokentrace wrote, in the source that the row names.
+What is expected is what `RowTokenizer` makes of it. Without a conversation the row is held against itself, and its mask
+against the turns that its ids show.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ...errors import InputError
+from ...tokens.differences import common_prefix
+from ..sources import ROW_BYTES, Format, Row, Source, find_sources, plan, read_rows
+from ..supervised import TRAINED_PARTS, Turns
+from ..tables import read_metadata
+from ..tokenizing import RowTokenizer, Tokenized, TokenizeSettings
+from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
+from .deviations import Cause, Explainer, hunks
+from .expected import NOBODY, Expected
+from .masks import PADDING, MaskDifference, mask_differences, read_differences, shift
+from .report import CheckedRow, CheckReport, Outcome
+from .source_rows import SourceRows
+from .turn_marks import TurnMarks
+
+_OURS: Final = frozenset({"source", "row", "sample"})
+"""Columns by which rows that tokentrace wrote name where they come from."""
+
+_ROW_BYTES: Final = 1 << 28
+"""A longer row is bad. Ids take more room than the text that they were."""
+
+Progress = Callable[[int, int], None]
+"""Is told how much is done, and of how much, in the units of `Source.size`."""
+
+
+def check_dataset(
+    inputs: Sequence[str],
+    settings: TokenizeSettings | None = None,
+    *,
+    tokenizer: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    sources: Sequence[str] = (),
+    columns: RowColumns = FOUND_OUT,
+    pad_token: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> CheckReport:
+    """Hold rows of ids against what the template makes of their conversations.
+
+    - `inputs`: files, folders and datasets as `find_sources` takes them.
+    - `settings`: what the rows should have been made with. None: what a Parquet file of ours says of itself, else the
+      defaults; then `tokenizer` is needed, and `changes` (names as in `TokenizeSettings.described`) go before both.
+    - `sources`: the files that rows name in their columns ``source`` and ``row``.
+    - `columns`: where rows hold ids and mask. `pad_token`: what rows are padded with; by default the tokenizer's own.
+    - `limit`: look at so many rows only.
+
+    Memory does not grow with the number of rows. InputError where nothing can be read, TokentraceError where the
+    template is none; what is wrong with a row is in the report.
+    """
+    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+        given = find_sources(inputs, Path(spool) / "rows", split=split)
+        known = [(source, metadata) for source in given if (metadata := _metadata(source))]
+        if settings is None:
+            settings = _settings(known, tokenizer, changes or {})
+        origins = find_sources(sources, Path(spool) / "sources") if sources else []
+        checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
+        report = CheckReport(settings=checker.tokenizer.described())
+        report.findings += _findings(known, report.settings, origins)
+        _check_all(given, checker, report, limit, progress)
+    return report
+
+
+def _check_all(
+    given: Sequence[Source], checker: RowChecker, report: CheckReport, limit: int | None, progress: Progress | None
+) -> None:
+    done, total = 0, sum(source.size for source in given)
+    for chunk in plan(given, row_bytes=_ROW_BYTES):
+        for row in read_rows(chunk, row_bytes=_ROW_BYTES):
+            if limit is not None and report.rows >= limit:
+                report.stopped = True
+                return
+            report.add(checker.check(row, chunk.source.name, chunk.source.format))
+        done += chunk.size
+        if progress is not None:
+            progress(done, total)
+
+
+# -- what files say of themselves
+
+
+def _metadata(source: Source) -> dict[str, Any]:
+    return read_metadata(source.path) if source.format is Format.PARQUET else {}
+
+
+def _settings(
+    known: Sequence[tuple[Source, Mapping[str, Any]]], tokenizer: str | None, changes: Mapping[str, Any]
+) -> TokenizeSettings:
+    if tokenizer is None:
+        raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
+    recorded = known[0][1] if known else {}
+    return TokenizeSettings.read({**recorded.get("settings", {}), **changes}, tokenizer)
+
+
+def _findings(
+    known: Sequence[tuple[Source, Mapping[str, Any]]], now: Mapping[str, Any], origins: Sequence[Source]
+) -> Iterator[str]:
+    """Where files say that they were made with something else than what is at hand."""
+    for source, metadata in known:
+        for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "template")):
+            if key in metadata and metadata[key] != now[key]:
+                yield f"{source.name} was made with another {what} ({_hash(metadata[key])}, here {_hash(now[key])})"
+        before, current = metadata.get("settings", {}), now["settings"]
+        other = sorted(name for name in before if name in current and before[name] != current[name])
+        if other:
+            yield f"{source.name} was made with other settings: {', '.join(other)}"
+        sizes = {row["name"]: row["size"] for row in metadata.get("sources", ())}
+        for origin in origins:
+            if origin.name in sizes and sizes[origin.name] != origin.size:
+                yield f"{origin.name} is not as large as it was when {source.name} was made of it"
+
+
+def _hash(value: Any) -> str:
+    text = value if isinstance(value, str) else next(iter(value.values()), "") if len(value) == 1 else json.dumps(value)
+    return text[:12]
+
+
+# -- rows
+
+
+class RowChecker:
+    """Checks rows, one at a time. What is wrong with a row is its own: nothing but a bad setting is raised."""
+
+    def __init__(
+        self,
+        settings: TokenizeSettings,
+        *,
+        sources: Sequence[Source] = (),
+        columns: RowColumns = FOUND_OUT,
+        pad_token: str | None = None,
+    ) -> None:
+        self.tokenizer = RowTokenizer(settings)
+        renderer = self.tokenizer.renderer
+        self.marks = TurnMarks(renderer)
+        self._explainer = Explainer(renderer, self.marks)
+        self._columns = columns
+        self._rows = SourceRows(sources, row_bytes=max(settings.row_bytes, ROW_BYTES))
+        named = pad_token or renderer.tokenizer.variables.get("pad_token", "")
+        self._pad = renderer.tokenizer.token_id(named)
+        if pad_token and self._pad is None:
+            raise InputError(f"{pad_token!r} is no control token of {renderer.tokenizer.name or 'the tokenizer'}")
+
+    def check(self, row: Row, source: str = "rows", form: Format = Format.LINES) -> CheckedRow:
+        """What became of a row."""
+        if row.problem is not None:
+            return CheckedRow(source, row.number, row.line, Outcome.BAD, row.problem)
+        try:
+            ready = ready_row(row.value, self._columns)
+        except InputError as error:
+            return CheckedRow(source, row.number, row.line, Outcome.BAD, " ".join(str(error).split()))
+        fields: dict[str, Any] = {
+            "source": source,
+            "row": row.number,
+            "line": row.line,
+            "tokens": len(ready.ids),
+            "trained": None if ready.mask is None else int(ready.mask.sum()),
+            "padding": ready.padding,
+        }
+        made = self._made(row, ready, source, form)
+        if isinstance(made, str):
+            return self._alone(ready, made, fields)
+        if made.bad is not None:
+            reason = f"its conversation gives no row: {made.bad.reason}"
+            return CheckedRow(outcome=Outcome.BAD, reason=reason, **fields)
+        return self._compared(ready, made, fields)
+
+    def _made(self, row: Row, ready: ReadyRow, source: str, form: Format) -> Tokenized | str:
+        """What the row's conversation gives, or why there is none."""
+        rest = ready.rest or {}
+        if has_conversation(rest, self.tokenizer.settings.columns):
+            return self.tokenizer.tokenize(Row(row.number, row.line, dict(rest)), source, form)
+        if not (rest.keys() >= _OURS and isinstance(rest["source"], str) and isinstance(rest["row"], int)):
+            return "the row holds no conversation and does not say where it is"
+        found = self._rows.row(rest["source"], rest["row"])
+        if isinstance(found, str):
+            return found
+        origin, conversation = found
+        return self.tokenizer.tokenize(conversation, origin.name, origin.format)
+
+    # -- with a conversation
+
+    def _compared(self, ready: ReadyRow, made: Tokenized, fields: dict[str, Any]) -> CheckedRow:
+        expected, asked = self._best(ready, made)
+        row = without_padding(ready, self._pad, expected.ids)
+        differing = list(hunks(expected.ids, row.ids))
+        deviations = self._explainer.explain(expected, row.ids, row.start) if differing else []
+        wrong: list[MaskDifference] = []
+        moved = 0
+        if row.mask is not None:
+            wrong = mask_differences(expected, row.ids, row.mask, differing, row.start)
+            moved = shift(expected.mask, row.mask) if not differing else 0
+            if row.trained_padding:
+                wrong.append(MaskDifference(NOBODY, PADDING, True, row.trained_padding, 0, 0))
+        fields |= {
+            "tokens": len(row.ids),
+            "padding": row.padding,
+            "expected_tokens": len(expected.ids),
+            "expected_trained": expected.sample.trained,
+        }
+        return CheckedRow(
+            outcome=_outcome([found.cause for found in deviations], bool(wrong)),
+            reason=asked,
+            deviations=tuple(deviations),
+            mask=tuple(wrong),
+            shifted=moved,
+            **fields,
+        )
+
+    def _best(self, ready: ReadyRow, made: Tokenized) -> tuple[Expected, str | None]:
+        """The sample that the row says it is, or that it has most in common with."""
+        pairs = list(zip(made.samples, made.made, strict=True))
+        rest = ready.rest or {}
+        number = rest.get("sample") if rest.keys() >= _OURS else None
+        if isinstance(number, int) and 0 <= number < len(pairs):
+            return Expected(*pairs[number]), None
+        best = max(pairs, key=lambda pair: _likeness(pair[0].ids, ready.ids))
+        said = None
+        if isinstance(number, int):
+            count = f"{len(pairs)} sample{'s' if len(pairs) > 1 else ''}"
+            said = f"it is sample {number} of its conversation, which gives {count} with these settings"
+        return Expected(*best), said
+
+    # -- without one
+
+    def _alone(self, ready: ReadyRow, reason: str, fields: dict[str, Any]) -> CheckedRow:
+        size = self.tokenizer.renderer.tokenizer.vocabulary.size
+        outside = np.flatnonzero((ready.ids < 0) | (ready.ids >= size))
+        if len(outside):
+            at = int(outside[0])
+            said = f"token {ready.start + at} is {ready.ids[at]}, and the vocabulary has {size:,} ids"
+            return CheckedRow(outcome=Outcome.BAD, reason=said, **fields)
+        if ready.mask is None:
+            return CheckedRow(outcome=Outcome.UNCHECKED, reason=reason, **fields)
+        problem = self._unreadable(ready)
+        if problem is not None:
+            said = f"{reason}; its mask cannot be read from the ids either: {problem}"
+            return CheckedRow(outcome=Outcome.UNCHECKED, reason=said, **fields)
+        last = self.tokenizer.settings.supervision.turns is Turns.LAST
+        wrong = read_differences(self.marks, ready.ids, ready.mask, ready.start, last=last)
+        if ready.trained_padding:
+            wrong.append(MaskDifference(NOBODY, PADDING, True, ready.trained_padding, 0, 0))
+        said = f"{reason}; its mask was held against the turns that its ids show"
+        outcome = Outcome.MASK if wrong else Outcome.UNCHECKED
+        return CheckedRow(outcome=outcome, reason=said, mask=tuple(wrong), **fields)
+
+    def _unreadable(self, ready: ReadyRow) -> str | None:
+        """Why the mask cannot be read from the ids; None where it can."""
+        supervision = self.tokenizer.settings.supervision
+        if supervision.turns is Turns.FLAGGED:
+            return "which turns are flagged is not in them"
+        if supervision.parts != frozenset(TRAINED_PARTS) or supervision.roles != {"assistant"}:
+            return "they do not show parts of turns, or whose else is trained"
+        if self.marks.problem is not None:
+            return self.marks.problem
+        return None if next(self.marks.turns(ready.ids), None) is not None else "no assistant's turn is found in them"
+
+
+def _likeness(expected: Any, found: Any) -> tuple[int, int]:
+    return common_prefix(expected, found), -abs(len(expected) - len(found))
+
+
+def _outcome(causes: Sequence[Cause], mask: bool) -> Outcome:
+    if not causes:
+        return Outcome.MASK if mask else Outcome.SAME
+    if mask:
+        return Outcome.BOTH
+    return Outcome.CUT if set(causes) == {Cause.CUT} else Outcome.IDS
