@@ -1,0 +1,236 @@
+"""Several endpoints as one engine: sessions stay where their prefix is cached, requests go round what is down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Final
+
+from ..tokens.tokenizer import Ids
+from .protocol import (
+    Capabilities,
+    Completion,
+    Delta,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    SamplingParams,
+)
+
+
+class _Endpoint:
+    def __init__(self, engine: Engine, number: int) -> None:
+        self.engine = engine
+        self.number = number
+        self.running = 0
+        self.sessions = 0
+        self.failures = 0
+        self.resting_until = 0.0
+
+
+class Router:
+    """Engines that serve the same model, as one.
+
+    Requests of a session go where its first went, as long as that endpoint answers; other requests go where the fewest
+    are running. A request that no token was accepted of (`EngineUnavailable`) is sent to another endpoint, and its
+    session moves there. An endpoint that failed is left alone for `rest` seconds, twice as long with each further
+    failure up to `longest_rest`, unless no other answers: before a request is lost, all are tried, once.
+
+    `EngineError` where the engines differ in vocabulary or in the kind of their logprobs: rows of both could not be
+    told apart.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        rest: float = 5.0,
+        longest_rest: float = 300.0,
+        sessions: int = 100_000,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._capabilities: Final = _agreed([engine.capabilities for engine in engines])
+        self._endpoints: Final = [_Endpoint(engine, number) for number, engine in enumerate(engines)]
+        self._rest: Final = rest
+        self._longest_rest: Final = longest_rest
+        self._most_sessions: Final = sessions
+        self._clock: Final = clock
+        self._homes: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
+        self._requests: Final[dict[str, _Endpoint]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What all of them can do; the smallest `max_length`."""
+        return self._capabilities
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int] | Ids,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        session: str | None = None,
+        wire: Sequence[bytes] | None = None,
+    ) -> Completion:
+        """Sample a completion. `EngineUnavailable` once every endpoint was."""
+        failures: list[EngineUnavailable] = []
+        for endpoint in self._candidates(session):
+            with self._running(endpoint, session, request_id):
+                try:
+                    completion = await endpoint.engine.generate(
+                        prompt_ids, sampling, request_id=request_id, session=session, wire=wire
+                    )
+                    endpoint.failures = 0
+                    return completion
+                except EngineUnavailable as error:
+                    self._failed(endpoint)
+                    failures.append(error)
+        raise _all_failed(failures)
+
+    async def stream(
+        self,
+        prompt_ids: Sequence[int] | Ids,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        session: str | None = None,
+        wire: Sequence[bytes] | None = None,
+    ) -> AsyncGenerator[Delta]:
+        """As `generate`, in pieces. After the first piece, nothing is sent elsewhere."""
+        failures: list[EngineUnavailable] = []
+        for endpoint in self._candidates(session):
+            began = False
+            with self._running(endpoint, session, request_id):
+                deltas = endpoint.engine.stream(prompt_ids, sampling, request_id=request_id, session=session, wire=wire)
+                try:
+                    async for delta in deltas:
+                        began = True
+                        endpoint.failures = 0
+                        yield delta
+                    return
+                except EngineUnavailable as error:
+                    if began:
+                        raise
+                    self._failed(endpoint)
+                    failures.append(error)
+                finally:
+                    if isinstance(deltas, AsyncGenerator):
+                        await deltas.aclose()
+        raise _all_failed(failures)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request where it runs; one that is not known here, wherever it may run."""
+        endpoint = self._requests.get(request_id)
+        if endpoint is not None:
+            await endpoint.engine.abort(request_id)
+            return
+        await self._everywhere("abort", lambda engine: engine.abort(request_id), but=EngineUnavailable)
+
+    async def pause(self) -> None:
+        """Pause all. `EngineError` names those that were not; the others stay paused."""
+        await self._everywhere("pause", lambda engine: engine.pause())
+
+    async def resume(self) -> None:
+        """Resume all. `EngineError` names those that were not."""
+        await self._everywhere("resume", lambda engine: engine.resume())
+
+    async def close(self) -> None:
+        """Close all."""
+        await self._everywhere("close", lambda engine: engine.close())
+
+    def forget(self, session: str) -> None:
+        """Let go of where a session went: it is over."""
+        home = self._homes.pop(session, None)
+        if home is not None:
+            home.sessions -= 1
+
+    async def _everywhere(
+        self, what: str, act: Callable[[Engine], Awaitable[None]], *, but: type[Exception] | tuple[()] = ()
+    ) -> None:
+        done = await asyncio.gather(*(act(one.engine) for one in self._endpoints), return_exceptions=True)
+        failed = [(at, error) for at, error in enumerate(done) if error is not None and not isinstance(error, but)]
+        problems = [f"endpoint {at}: {error}" for at, error in failed]
+        if problems:
+            raise EngineError(f"{what} failed at {len(problems)} of {len(done)}: {'; '.join(problems)}")
+
+    def _candidates(self, session: str | None) -> Iterator[_Endpoint]:
+        """The endpoints in the order in which to try them, each once; chosen when it is its turn."""
+        left = list(self._endpoints)
+        home = self._homes.get(session) if session is not None else None
+        while left:
+            now = self._clock()
+            awake = [one for one in left if one.resting_until <= now]
+            if home is not None and home in awake:
+                chosen = home
+            elif awake:
+                chosen = min(awake, key=lambda one: (one.running, one.sessions, one.number))
+            else:
+                chosen = min(left, key=lambda one: one.resting_until)
+            left.remove(chosen)
+            yield chosen
+
+    @contextmanager
+    def _running(self, endpoint: _Endpoint, session: str | None, request_id: str | None) -> Iterator[None]:
+        if session is not None:
+            self._settle(session, endpoint)
+        if request_id is not None:
+            self._requests[request_id] = endpoint
+        endpoint.running += 1
+        try:
+            yield
+        finally:
+            endpoint.running -= 1
+            if request_id is not None and self._requests.get(request_id) is endpoint:
+                del self._requests[request_id]
+
+    def _settle(self, session: str, endpoint: _Endpoint) -> None:
+        if self._homes.get(session) is not endpoint:
+            self.forget(session)
+            endpoint.sessions += 1
+        self._homes[session] = endpoint
+        self._homes.move_to_end(session)
+        if len(self._homes) > self._most_sessions:
+            self.forget(next(iter(self._homes)))
+
+    def _failed(self, endpoint: _Endpoint) -> None:
+        if endpoint.resting_until > self._clock():  # all requests under way fail when it dies: that is one failure
+            return
+        rest = min(self._rest * 2**endpoint.failures, self._longest_rest)
+        endpoint.failures += 1
+        endpoint.resting_until = self._clock() + rest
+
+
+def _agreed(all_of_them: Sequence[Capabilities]) -> Capabilities:
+    if not all_of_them:
+        raise EngineError("a router needs at least one engine")
+    sizes = {one.vocab_size for one in all_of_them} - {None}
+    kinds = {one.logprobs for one in all_of_them}
+    if len(sizes) > 1:
+        raise EngineError(f"the engines have vocabularies of {sorted(size for size in sizes if size)} ids")
+    if len(kinds) > 1:
+        names = sorted("unknown" if kind is None else kind.value for kind in kinds)
+        raise EngineError(f"the engines return logprobs of different kinds: {', '.join(names)}")
+    lengths = [one.max_length for one in all_of_them if one.max_length is not None]
+
+    def common(values: set[str | None]) -> str | None:
+        return values.pop() if len(values) == 1 else None
+
+    return Capabilities(
+        engine="+".join(sorted({one.engine for one in all_of_them})),
+        version=common({one.version for one in all_of_them}),
+        model=common({one.model for one in all_of_them}),
+        max_length=min(lengths, default=None),
+        vocab_size=sizes.pop() if sizes else None,
+        logprobs=kinds.pop(),
+        streams=all(one.streams for one in all_of_them),
+        aborts=all(one.aborts for one in all_of_them),
+        pauses=all(one.pauses for one in all_of_them),
+        versions=all(one.versions for one in all_of_them),
+    )
+
+
+def _all_failed(failures: Sequence[EngineUnavailable]) -> EngineUnavailable:
+    return EngineUnavailable(f"no endpoint answered: {'; '.join(map(str, failures))}")

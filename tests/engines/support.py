@@ -1,0 +1,143 @@
+"""Recordings of real engines, and servers that replay them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+
+from tokentrace.engines.http import Connection, HTTPSettings
+from tokentrace.engines.protocol import Completion
+
+RECORDINGS = Path(__file__).parent / "recordings"
+URL = "http://engine"
+
+
+def recording(name: str) -> Any:
+    return json.loads((RECORDINGS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def answer_bytes(recorded: Any) -> bytes:
+    answer = recorded["response"]
+    return answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+
+
+@dataclass
+class Reply:
+    """An answer, in pieces; one that breaks off ends with a lost connection."""
+
+    pieces: list[bytes]
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    breaks_off: bool = False
+
+    async def arriving(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+        if self.breaks_off:
+            raise httpx2.ReadError("the peer is gone")
+
+
+def json_reply(value: Any, status: int = 200, **headers: str) -> Reply:
+    return Reply([json.dumps(value).encode()], status, {k.replace("_", "-"): v for k, v in headers.items()})
+
+
+class Fake:
+    """A server without a socket: what is answered at each path, in turn; the last answer is given again."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.requests: list[tuple[str, str, Any]] = []
+        self.slept: list[float] = []
+        self.answers: dict[str, list[Any]] = {}
+        for path, answer in answers.items():
+            self.on(path, answer)
+
+    def on(self, path: str, *answers: Any) -> Fake:
+        """An answer is a `Reply`, an error to raise, a JSON value, or a function of the body that returns one."""
+        self.answers[path] = list(answers)
+        return self
+
+    async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        path = request.url.raw_path.decode()
+        body = json.loads(request.content) if request.content else None
+        self.requests.append((request.method, path, body))
+        queue = self.answers.get(path)
+        if queue is None:
+            return httpx2.Response(404, json={"detail": "Not Found"})
+        answer = queue.pop(0) if len(queue) > 1 else queue[0]
+        answer = answer(body) if callable(answer) else answer
+        if isinstance(answer, Awaitable):
+            answer = await answer
+        if isinstance(answer, Exception):
+            raise answer
+        reply = answer if isinstance(answer, Reply) else json_reply(answer)
+        return httpx2.Response(reply.status, headers=reply.headers, content=reply.arriving())
+
+    def bodies(self, path: str) -> list[Any]:
+        return [body for _, at, body in self.requests if at == path]
+
+    def connection(self, **settings: Any) -> Connection:
+        async def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+
+        return Connection(
+            URL, HTTPSettings(**settings), transport=httpx2.MockTransport(self), sleep=sleep, jitter=lambda: 0.0
+        )
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[bytes], Awaitable[list[bytes]]]) -> AsyncIterator[str]:
+    """A server on a socket of this machine. `answer` gets a request's bytes and returns what to write, raw."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                (
+                    int(line.split(b":")[1])
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length")
+                ),
+                0,
+            )
+            for piece in await answer(head + await reader.readexactly(length)):
+                writer.write(piece)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def http_head(*lines: str, status: str = "200 OK") -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode()
+
+
+def same(left: Completion, right: Completion) -> bool:
+    return (
+        np.array_equal(left.ids, right.ids)
+        and np.array_equal(left.logprobs, right.logprobs)
+        and (left.finish_reason, left.versions, left.cached_tokens)
+        == (right.finish_reason, right.versions, right.cached_tokens)
+    )
+
+
+def cut(data: bytes, at: list[int]) -> list[bytes]:
+    """The same bytes in pieces."""
+    edges = [0, *sorted(place % (len(data) + 1) for place in at), len(data)]
+    return [data[start:stop] for start, stop in pairwise(edges) if stop > start]

@@ -1,0 +1,377 @@
+"""Faults: what is sent again, what is not, and what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import aclosing
+from email.utils import formatdate
+from time import time
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording, serving
+from tokentrace.engines.answers import collected
+from tokentrace.engines.http import Connection, HTTPSettings
+from tokentrace.engines.protocol import (
+    Capabilities,
+    EngineAnswerError,
+    EngineError,
+    EngineRefusal,
+    EngineUnavailable,
+    SamplingParams,
+)
+from tokentrace.engines.sglang import GENERATE, SGLangEngine
+from tokentrace.engines.sse import EventReader
+
+WHOLE = recording("sglang_generate")
+STREAM = recording("sglang_generate_stream")
+TINY = Capabilities("sglang", max_length=4096, vocab_size=1024)
+LOST = [
+    httpx2.ConnectError("refused"),
+    httpx2.ConnectTimeout("slow"),
+    httpx2.ReadError("reset"),
+    httpx2.WriteError("reset"),
+]
+
+
+def generate(connection: Connection) -> Any:
+    body = WHOLE["request"]["json"]
+    return asyncio.run(SGLangEngine(connection, TINY).generate(body["input_ids"], SamplingParams(6)))
+
+
+def stream(connection: Connection) -> Any:
+    body = STREAM["request"]["json"]
+    engine = SGLangEngine(connection, TINY)
+    return asyncio.run(collected(engine.stream(body["input_ids"], SamplingParams(3, temperature=0))))
+
+
+BOTH = [(generate, WHOLE, [477, 506, 317, 511, 226, 510]), (stream, STREAM, [131, 915, 915])]
+
+
+# -- sent again
+
+
+@pytest.mark.parametrize(("ask", "recorded", "ids"), BOTH)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *LOST,
+        httpx2.RemoteProtocolError("server disconnected"),
+        json_reply({"error": "oops"}, 500),
+        json_reply({"error": "overloaded"}, 503),
+        json_reply({"error": "slow down"}, 429),
+        Reply([], breaks_off=True),
+        Reply([b"half an err"], 500, breaks_off=True),
+    ],
+)
+def test_what_nothing_was_accepted_of_is_sent_again(ask: Any, recorded: Any, ids: list[int], fault: Any) -> None:
+    fake = Fake().on(GENERATE, fault, fault, Reply([answer_bytes(recorded)]))
+    assert ask(fake.connection()).ids.tolist() == ids
+    assert len(fake.requests) == 3
+    assert fake.requests[0] == fake.requests[1] == fake.requests[2]
+    assert fake.slept == [0.5, 1.0]
+
+
+def test_a_stream_that_ended_before_it_began_is_asked_for_again() -> None:
+    fake = Fake().on(GENERATE, Reply([]), Reply([answer_bytes(STREAM)]))
+    assert len(stream(fake.connection()).ids) == 3
+    assert len(fake.requests) == 2
+
+
+@pytest.mark.parametrize(("ask", "recorded", "ids"), BOTH)
+def test_it_gives_up_after_so_many_tries(ask: Any, recorded: Any, ids: list[int]) -> None:
+    fake = Fake().on(GENERATE, json_reply({"error": {"message": "the\n engine   is dead"}}, 500))
+    with pytest.raises(EngineUnavailable, match="the server said 500: the engine is dead, 4 times"):
+        ask(fake.connection(retries=3))
+    assert len(fake.requests) == 4
+    assert fake.slept == [0.5, 1.0, 2.0]
+
+
+def test_the_pause_doubles_up_to_a_limit_and_is_cut_at_random() -> None:
+    fake = Fake().on("/x", httpx2.ConnectError("refused"))
+    connection = fake.connection(retries=8, backoff=1.0, longest_backoff=5.0)
+    with pytest.raises(EngineUnavailable, match="no connection: refused, 9 times"):
+        asyncio.run(connection.get("/x"))
+    assert fake.slept == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0]
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    connection = Connection(
+        "http://engine", HTTPSettings(retries=1), transport=httpx2.MockTransport(fake), sleep=sleep, jitter=lambda: 1.0
+    )
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(connection.get("/x"))
+    assert slept == [0.25]
+
+
+def test_retry_after_is_waited_for() -> None:
+    for value, least in [("7", 7.0), (formatdate(time() + 60, usegmt=True), 50.0), ("soon", 0.5), ("0", 0.5)]:
+        fake = Fake().on("/x", json_reply({}, 429, retry_after=value), {"ok": 1})
+        assert asyncio.run(fake.connection().get("/x")) == {"ok": 1}
+        assert least <= fake.slept[0] <= least + 10
+    fake = Fake().on("/x", json_reply({"error": "busy"}, 429, retry_after="3600"), {"ok": 1})
+    with pytest.raises(EngineUnavailable, match="left alone for 3600 s"):
+        asyncio.run(fake.connection().get("/x"))
+    assert (len(fake.requests), fake.slept) == (1, [])
+
+
+# -- never sent again
+
+
+def test_a_whole_answer_that_broke_off_is_not_asked_for_again() -> None:
+    half = answer_bytes(WHOLE)[:200]
+    fake = Fake().on(GENERATE, Reply([half], breaks_off=True))
+    with pytest.raises(EngineError, match="when a part of the answer had arrived; it is not sent again") as caught:
+        generate(fake.connection())
+    assert not isinstance(caught.value, EngineUnavailable)
+    assert (len(fake.requests), fake.slept) == (1, [])
+
+
+@settings(max_examples=40, deadline=None)
+@given(at=st.integers(0, 10_000), places=st.lists(st.integers(0, 10_000), max_size=5))
+def test_a_stream_that_broke_off_anywhere(at: int, places: list[int]) -> None:
+    """Before its first token it is sent again; after, never; after its last, all is there."""
+    data = answer_bytes(STREAM)
+    head = data[: at % (len(data) + 1)]
+    whole_events = head.count(b"\n\n")
+    fake = Fake().on(GENERATE, Reply(cut(head, places), breaks_off=True), Reply([data]))
+    if whole_events in (1, 2):
+        with pytest.raises(
+            EngineError, match=f"after {whole_events} tokens had arrived; it is not sent again"
+        ) as caught:
+            stream(fake.connection())
+        assert not isinstance(caught.value, EngineUnavailable)
+        assert len(fake.requests) == 1
+    else:
+        assert stream(fake.connection()).ids.tolist() == [131, 915, 915]
+        assert len(fake.requests) == (2 if whole_events == 0 else 1)
+
+
+def test_an_error_in_a_stream() -> None:
+    first = answer_bytes(STREAM).split(b"\n\n")[0] + b"\n\n"
+    error = b'data: {"error": {"message": "CUDA error", "code": 500}}\n\n'
+    fake = Fake().on(GENERATE, Reply([first, error]))
+    with pytest.raises(EngineError, match="CUDA error, after 1 tokens had arrived"):
+        stream(fake.connection())
+    assert len(fake.requests) == 1
+    fake = Fake().on(GENERATE, Reply([error]), Reply([answer_bytes(STREAM)]))
+    assert len(stream(fake.connection()).ids) == 3
+    fake = Fake().on(GENERATE, Reply([b'data: {"error": {"message": "too long", "code": 400}}\n\n']))
+    with pytest.raises(EngineRefusal, match="too long") as caught:
+        stream(fake.connection())
+    assert (caught.value.status, len(fake.requests)) == (400, 1)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 307])
+@pytest.mark.parametrize("ask", [generate, stream])
+def test_a_refusal_is_not_sent_again(ask: Any, status: int) -> None:
+    fake = Fake().on(GENERATE, json_reply({"detail": "n" * 5000}, status))
+    with pytest.raises(EngineRefusal, match=f"said {status}: n+…") as caught:
+        ask(fake.connection())
+    assert (caught.value.status, len(fake.requests)) == (status, 1)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("garbage", [b"<html>proxy</html>", b"", b"\xff\xfe", b'{"output_ids": [1', b"[" * 100_000])
+def test_garbage_is_not_sent_again(garbage: bytes) -> None:
+    fake = Fake().on(GENERATE, Reply([garbage] if garbage else []))
+    with pytest.raises(EngineAnswerError, match="no JSON"):
+        generate(fake.connection())
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize("garbage", [b"<html>proxy</html>", b"data: <html>\n\n", b"data: 7\n\n", b"data: []\n\n"])
+def test_a_stream_of_garbage_is_not_sent_again(garbage: bytes) -> None:
+    fake = Fake().on(GENERATE, Reply([garbage]))
+    with pytest.raises(EngineAnswerError):
+        stream(fake.connection())
+    assert len(fake.requests) == 1
+
+
+# -- timeouts
+
+
+@pytest.mark.parametrize("ask", [generate, stream])
+def test_an_engine_that_is_silent_is_unavailable_at_once(ask: Any) -> None:
+    fake = Fake().on(GENERATE, httpx2.ReadTimeout("silent"))
+    with pytest.raises(EngineUnavailable, match="no whole answer in time"):
+        ask(fake.connection())
+    assert (len(fake.requests), fake.slept) == (1, [])
+
+
+@pytest.mark.parametrize("ask", [generate, stream])
+def test_the_total_time_of_a_try_is_bounded(ask: Any) -> None:
+    async def never(body: Any) -> None:
+        await asyncio.Event().wait()
+
+    fake = Fake().on(GENERATE, never)
+    with pytest.raises(EngineUnavailable, match="no whole answer in time"):
+        ask(fake.connection(total_timeout=0.001))
+    assert len(fake.requests) == 1
+
+
+class Stuck(Reply):
+    """Sends what it has, and then nothing more."""
+
+    async def arriving(self) -> Any:
+        for piece in self.pieces:
+            yield piece
+        await asyncio.Event().wait()
+
+
+def test_a_stream_that_stops_coming_tells_how_far_it_came() -> None:
+    first = answer_bytes(STREAM).split(b"\n\n")[0] + b"\n\n"
+    fake = Fake().on(GENERATE, Stuck([first]))
+    with pytest.raises(EngineError, match="no whole answer in time, after 1 tokens had arrived"):
+        stream(fake.connection(total_timeout=0.05))
+    fake = Fake().on(GENERATE, Stuck([b'{"output']))
+    with pytest.raises(EngineError, match="in time, when a part of the answer had arrived"):
+        generate(fake.connection(total_timeout=0.05))
+
+
+# -- over sockets
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    async def run() -> None:
+        async with serving(lambda request: asyncio.sleep(0, [])) as url:
+            pass
+        with pytest.raises(EngineUnavailable, match="no connection"):
+            await Connection(url, HTTPSettings(retries=1, backoff=0.0)).get("/v1/models")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_a_server_that_dies_in_a_stream(kept: int) -> None:
+    seen: list[bytes] = []
+    body = STREAM["request"]["json"]
+    events = [event + b"\n\n" for event in answer_bytes(STREAM).split(b"\n\n")[:3]]
+    chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in events]
+
+    async def answer(request: bytes) -> list[bytes]:
+        seen.append(request)
+        return [http_head("transfer-encoding: chunked", "content-type: text/event-stream"), *chunks[:kept]]
+
+    async def run() -> Any:
+        async with serving(answer) as url:
+            engine = SGLangEngine(Connection(url, HTTPSettings(retries=2, backoff=0.0)), TINY)
+            try:
+                return await collected(engine.stream(body["input_ids"], SamplingParams(3, temperature=0)))
+            finally:
+                await engine.close()
+
+    if kept == 3:
+        assert asyncio.run(run()).ids.tolist() == [131, 915, 915], "all has arrived but the end of the stream"
+    else:
+        with pytest.raises(EngineError, match=f"after {kept} tokens" if kept else "3 times"):
+            asyncio.run(run())
+    assert len(seen) == (3 if kept == 0 else 1)
+
+
+def test_a_server_that_dies_in_a_whole_answer() -> None:
+    seen: list[bytes] = []
+    data = answer_bytes(WHOLE)
+
+    async def answer(request: bytes) -> list[bytes]:
+        seen.append(request)
+        return [http_head(f"content-length: {len(data)}"), data[:100]] if len(seen) > 1 else []
+
+    async def run() -> None:
+        async with serving(answer) as url:
+            engine = SGLangEngine(Connection(url, HTTPSettings(retries=5, backoff=0.0)), TINY)
+            with pytest.raises(EngineError, match="part of the answer had arrived"):
+                await engine.generate(WHOLE["request"]["json"]["input_ids"], SamplingParams(6))
+            await engine.close()
+
+    asyncio.run(run())
+    assert len(seen) == 2, "once before its first byte, once after"
+
+
+def test_closing_a_stream_closes_the_connection() -> None:
+    async def run() -> None:
+        gone = asyncio.Event()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(http_head("content-type: text/event-stream"))
+            writer.write(answer_bytes(STREAM).split(b"\n\n")[0] + b"\n\n")
+            await writer.drain()
+            while await reader.read(65536):
+                pass
+            gone.set()
+            writer.close()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        engine = SGLangEngine(Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), TINY)
+        async with aclosing(engine.stream(STREAM["request"]["json"]["input_ids"], SamplingParams(3))) as deltas:
+            assert (await anext(deltas)).ids.tolist() == [131]
+        await asyncio.wait_for(gone.wait(), 10)
+        await engine.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(run())
+
+
+def test_many_requests_share_the_pool() -> None:
+    data = answer_bytes(WHOLE)
+    most, running = 0, 0
+
+    async def answer(request: bytes) -> list[bytes]:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return [http_head(f"content-length: {len(data)}", "connection: close"), data]
+
+    async def run() -> None:
+        async with serving(answer) as url:
+            engine = SGLangEngine(Connection(url, HTTPSettings(connections=4)), TINY)
+            prompt = WHOLE["request"]["json"]["input_ids"]
+            done = await asyncio.gather(*(engine.generate(prompt, SamplingParams(6)) for _ in range(40)))
+            assert all(one.ids.tolist() == [477, 506, 317, 511, 226, 510] for one in done)
+            await engine.close()
+
+    asyncio.run(run())
+    assert 1 <= most <= 4
+
+
+# -- addresses, the extra, events
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://engine", "", "http://[::1"])
+def test_what_is_no_address_is_said_at_once(url: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(Connection(url).get("/x"))
+    assert not isinstance(caught.value, EngineUnavailable)
+
+
+def test_without_httpx2_the_extra_is_named() -> None:
+    code = (
+        "import sys\nsys.modules['httpx2'] = None\nfrom tokentrace.engines.http import Connection\n"
+        "from tokentrace.engines import llamacpp, protocol, routing, scripted, sglang, vllm\n"
+        "try: Connection('http://engine')\nexcept protocol.EngineError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert "install tokentrace[engines]" in done.stdout
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), max_size=5),
+    st.lists(st.integers(0, 1000), max_size=30),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_events_cut_at_any_byte_are_the_same(data: list[str], places: list[int], end: str) -> None:
+    text = "".join(f": note{end}event: x{end}data: {one}{end}{end}" for one in data).encode()
+    reader = EventReader()
+    assert [event for piece in cut(text, places) for event in reader.feed(piece)] == [one.encode() for one in data]

@@ -1,0 +1,182 @@
+"""llama.cpp: requests and answers as recorded, normalised."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.support import Fake, json_reply, recording
+from tokentrace.engines.answers import collected
+from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
+from tokentrace.engines.protocol import (
+    Capabilities,
+    EngineAnswerError,
+    EngineError,
+    EngineRefusal,
+    FinishReason,
+    LogprobKind,
+    SamplingParams,
+)
+
+RAW = Capabilities("llama.cpp", max_length=4096, vocab_size=1024, logprobs=LogprobKind.RAW)
+PROCESSED = Capabilities("llama.cpp", max_length=4096, vocab_size=1024, logprobs=LogprobKind.PROCESSED)
+PROMPT = list(range(300, 420))
+SAMPLING = SamplingParams(4, seed=1)
+
+
+def expected_body(recorded: Any, **changes: Any) -> Any:
+    body = {"post_sampling_probs": False, "stream": False} | copy.deepcopy(recorded["request"]["json"])
+    body.pop("logit_bias", None)
+    return body | changes
+
+
+def whole(answer: Any, sampling: SamplingParams = SAMPLING, capabilities: Capabilities = RAW) -> tuple[Any, Fake]:
+    fake = Fake().on(COMPLETION, answer)
+    return asyncio.run(LlamaCppEngine(fake.connection(), capabilities).generate(PROMPT, sampling)), fake
+
+
+def test_an_end_of_text_that_was_sampled_is_the_last_id() -> None:
+    recorded = recording("llamacpp_completion_eos")
+    done, fake = whole(recorded["response"])
+    assert fake.bodies(COMPLETION) == [expected_body(recorded)]
+    assert (done.ids.tolist(), done.finish_reason, done.cached_tokens) == ([1002], FinishReason.STOP, 119)
+    assert np.array_equal(done.logprobs, np.float32([-6.7064409255981445]))
+
+
+@pytest.mark.parametrize(("name", "at"), [("llamacpp_completion", 2), ("llamacpp_completion_post", 2)])
+def test_a_logprob_that_is_missing_is_an_error(name: str, at: int) -> None:
+    """Recorded: 4 tokens, 2 logprobs; the third is a byte of a character that was never whole."""
+    recorded = recording(name)
+    capabilities = PROCESSED if name.endswith("post") else RAW
+    with pytest.raises(EngineAnswerError, match=rf"no logprob for id 137 at {at}.*incomplete UTF-8; sample again"):
+        whole(recorded["response"], capabilities=capabilities)
+
+
+def test_a_logprob_that_is_missing_in_the_middle_is_an_error() -> None:
+    answer = recording("llamacpp_cmp")
+    assert (len(answer["tokens"]), len(answer["completion_probabilities"])) == (64, 61)
+    with pytest.raises(EngineAnswerError, match="no logprob for id 163 at 22"):
+        whole(answer, SamplingParams(64))
+
+
+def cut_after(answer: Any, count: int) -> Any:
+    """The first tokens of an answer, all of which have a logprob."""
+    answer = copy.deepcopy(answer)
+    answer["tokens"] = answer["tokens"][:count]
+    answer["completion_probabilities"] = answer["completion_probabilities"][:count]
+    return answer
+
+
+def test_probabilities_after_sampling_become_logprobs() -> None:
+    recorded = recording("llamacpp_completion_post")
+    done, fake = whole(cut_after(recorded["response"], 2), capabilities=PROCESSED)
+    assert fake.bodies(COMPLETION) == [expected_body(recorded)]
+    raw, _ = whole(cut_after(recording("llamacpp_completion")["response"], 2))
+    assert done.ids.tolist() == raw.ids.tolist() == [1019, 964]
+    assert np.allclose(done.logprobs, raw.logprobs, atol=2e-3), "at temperature 1 they are the same"
+    assert (done.finish_reason, done.versions) == (FinishReason.LENGTH, ())
+
+
+def test_recorded_logprobs_are_raw_where_they_are_not_asked_for_after_sampling() -> None:
+    best = [
+        recording(name)["completion_probabilities"][0]["top_logprobs"][0]
+        for name in ("llamacpp_cmp", "llamacpp_cmp_T05")
+    ]
+    assert best[0]["id"] == best[1]["id"] == 460
+    assert best[0]["logprob"] == pytest.approx(best[1]["logprob"], abs=2e-3), "temperatures 1 and 0.5"
+
+
+def test_greedy_logprobs_are_raw_as_with_the_other_engines() -> None:
+    _, fake = whole(
+        cut_after(recording("llamacpp_completion")["response"], 2), SamplingParams(4, temperature=0), PROCESSED
+    )
+    assert fake.bodies(COMPLETION)[0]["post_sampling_probs"] is False
+
+
+def test_top_k_and_top_p_come_after_the_temperature() -> None:
+    answer = cut_after(recording("llamacpp_completion")["response"], 2)
+    _, fake = whole(answer, SamplingParams(4, top_k=5, top_p=0.9))
+    assert fake.bodies(COMPLETION)[0]["samplers"] == ["temperature", "top_k", "top_p"]
+    _, fake = whole(answer)
+    assert fake.bodies(COMPLETION)[0]["samplers"] == ["temperature"]
+
+
+def test_what_follows_a_stop_token_is_cut_off() -> None:
+    answer = recording("llamacpp_cmp")
+    done, fake = whole(answer, SamplingParams(64, stop_token_ids=(996, 325)))
+    assert (done.ids.tolist(), done.finish_reason) == ([216, 329, 996], FinishReason.STOP)
+    assert len(done.logprobs) == 3
+    assert "stop_token_ids" not in fake.bodies(COMPLETION)[0]
+
+
+def test_a_stream_is_the_whole_in_one_piece() -> None:
+    fake = Fake().on(COMPLETION, recording("llamacpp_completion_eos")["response"])
+    engine = LlamaCppEngine(fake.connection(), RAW)
+    done = asyncio.run(collected(engine.stream(PROMPT, SAMPLING)))
+    assert (done.ids.tolist(), done.finish_reason) == ([1002], FinishReason.STOP)
+    assert fake.bodies(COMPLETION)[0]["stream"] is False
+    assert not engine.capabilities.streams
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens_evaluated": 121}, "120 ids of prompt were sent, and the engine read 121"),
+        ({"stop_type": "word"}, "not known here: 'word'"),
+        ({"truncated": True}, "shifted its context"),
+        ({"tokens": [1024]}, "vocabulary has 1024"),
+        ({"tokens": None}, "must be a list"),
+        ({"completion_probabilities": [{"id": 9, "logprob": -1.0}]}, "of id 9, but id 1002"),
+        ({"completion_probabilities": [{"id": 1002, "logprob": None}]}, "no number"),
+        ({"completion_probabilities": [{"id": 1002}]}, "no logprob"),
+        ({"completion_probabilities": []}, "no logprob for id 1002"),
+    ],
+)
+def test_an_answer_that_is_no_completion_is_an_error(change: Any, words: str) -> None:
+    with pytest.raises(EngineAnswerError, match=words):
+        whole(recording("llamacpp_completion_eos")["response"] | change)
+
+
+@pytest.mark.parametrize("prob", [0.0, 1.5, None, True])
+def test_what_is_no_probability_is_an_error(prob: Any) -> None:
+    answer = recording("llamacpp_completion_eos")["response"]
+    answer["completion_probabilities"] = [{"id": 1002, "prob": prob}]
+    with pytest.raises(EngineAnswerError, match="no probability"):
+        whole(answer, capabilities=PROCESSED)
+
+
+def test_a_refusal_has_the_servers_words() -> None:
+    fake = Fake().on(COMPLETION, json_reply(recording("llamacpp_oov")["response"], 400))
+    engine = LlamaCppEngine(fake.connection(), Capabilities("llama.cpp"))
+    with pytest.raises(EngineRefusal, match="Prompt contains invalid tokens"):
+        asyncio.run(engine.generate([5000], SAMPLING))
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    engine = LlamaCppEngine(Fake().connection(), RAW)
+    for act in (engine.abort("a"), engine.pause(), engine.resume()):
+        with pytest.raises(EngineError, match=r"llama.cpp cannot"):
+            asyncio.run(act)
+
+
+def test_connecting_finds_out_what_a_server_can_do() -> None:
+    async def run(fake: Fake, **options: Any) -> Capabilities:
+        engine = await LlamaCppEngine.connect(fake.connection(), **options)
+        await engine.close()
+        return engine.capabilities
+
+    fake = Fake().on("/props", recording("llamacpp_props")["response"])
+    found = Capabilities(
+        "llama.cpp", version="b0-unknown", model="tiny.gguf", max_length=4096, logprobs=LogprobKind.PROCESSED
+    )
+    assert asyncio.run(run(fake)) == found
+    fake.on("/v1/models", {"data": [{"id": "tiny.gguf", "meta": {"n_vocab": 1024}}]})
+    assert asyncio.run(run(fake)).vocab_size == 1024
+    assert asyncio.run(run(fake, logprobs="raw", vocab_size=9)).logprobs is LogprobKind.RAW
+    for props in ([], {"default_generation_settings": {}}):
+        with pytest.raises(EngineAnswerError):
+            asyncio.run(run(Fake().on("/props", props)))

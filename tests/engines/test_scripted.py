@@ -1,0 +1,141 @@
+"""The scripted engine behaves as engines do, and fails as they do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engines.support import same
+from tokentrace.engines.answers import collected
+from tokentrace.engines.protocol import (
+    Engine,
+    EngineAnswerError,
+    EngineError,
+    EngineRefusal,
+    EngineUnavailable,
+    FinishReason,
+    SamplingParams,
+)
+from tokentrace.engines.scripted import Fault, Sampled, ScriptedEngine
+from tokentrace.trajectory.turns import VersionSpan
+
+
+def test_the_script_sees_the_prompt_and_the_sampling() -> None:
+    engine: Engine = ScriptedEngine(lambda prompt, sampling: prompt[: sampling.top_k])
+    done = asyncio.run(engine.generate([5, 6, 7], SamplingParams(9, top_k=2), request_id="r", session="s"))
+    assert (done.ids.tolist(), done.logprobs.tolist()) == ([5, 6], [-1.0, -1.0])
+    assert isinstance(engine, ScriptedEngine)
+    (request,) = engine.requests
+    assert (request.prompt_ids.tolist(), request.request_id, request.session) == ([5, 6, 7], "r", "s")
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=12),
+    st.integers(1, 12),
+    st.sets(st.integers(0, 9), max_size=2),
+    st.integers(0, 4),
+)
+def test_a_stream_is_the_whole(ids: list[int], most: int, stops: set[int], piece: int) -> None:
+    sampling = SamplingParams(most, stop_token_ids=tuple(stops))
+    logprobs = [-0.25 * at for at in range(len(ids))]
+    engine = ScriptedEngine(lambda prompt, s: Sampled(ids, logprobs), vocab_size=10, piece=piece, version=3)
+    whole = asyncio.run(engine.generate([1], sampling))
+    assert same(whole, asyncio.run(collected(engine.stream([1], sampling))))
+    end = next((at + 1 for at, one in enumerate(ids) if one in stops), len(ids))
+    assert whole.ids.tolist() == ids[: min(end, most)]
+    assert np.array_equal(whole.logprobs, np.float32(logprobs[: len(whole.ids)]))
+    stopped = len(whole.ids) and (whole.ids[-1] in stops or len(whole.ids) < most)
+    assert whole.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+    assert whole.versions == ((VersionSpan(3, 0, len(whole.ids)),) if len(whole.ids) else ())
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "streamed"),
+    [
+        (Fault.UNAVAILABLE, EngineUnavailable, EngineUnavailable),
+        (Fault.DIES, EngineUnavailable, EngineError),
+        (Fault.GARBAGE, EngineAnswerError, EngineAnswerError),
+        (Fault.FEW_LOGPROBS, EngineAnswerError, EngineAnswerError),
+        (Fault.WRONG_IDS, EngineAnswerError, EngineAnswerError),
+    ],
+)
+def test_it_fails_where_it_is_told_to(fault: Fault, error: type[Exception], streamed: type[Exception]) -> None:
+    engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3], piece=1, vocab_size=9)
+    engine.faults.extend([None, fault, fault, None])
+    asyncio.run(engine.generate([1], SamplingParams(5)))
+    with pytest.raises(error):
+        asyncio.run(engine.generate([1], SamplingParams(5)))
+    with pytest.raises(streamed) as caught:
+        asyncio.run(collected(engine.stream([1], SamplingParams(5))))
+    assert type(caught.value) is streamed
+    assert asyncio.run(engine.generate([1], SamplingParams(5))).ids.tolist() == [1, 2, 3]
+
+
+def test_a_stream_that_dies_gave_its_first_piece() -> None:
+    async def run(piece: int) -> list[int]:
+        engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3], piece=piece)
+        engine.faults.append(Fault.DIES)
+        got: list[int] = []
+
+        async def read() -> None:
+            async for delta in engine.stream([1], SamplingParams(5)):
+                got.extend(delta.ids.tolist())
+
+        with pytest.raises(EngineError) as caught:
+            await read()
+        assert isinstance(caught.value, EngineUnavailable) == (not got)
+        return got
+
+    assert asyncio.run(run(2)) == [1, 2]
+    assert asyncio.run(run(0)) == [], "it came in one piece, which never came"
+
+
+def test_requests_are_refused_as_by_other_engines() -> None:
+    engine = ScriptedEngine(lambda prompt, sampling: [1], vocab_size=9, max_length=4)
+    for prompt, most in [([], 1), ([9], 1), ([1, 2, 3], 2)]:
+        with pytest.raises(EngineRefusal):
+            asyncio.run(engine.generate(prompt, SamplingParams(most)))
+    assert not engine.requests
+
+
+def test_scripts_with_too_few_logprobs_or_wrong_ids_are_errors() -> None:
+    for given_back in (Sampled([1, 2], [-1.0]), Sampled([1], [0.5]), [99], Sampled([1], [float("nan")])):
+        engine = ScriptedEngine(lambda prompt, sampling, it=given_back: it, vocab_size=9)
+        with pytest.raises(EngineAnswerError):
+            asyncio.run(engine.generate([1], SamplingParams(5)))
+
+
+def test_latency_pause_abort_and_new_weights() -> None:
+    async def run() -> Any:
+        counts: list[int] = []
+        engine: ScriptedEngine
+
+        async def latency(count: int) -> None:
+            counts.append(count)
+            if len(counts) == 2:
+                engine.version = "b"
+            if len(counts) == 3:
+                await engine.abort("mine")
+
+        engine = ScriptedEngine(lambda p, s: [1, 2, 3, 4, 5], piece=1, latency=latency, version="a", record=False)
+        await engine.pause()
+        task = asyncio.create_task(engine.generate([1], SamplingParams(5), request_id="mine"))
+        await asyncio.sleep(0)
+        assert not task.done()
+        await engine.abort("another")
+        await engine.resume()
+        done = await task
+        assert counts == [1, 1, 1]
+        assert not engine.requests
+        again = await engine.generate([1], SamplingParams(5), request_id="mine")
+        assert again.finish_reason is FinishReason.LENGTH, "an abort is for the request that ran"
+        return done
+
+    done = asyncio.run(run())
+    assert (done.ids.tolist(), done.finish_reason) == ([1, 2], FinishReason.ABORT)
+    assert done.versions == (VersionSpan("a", 0, 1), VersionSpan("b", 1, 2))

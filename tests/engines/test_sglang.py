@@ -1,0 +1,336 @@
+"""SGLang: requests and answers as recorded, normalised."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engines.support import Fake, Reply, answer_bytes, cut, json_reply, recording, same
+from tokentrace.engines.answers import collected
+from tokentrace.engines.protocol import (
+    Capabilities,
+    EngineAnswerError,
+    EngineError,
+    EngineRefusal,
+    EngineUnavailable,
+    FinishReason,
+    LogprobKind,
+    SamplingParams,
+)
+from tokentrace.engines.sglang import GENERATE, SGLangEngine
+from tokentrace.trajectory.turns import VersionSpan
+
+TINY = Capabilities("sglang", model="tiny", max_length=4096, vocab_size=1024)
+SAID = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "skip_special_tokens": False,
+}
+IGNORED = {"logit_bias", "ignore_eos"}
+
+
+def engine(fake: Fake) -> SGLangEngine:
+    return SGLangEngine(fake.connection(), TINY)
+
+
+def expected_body(recorded: Any) -> Any:
+    body = {"logprob_start_len": -1, "stream": False} | copy.deepcopy(recorded["request"]["json"])
+    body["sampling_params"] = {k: v for k, v in body["sampling_params"].items() if k not in IGNORED} | SAID
+    if "rid" in body:
+        body["rid"] = f"{len(body['rid'])}-{body['rid']}"
+    return body
+
+
+def asked(recorded: Any) -> tuple[list[int], SamplingParams]:
+    body = recorded["request"]["json"]
+    params = body["sampling_params"]
+    stops = tuple(params.get("stop_token_ids", ()))
+    return body["input_ids"], SamplingParams(
+        params["max_new_tokens"], temperature=params["temperature"], stop_token_ids=stops
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("sglang_generate", FinishReason.LENGTH),
+        ("sglang_generate_eos", FinishReason.STOP),
+        ("sglang_generate_stoptok", FinishReason.STOP),
+        ("sglang_abort_victim", FinishReason.ABORT),
+        ("sglang_pause_in_place_victim", FinishReason.LENGTH),
+    ],
+)
+def test_whole_answers_are_read_as_recorded(name: str, reason: FinishReason) -> None:
+    recorded = recording(name)
+    fake = Fake().on(GENERATE, recorded["response"])
+    done = asyncio.run(engine(fake).generate(*asked(recorded), request_id=recorded["request"]["json"].get("rid")))
+    assert fake.bodies(GENERATE) == [expected_body(recorded)]
+    meta = recorded["response"]["meta_info"]
+    assert done.ids.tolist() == recorded["response"]["output_ids"]
+    assert np.array_equal(done.logprobs, np.float32([row[0] for row in meta["output_token_logprobs"]]))
+    assert done.finish_reason is reason
+    assert done.versions == tuple(VersionSpan(*row.values()) for row in meta["weight_versions"])
+    assert done.cached_tokens == meta["cached_tokens"]
+
+
+def test_a_stop_token_that_was_sampled_is_the_last_id() -> None:
+    for name, last in [("sglang_generate_eos", 1002), ("sglang_generate_stoptok", 1003)]:
+        recorded = recording(name)
+        done = asyncio.run(engine(Fake().on(GENERATE, recorded["response"])).generate(*asked(recorded)))
+        assert done.ids.tolist() == [last]
+
+
+def test_weights_that_changed_midway_are_told_apart() -> None:
+    """``weight_version`` is the last one's; the spans are what is true."""
+    recorded = recording("sglang_pause_in_place_victim")
+    done = asyncio.run(engine(Fake().on(GENERATE, recorded["response"])).generate(*asked(recorded)))
+    assert recorded["response"]["meta_info"]["weight_version"] == "v1"
+    assert done.versions == (VersionSpan("default", 0, 15), VersionSpan("v1", 15, 200))
+    del recorded["response"]["meta_info"]["weight_versions"]
+    done = asyncio.run(engine(Fake().on(GENERATE, recorded["response"])).generate(*asked(recorded)))
+    assert done.versions == (), "an older server's one version may not be that of every token"
+
+
+# -- streams
+
+
+def incremental(text: str, *, logprobs_so_far: bool) -> str:
+    """A recorded cumulative stream as ``--incremental-streaming-output`` gives it."""
+    made, seen = [], 0
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        if event != "data: [DONE]":
+            value = json.loads(event.removeprefix("data: "))
+            total = len(value["output_ids"])
+            value["output_ids"] = value["output_ids"][seen:]
+            if not logprobs_so_far:
+                value["meta_info"]["output_token_logprobs"] = value["meta_info"]["output_token_logprobs"][seen:]
+            seen = total
+            event = f"data: {json.dumps(value)}"
+        made.append(event)
+    return "\n\n".join(made) + "\n\n"
+
+
+@pytest.mark.parametrize("shape", ["cumulative", "incremental", "ids alone incremental"])
+@settings(max_examples=25, deadline=None)
+@given(places=st.lists(st.integers(0, 10_000), max_size=40))
+def test_a_stream_cut_anywhere_gives_the_same_pieces(shape: str, places: list[int]) -> None:
+    recorded = recording("sglang_generate_stream")
+    text = recorded["response"]
+    if shape != "cumulative":
+        text = incremental(text, logprobs_so_far=shape != "incremental")
+    fake = Fake().on(GENERATE, Reply(cut(text.encode(), places)))
+
+    async def run() -> list[Any]:
+        return [delta async for delta in engine(fake).stream(*asked(recorded))]
+
+    deltas = asyncio.run(run())
+    assert [delta.ids.tolist() for delta in deltas] == [[131], [915], [915]]
+    assert np.array_equal(
+        np.concatenate([delta.logprobs for delta in deltas]),
+        np.float32([-4.636009216308594, -4.471065044403076, -4.712242126464844]),
+    )
+    assert [delta.finish_reason for delta in deltas] == [None, None, FinishReason.LENGTH]
+    assert (deltas[-1].versions, deltas[-1].cached_tokens) == ((VersionSpan("default", 0, 3),), 5)
+    assert fake.bodies(GENERATE) == [expected_body(recorded)]
+
+
+def test_a_stream_is_the_whole() -> None:
+    """The last event of a cumulative stream is what is answered whole."""
+    recorded = recording("sglang_generate_stream")
+    whole = json.loads(recorded["response"].split("\n\n")[2].removeprefix("data: "))
+    streamed = asyncio.run(
+        collected(engine(Fake().on(GENERATE, Reply([answer_bytes(recorded)]))).stream(*asked(recorded)))
+    )
+    assert same(streamed, asyncio.run(engine(Fake().on(GENERATE, whole)).generate(*asked(recorded))))
+
+
+def events(*totals: tuple[list[int], int]) -> bytes:
+    made = []
+    for ids, total in totals:
+        meta = {"prompt_tokens": 6, "completion_tokens": total, "finish_reason": None}
+        meta["output_token_logprobs"] = [[-1.0, one, None] for one in ids]
+        made.append(f"data: {json.dumps({'output_ids': ids, 'meta_info': meta})}\n\n")
+    return "".join(made).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (events(([1], 1), ([1, 2], 4)), "2 ids came after 1, where SGLang has sampled 4"),
+        (events(([1, 2], 2), ([1], 1)), "1 ids came after 2"),
+        (events(([1], 1), ([7, 2], 2)), "id 0 was 1, and is now 7"),
+        (events(([1], 1)), "ended after 1 tokens without saying why"),
+    ],
+)
+def test_a_stream_that_skips_or_takes_back_is_an_error(text: bytes, words: str) -> None:
+    fake = Fake().on(GENERATE, Reply([text]))
+    with pytest.raises(EngineAnswerError, match=words):
+        asyncio.run(collected(engine(fake).stream([1] * 6, SamplingParams(5))))
+    assert len(fake.requests) == 1
+
+
+# -- answers that are not what they must be
+
+
+def with_meta(**changes: Any) -> Any:
+    answer = recording("sglang_generate")["response"]
+    answer["meta_info"] |= changes
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (with_meta(output_token_logprobs=[[-1.0, 477, None]]), EngineAnswerError, "1 logprobs for 6 ids"),
+        (with_meta(output_token_logprobs=None), EngineAnswerError, "must be a list"),
+        (with_meta(output_token_logprobs=[[None, 477, None]] * 6), EngineAnswerError, "no number"),
+        (with_meta(output_token_logprobs=[[-1.0, 478, None]] * 6), EngineAnswerError, "of id 478, but id 477"),
+        (with_meta(prompt_tokens=119), EngineAnswerError, "120 ids of prompt were sent, and the engine read 119"),
+        (with_meta(finish_reason={"type": "tired"}), EngineAnswerError, "not known here: 'tired'"),
+        (with_meta(finish_reason={"type": "stop", "matched": 3}), EngineAnswerError, "stop token 3, but its last id"),
+        (with_meta(finish_reason="length"), EngineAnswerError, "no type"),
+        (recording("sglang_generate")["response"] | {"output_ids": [1024] * 6}, EngineAnswerError, "vocabulary"),
+        (
+            with_meta(finish_reason={"type": "abort", "status_code": 400, "message": "bad"}),
+            EngineRefusal,
+            r"\(400\): bad",
+        ),
+        (
+            with_meta(finish_reason={"type": "abort", "status_code": 503, "message": "full"}),
+            EngineUnavailable,
+            r"\(503\): full",
+        ),
+        ({"text": "hi"}, EngineAnswerError, "no meta_info"),
+        ([], EngineAnswerError, "no meta_info"),
+    ],
+)
+def test_an_answer_that_is_no_completion_is_an_error(answer: Any, error: type[Exception], words: str) -> None:
+    fake = Fake().on(GENERATE, answer)
+    with pytest.raises(error, match=words):
+        asyncio.run(engine(fake).generate(*asked(recording("sglang_generate"))))
+    assert len(fake.requests) == 1
+
+
+def test_a_request_ended_while_it_waited_is_empty() -> None:
+    """Such an answer has no counts."""
+    meta = {"id": "3-r-1", "finish_reason": {"type": "abort", "message": "Abort before prefill"}}
+    fake = Fake().on(GENERATE, {"text": "", "output_ids": [], "meta_info": meta})
+    done = asyncio.run(engine(fake).generate([1, 2], SamplingParams(5)))
+    assert (len(done.ids), done.finish_reason) == (0, FinishReason.ABORT)
+
+
+def test_what_could_kill_the_server_is_not_sent() -> None:
+    fake = Fake()
+    for prompt, sampling in [([1024], SamplingParams(1)), ([1], SamplingParams(1, stop_token_ids=(1024,)))]:
+        with pytest.raises(EngineRefusal, match="the vocabulary has 1024 ids"):
+            asyncio.run(engine(fake).generate(prompt, sampling))
+    body = recording("sglang_toolong2")["request"]["json"]
+    with pytest.raises(EngineRefusal, match="ask for at most 6"):
+        asyncio.run(engine(fake).generate(body["input_ids"], SamplingParams(20)))
+    assert not fake.requests
+
+
+def test_a_refusal_has_the_servers_words() -> None:
+    fake = Fake().on(GENERATE, json_reply(recording("sglang_toolong2")["response"], 400))
+    with pytest.raises(EngineRefusal, match="400: Requested token count exceeds"):
+        asyncio.run(engine(fake).generate([1], SamplingParams(1)))
+
+
+# -- abort, pause
+
+
+def test_abort_pause_and_resume_are_sent_as_recorded() -> None:
+    fake = Fake()
+    names = ["sglang_abort", "sglang_pause_in_place", "sglang_continue_in_place"]
+    for name in names:
+        fake.on(recording(name)["request"]["path"], Reply([answer_bytes(recording(name))]))
+    one = engine(fake)
+
+    async def run() -> None:
+        await one.abort("ab-1")
+        await one.pause()
+        await one.resume()
+        await one.close()
+
+    asyncio.run(run())
+    recorded = [recording(name)["request"] for name in names]
+    assert recorded[0]["json"] == {"rid": "ab-1"}
+    recorded[0]["json"] = {"rid": "4-ab-1"}
+    assert fake.requests == [(one["method"], one["path"], one["json"]) for one in recorded]
+
+
+@given(st.text(max_size=12), st.text(max_size=12))
+def test_no_id_begins_with_another(left: str, right: str) -> None:
+    """SGLang ends every request whose id begins with the one given."""
+    fake = Fake().on(GENERATE, recording("sglang_generate")["response"])
+    prompt, sampling = asked(recording("sglang_generate"))
+    for name in (left, right):
+        asyncio.run(engine(fake).generate(prompt, sampling, request_id=name))
+    sent = [body["rid"] for body in fake.bodies(GENERATE)]
+    assert left == right or not (sent[0].startswith(sent[1]) or sent[1].startswith(sent[0]))
+
+
+# -- connecting
+
+
+def served(*, processed: bool = True, **model: Any) -> Fake:
+    """The shapes of SGLang's documentation; the sampled answer is a recorded one."""
+
+    def generate(body: Any) -> Any:
+        answer = recording("sglang_generate_prompt_lp")["response"]
+        top = -2.0 if body["sampling_params"]["temperature"] == 1.0 or not processed else -5.0
+        answer["meta_info"]["output_top_logprobs"] = [[[top, 131, None]]]
+        return answer
+
+    fake = Fake().on(GENERATE, generate)
+    fake.on(
+        "/get_model_info", {"model_path": "models/tiny", "is_generation": True, "weight_version": "default"} | model
+    )
+    fake.on("/get_server_info", {"version": "0.5.23", "context_length": None, "max_total_num_tokens": 20480})
+    return fake.on("/v1/models", {"data": [{"id": "tiny", "max_model_len": 4096}]})
+
+
+def connect(fake: Fake, **options: Any) -> Capabilities:
+    async def run() -> Capabilities:
+        return (await SGLangEngine.connect(fake.connection(), **options)).capabilities
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("processed", [True, False])
+def test_connecting_finds_out_what_a_server_can_do(processed: bool) -> None:
+    assert connect(served(processed=processed), vocab_size=1024) == Capabilities(
+        "sglang",
+        version="0.5.23",
+        model="tiny",
+        max_length=4096,
+        vocab_size=1024,
+        logprobs=LogprobKind.PROCESSED if processed else LogprobKind.RAW,
+        streams=True,
+        aborts=True,
+        pauses=True,
+        versions=True,
+    )
+
+
+def test_the_vocabulary_must_be_known() -> None:
+    with pytest.raises(EngineError, match="give vocab_size="):
+        connect(served())
+    assert connect(served(vocab_size=77)).vocab_size == 77
+
+
+def test_a_cache_smaller_than_the_context_is_the_limit() -> None:
+    fake = served().on("/get_server_info", {"max_total_num_tokens": 1000})
+    assert connect(fake, vocab_size=9, logprobs="processed").max_length == 1000
+    assert len(fake.bodies(GENERATE)) == 1

@@ -1,0 +1,464 @@
+"""vLLM: requests and answers as recorded, normalised."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engines.support import RECORDINGS, Fake, Reply, answer_bytes, cut, json_reply, recording, same
+from tokentrace.engines.answers import collected
+from tokentrace.engines.protocol import (
+    Capabilities,
+    EngineAnswerError,
+    EngineError,
+    EngineRefusal,
+    FinishReason,
+    LogprobKind,
+    SamplingParams,
+)
+from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
+from tokentrace.trajectory import Trajectory
+from tokentrace.trajectory.turns import VersionSpan
+
+TINY = Capabilities("vllm", model="tiny", max_length=4096, vocab_size=1024, streams=True, aborts=True, pauses=True)
+NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+ALL = {"top_p": 1.0, "top_k": 0}
+IGNORED = {"logit_bias", "ignore_eos"}
+"""What the recordings used to make the model do something; an adapter has no such setting."""
+
+
+def engine(fake: Fake, **options: Any) -> VLLMEngine:
+    return VLLMEngine(fake.connection(), TINY, **options)
+
+
+def expected_body(recorded: Any, **changes: Any) -> Any:
+    """The recorded body, with every sampling setting said, and without what only the recording needed."""
+    body = copy.deepcopy(recorded["request"]["json"])
+    params = body.get("sampling_params", body)
+    for name in IGNORED:
+        params.pop(name, None)
+    params.update({key: value for key, value in (NEUTRAL | ALL).items() if key not in params})
+    return body | {"return_token_ids": False} | changes
+
+
+def asked(recorded: Any) -> tuple[list[int], SamplingParams]:
+    body = recorded["request"]["json"]
+    params = body.get("sampling_params", body)
+    sampling = SamplingParams(
+        params["max_tokens"],
+        temperature=params.get("temperature", 1.0),
+        seed=params.get("seed"),
+        stop_token_ids=tuple(params.get("stop_token_ids", ())),
+    )
+    return body.get("token_ids") or body["prompt"], sampling
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("vllm_generate", FinishReason.LENGTH),
+        ("vllm_generate_eos", FinishReason.STOP),
+        ("vllm_generate_stop_token", FinishReason.STOP),
+        ("vllm_pause_abort_victim", FinishReason.ABORT),
+        ("vllm_abort_victim_ab-2", FinishReason.ABORT),
+        ("vllm_weight_version_spans", FinishReason.LENGTH),
+    ],
+)
+def test_whole_answers_are_read_as_recorded(name: str, reason: FinishReason) -> None:
+    recorded = recording(name)
+    fake = Fake().on(GENERATE, recorded["response"])
+    prompt, sampling = asked(recorded)
+    request_id = recorded["request"]["json"].get("request_id")
+    done = asyncio.run(engine(fake, check_echo=False).generate(prompt, sampling, request_id=request_id))
+    assert fake.bodies(GENERATE) == [expected_body(recorded)]
+    choice = recorded["response"]["choices"][0]
+    assert done.ids.tolist() == choice["token_ids"]
+    assert np.array_equal(done.logprobs, np.float32([row["logprob"] for row in choice["logprobs"]["content"]]))
+    assert done.finish_reason is reason
+    assert done.versions == tuple(VersionSpan(*row.values()) for row in choice["weight_versions"])
+    assert done.cached_tokens == recorded["response"]["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_an_eos_that_was_sampled_is_the_last_id() -> None:
+    """Its ``stop_reason`` is null; of another stop token it is the id."""
+    for name, last in [("vllm_generate_eos", 1002), ("vllm_generate_stop_token", 1003)]:
+        recorded = recording(name)
+        done = asyncio.run(
+            engine(Fake().on(GENERATE, recorded["response"]), check_echo=False).generate(*asked(recorded))
+        )
+        assert (done.ids[-1], done.finish_reason) == (last, FinishReason.STOP)
+
+
+def test_weights_that_changed_midway_are_told_apart() -> None:
+    recorded = recording("vllm_weight_version_spans")
+    done = asyncio.run(engine(Fake().on(GENERATE, recorded["response"]), check_echo=False).generate(*asked(recorded)))
+    assert done.versions == (VersionSpan("default", 0, 231), VersionSpan("step-1", 231, 240))
+
+
+def test_the_prompt_that_was_read_is_compared() -> None:
+    recorded = recording("vllm_generate_top")
+    prompt, sampling = asked(recorded)
+    fake = Fake().on(GENERATE, recorded["response"])
+    done = asyncio.run(engine(fake).generate(prompt, sampling, request_id="my-req-1"))
+    expected = expected_body(recorded, return_token_ids=True)
+    del expected["sampling_params"]["prompt_logprobs"]
+    expected["sampling_params"]["logprobs"] = 0
+    assert fake.bodies(GENERATE) == [expected]
+    assert done.ids.tolist() == [518, 654]
+    for change in (lambda ids: ids[1:], lambda ids: [*ids[:9], 1, *ids[10:]], lambda ids: [*ids, 1]):
+        other = copy.deepcopy(recorded["response"])
+        other["prompt_token_ids"] = change(other["prompt_token_ids"])
+        with pytest.raises(EngineAnswerError, match=r"another prompt.*different from"):
+            asyncio.run(engine(Fake().on(GENERATE, other)).generate(prompt, sampling))
+    other["prompt_token_ids"] = None
+    with pytest.raises(EngineAnswerError, match="prompt_token_ids must be a list"):
+        asyncio.run(engine(Fake().on(GENERATE, other)).generate(prompt, sampling))
+
+
+def test_a_prompt_that_was_cut_is_seen_without_an_echo() -> None:
+    answer = recording("vllm_generate")["response"]
+    answer["usage"]["prompt_tokens"] = 256
+    with pytest.raises(EngineAnswerError, match="257 ids of prompt were sent, and the engine read 256"):
+        asyncio.run(engine(Fake().on(GENERATE, answer), check_echo=False).generate(*asked(recording("vllm_generate"))))
+
+
+def test_what_vllm_would_clip_is_not_sent() -> None:
+    """Recorded: 4090 of prompt and 20 asked for gave 6 tokens and ``length``."""
+    recorded = recording("vllm_generate_bad_toolong2")
+    prompt, sampling = asked(recorded)
+    fake = Fake()
+    with pytest.raises(EngineRefusal, match="ask for at most 6") as caught:
+        asyncio.run(engine(fake).generate(prompt, sampling))
+    assert caught.value.status is None
+    assert not fake.requests
+
+
+def test_fewer_tokens_than_asked_for_are_still_the_end_by_length() -> None:
+    recorded = recording("vllm_generate")
+    prompt, sampling = asked(recorded)
+    more = SamplingParams(20, seed=sampling.seed)
+    done = asyncio.run(engine(Fake().on(GENERATE, recorded["response"]), check_echo=False).generate(prompt, more))
+    assert (len(done.ids), done.finish_reason) == (6, FinishReason.LENGTH)
+
+
+# -- streams
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("vllm_generate_stream", GENERATE), ("vllm_completions_ids_stream", COMPLETIONS)]
+)
+@settings(max_examples=25, deadline=None)
+@given(places=st.lists(st.integers(0, 10_000), max_size=40))
+def test_a_stream_cut_anywhere_gives_the_same_pieces(name: str, path: str, places: list[int]) -> None:
+    recorded = recording(name)
+    fake = Fake().on(path, Reply(cut(answer_bytes(recorded), places)))
+    prompt, sampling = asked(recorded)
+
+    async def run() -> list[Any]:
+        return [delta async for delta in engine(fake, path=path).stream(prompt, sampling)]
+
+    deltas = asyncio.run(run())
+    assert [delta.ids.tolist() for delta in deltas] == [[687], [687], [687]]
+    assert [delta.finish_reason for delta in deltas] == [None, None, FinishReason.LENGTH]
+    assert deltas[-1].cached_tokens == 256
+    assert deltas[-1].versions == ((VersionSpan("default", 0, 3),) if path == GENERATE else ())
+    extra = {} if path == GENERATE else {"add_special_tokens": False, "return_tokens_as_token_ids": True}
+    assert fake.bodies(path) == [expected_body(recorded, return_token_ids=True, **extra)]
+
+
+def test_a_stream_is_the_whole() -> None:
+    """The recorded stream's chunks, put together as vLLM answers them whole."""
+    recorded = recording("vllm_generate_stream")
+    whole = recording("vllm_generate_top")["response"]
+    content = [(687, -4.465181827545166), (687, -4.1097412109375), (687, -3.897191286087036)]
+    whole["choices"][0] |= {
+        "token_ids": [one for one, _ in content],
+        "logprobs": {"content": [{"token_id": one, "logprob": value} for one, value in content]},
+        "weight_versions": [{"version": "default", "start": 0, "end": 3}],
+    }
+    whole["usage"]["prompt_tokens_details"]["cached_tokens"] = 256
+    stream = Fake().on(GENERATE, Reply([answer_bytes(recorded)]))
+    prompt, sampling = asked(recorded)
+    streamed = asyncio.run(collected(engine(stream).stream(prompt, sampling)))
+    assert same(streamed, asyncio.run(engine(Fake().on(GENERATE, whole)).generate(prompt, sampling)))
+
+
+def test_a_stream_whose_prompt_was_changed_is_refused() -> None:
+    text = recording("vllm_generate_stream")["response"].replace(
+        '"prompt_token_ids":[1001,82', '"prompt_token_ids":[82', 1
+    )
+    fake = Fake().on(GENERATE, Reply([text.encode()]))
+    with pytest.raises(EngineAnswerError, match="another prompt"):
+        asyncio.run(collected(engine(fake).stream(*asked(recording("vllm_generate_stream")))))
+    assert len(fake.requests) == 1
+
+
+# -- the other endpoint
+
+
+def test_completions_with_ids_are_read_as_recorded() -> None:
+    recorded = recording("vllm_completions_ids")
+    fake = Fake().on(COMPLETIONS, recorded["response"])
+    done = asyncio.run(engine(fake, path=COMPLETIONS).generate(*asked(recorded)))
+    assert fake.bodies(COMPLETIONS) == [expected_body(recorded, return_token_ids=True, add_special_tokens=False)]
+    native = recording("vllm_generate")["response"]["choices"][0]
+    assert done.ids.tolist() == native["token_ids"]
+    assert np.array_equal(done.logprobs, np.float32([row["logprob"] for row in native["logprobs"]["content"]]))
+    assert (done.finish_reason, done.versions, done.cached_tokens) == (FinishReason.LENGTH, (), 0)
+
+
+def test_completions_whose_logprobs_are_of_other_ids_are_refused() -> None:
+    recorded = recording("vllm_completions_ids")
+    recorded["response"]["choices"][0]["logprobs"]["tokens"][2] = "token_id:375"
+    with pytest.raises(EngineAnswerError, match=r"logprobs.tokens\[2\] is of id 375, but id 374 was sampled"):
+        asyncio.run(engine(Fake().on(COMPLETIONS, recorded["response"]), path=COMPLETIONS).generate(*asked(recorded)))
+
+
+# -- answers that are not what they must be
+
+
+def with_choice(**changes: Any) -> Any:
+    answer = recording("vllm_generate")["response"]
+    answer["choices"][0] |= changes
+    return answer
+
+
+def content(*rows: tuple[Any, Any]) -> Any:
+    return {"content": [{"token_id": one, "logprob": value} for one, value in rows]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (recording("vllm_generate_nologprobs")["response"], "no logprobs.content"),
+        (with_choice(logprobs=content((518, -1.0), (654, -2.0))), "2 logprobs for 6 ids"),
+        (with_choice(token_ids=[518], logprobs=content((519, -1.0))), "is of id 519, but id 518 was sampled"),
+        (with_choice(token_ids=[1024], logprobs=content((1024, -1.0))), "the vocabulary has 1024 ids"),
+        (with_choice(token_ids=[-1], logprobs=content((-1, -1.0))), "no id"),
+        (with_choice(token_ids=["518"], logprobs=content(("518", -1.0))), "no id"),
+        (with_choice(token_ids=[5.0], logprobs=content((5.0, -1.0))), "no id"),
+        (with_choice(token_ids=[True], logprobs=content((True, -1.0))), "no id"),
+        (with_choice(token_ids=None), "token_ids must be a list"),
+        (with_choice(token_ids=[518], logprobs=content((518, None))), "is None, no number"),
+        (with_choice(token_ids=[518], logprobs=content((518, "-1"))), "no number"),
+        (with_choice(token_ids=[518], logprobs=content((518, 2.5))), "at most 0"),
+        (with_choice(token_ids=[518], logprobs=content((518, -math.inf))), "finite"),
+        (with_choice(finish_reason="tired"), "not known here: 'tired'"),
+        (with_choice(finish_reason=None), "did not say why"),
+        (with_choice(finish_reason="stop", stop_reason=1002), "stop token 1002, but its last id is 571"),
+        (with_choice(token_ids=[], logprobs=None, finish_reason="stop"), "its last id is None"),
+        (with_choice(weight_versions=[{"version": "a", "start": 0, "end": 5}]), "cover 5 of 6"),
+        (with_choice(weight_versions=[{"version": "a", "start": 1, "end": 6}]), "does not go on at 0"),
+        ({"choices": []}, "did not say why"),
+        ({"object": "list"}, "no choices"),
+        ([1], "must be an object"),
+    ],
+)
+def test_an_answer_that_is_no_completion_is_an_error(answer: Any, words: str) -> None:
+    recorded = recording(
+        "vllm_generate_nologprobs" if answer == recording("vllm_generate_nologprobs")["response"] else "vllm_generate"
+    )
+    fake = Fake().on(GENERATE, answer)
+    with pytest.raises(EngineAnswerError, match=words):
+        asyncio.run(engine(fake, check_echo=False).generate(*asked(recorded)))
+    assert len(fake.requests) == 1, "what was sampled is not sampled again"
+
+
+def test_more_ids_than_asked_for_are_an_error() -> None:
+    recorded = recording("vllm_generate")
+    with pytest.raises(EngineAnswerError, match="6 ids were returned, where 5"):
+        asyncio.run(
+            engine(Fake().on(GENERATE, recorded["response"]), check_echo=False).generate(
+                asked(recorded)[0], SamplingParams(5)
+            )
+        )
+
+
+def test_a_request_ended_before_its_first_token_is_empty() -> None:
+    answer = with_choice(token_ids=[], logprobs=None, finish_reason="abort", weight_versions=[])
+    done = asyncio.run(
+        engine(Fake().on(GENERATE, answer), check_echo=False).generate(*asked(recording("vllm_generate")))
+    )
+    assert (len(done.ids), done.finish_reason, done.versions) == (0, FinishReason.ABORT, ())
+
+
+def test_a_refusal_has_the_servers_words() -> None:
+    recorded = recording("vllm_generate_bad_oov")
+    unknown = VLLMEngine(
+        Fake().on(GENERATE, json_reply(recorded["response"], 400)).connection(), Capabilities("vllm", model="tiny")
+    )
+    with pytest.raises(EngineRefusal, match="400: Token id 5000 is out of vocabulary") as caught:
+        asyncio.run(unknown.generate([5000], SamplingParams(2)))
+    assert caught.value.status == 400
+
+
+# -- abort, pause
+
+
+def test_abort_pause_and_resume_are_sent_as_recorded() -> None:
+    fake = Fake()
+    names = ["vllm_abort_call_ab-2", "vllm_pause_keep", "vllm_resume", "vllm_is_paused"]
+    for name in names:
+        fake.on(recording(name)["request"]["path"], Reply([answer_bytes(recording(name))]))
+    one = engine(fake)
+
+    async def run() -> None:
+        await one.abort("ab-2")
+        await one.pause()
+        await one.resume()
+        assert await one.is_paused() is False
+        await one.close()
+
+    asyncio.run(run())
+    recorded = [recording(name)["request"] for name in names]
+    assert fake.requests == [(one["method"], one["path"], one["json"]) for one in recorded]
+    assert recording("vllm_abort_call_ab-1")["request"]["json"] == {"request_ids": ["ab-1"]}, "answered 200, in vain"
+
+
+def test_what_a_server_cannot_do_is_said() -> None:
+    bare = VLLMEngine(Fake().connection(), Capabilities("vllm", model="tiny"), path=COMPLETIONS)
+    for act, words in [
+        (bare.abort("a"), "--enable-scale-out"),
+        (bare.pause(), "DEV_MODE"),
+        (bare.resume(), "DEV_MODE"),
+    ]:
+        with pytest.raises(EngineError, match=words):
+            asyncio.run(act)
+
+
+# -- connecting
+
+
+def served(fake: Fake, *, mode: str = "processed", native: bool = True, spread: float = 2.0) -> Fake:
+    """A server of one model, whose best token has a logprob that depends on the temperature, or does not."""
+    logits = np.linspace(0.0, -spread, 64)
+
+    def top(body: Any) -> float:
+        params = body.get("sampling_params", body)
+        scaled = logits / (params["temperature"] if mode == "processed" else 1.0)
+        return 7.5 if mode == "logits" else float(scaled[0] - np.log(np.exp(scaled).sum()))
+
+    def generate(body: Any) -> Any:
+        answer = with_choice(token_ids=[9], weight_versions=[{"version": "default", "start": 0, "end": 1}])
+        answer["choices"][0]["logprobs"] = content((9, min(top(body), 0.0) - 1.0))
+        answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"token_id": 1, "logprob": top(body)}]
+        return answer
+
+    def completions(body: Any) -> Any:
+        answer = recording("vllm_completions_ids")["response"]
+        logprobs = {"tokens": ["token_id:9"], "token_logprobs": [-9.0], "top_logprobs": [{"token_id:1": top(body)}]}
+        answer["choices"][0] |= {"token_ids": [9], "logprobs": logprobs}
+        return answer
+
+    disabled = (RECORDINGS / "vllm_generate_disabled_403.txt").read_bytes()
+    fake.on("/version", {"version": "0.32.0"})
+    fake.on("/v1/models", {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 4096}]})
+    fake.on(GENERATE, generate if native else Reply([disabled.split(b"\n")[0]], 403))
+    return fake.on(COMPLETIONS, completions)
+
+
+def connect(fake: Fake, **options: Any) -> Capabilities:
+    async def run() -> Capabilities:
+        return (await VLLMEngine.connect(fake.connection(), **options)).capabilities
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("mode", ["processed", "raw"])
+def test_connecting_finds_out_what_a_server_can_do(mode: str, native: bool) -> None:
+    fake = served(Fake(), mode=mode, native=native)
+    if native:
+        fake.on("/is_paused", recording("vllm_is_paused")["response"])
+    assert connect(fake, vocab_size=1024) == Capabilities(
+        "vllm",
+        version="0.32.0",
+        model="tiny",
+        max_length=4096,
+        vocab_size=1024,
+        logprobs=LogprobKind(mode),
+        streams=True,
+        aborts=native,
+        pauses=native,
+        versions=native,
+    )
+
+
+def test_recorded_processed_logprobs_move_with_the_temperature() -> None:
+    """At 0.5 the best token of the recorded prompt has -2.81, where it has -4.59 at 1 with llama.cpp."""
+    at_half = recording("vllm_logprobs_T05")["response"]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    best = next(row for row in at_half if row["rank"] == 1)
+    at_one = recording("llamacpp_completion_eos")["response"]["completion_probabilities"][0]["top_logprobs"][0]
+    assert (best["token_id"], at_one["id"]) == (460, 460)
+    assert best["logprob"] - at_one["logprob"] > 1.0
+
+
+def test_a_kind_that_is_said_is_not_probed() -> None:
+    fake = served(Fake())
+    assert connect(fake, logprobs="raw").logprobs is LogprobKind.RAW
+    assert len(fake.bodies(GENERATE)) == 1
+
+
+def test_a_kind_that_cannot_be_told_is_unknown() -> None:
+    assert connect(served(Fake(), mode="raw", spread=1e9)).logprobs is None
+
+
+def test_connecting_is_refused_where_it_would_go_wrong() -> None:
+    with pytest.raises(EngineError, match="serves logits"):
+        connect(served(Fake(), mode="logits"))
+    with pytest.raises(EngineError, match="is paused"):
+        connect(served(Fake()).on("/is_paused", {"is_paused": True}))
+    with pytest.raises(EngineRefusal, match="no model 'other', but"):
+        connect(served(Fake()), model="other")
+    two = {"data": [{"id": "a"}, {"id": "b"}]}
+    with pytest.raises(EngineError, match="say which with model="):
+        connect(served(Fake()).on("/v1/models", two))
+    assert connect(served(Fake()).on("/v1/models", two), model="b").model == "b"
+    with pytest.raises(EngineAnswerError, match="no data"):
+        connect(served(Fake()).on("/v1/models", {}))
+
+
+# -- the body
+
+
+def test_the_prompts_own_json_text_is_sent() -> None:
+    trajectory = Trajectory()
+    trajectory.begin(recording("vllm_generate")["request"]["json"]["token_ids"])
+    recorded = recording("vllm_generate")
+    fake = Fake().on(GENERATE, recorded["response"])
+    prompt, sampling = asked(recorded)
+    one = engine(fake, check_echo=False)
+    for wire in (trajectory.wire_parts(), None):
+        asyncio.run(one.generate(np.array(prompt, np.int32), sampling, wire=wire))
+    assert fake.bodies(GENERATE) == [expected_body(recorded)] * 2
+    with pytest.raises(EngineError, match="wire does not hold the prompt's 256 ids"):
+        asyncio.run(one.generate(prompt[1:], sampling, wire=trajectory.wire_parts()))
+
+
+@pytest.mark.parametrize("prompt", [[], [1024], [-1], [1.5], [True], ["1"]])
+def test_prompts_that_are_no_ids_are_not_sent(prompt: Any) -> None:
+    fake = Fake()
+    with pytest.raises(EngineRefusal, match="not sent"):
+        asyncio.run(engine(fake).generate(prompt, SamplingParams(1)))
+    with pytest.raises(EngineRefusal, match="not sent"):
+        engine(fake).stream(prompt, SamplingParams(1))
+    assert not fake.requests
+
+
+def test_a_connection_that_is_given_stays_open_when_connecting_fails() -> None:
+    async def run() -> None:
+        connection = Fake().connection()
+        with pytest.raises(EngineRefusal, match="404"):
+            await VLLMEngine.connect(connection)
+        with pytest.raises(EngineRefusal, match="404"):
+            await connection.get("/v1/models")
+        await connection.close()
+
+    asyncio.run(run())
