@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
+# Small matrices on few cores: threads of the BLAS only get in each other's way.
+export OPENBLAS_NUM_THREADS ?= 1
+
 .PHONY: demo test lint types assets bench test-long install-check clean
 
 $(BIN)/python:

@@ -9,7 +9,7 @@ import gc
 import json
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -111,6 +111,8 @@ class Renderer:
             name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
         }
         self._tools: dict[str, TracedList] = {}
+        self.kept: dict[Hashable, Any] = {}
+        """What others have found out about this renderer, for as long as it lives."""
         self._refused = threading.local()
 
     # -- rendering
@@ -133,21 +135,37 @@ class Renderer:
         if add_generation_prompt:
             self._settle_tail(learned, rendering, shown, wrapped)
         rendering, changes, notes = self._with_history(learned, rendering, checked, shown, wrapped)
-        encoded = self._encode(rendering, checked, tools)
-        sampling = self._find_sampled(learned, encoded, shown, wrapped)
+        rendered = self.encode_rendering(rendering, checked, tools=tools, shown=shown, prompted=add_generation_prompt)
+        rendered.changes, rendered.notes = changes, [*notes, *rendered.notes]
+        return rendered
+
+    def encode_rendering(
+        self,
+        rendering: Rendering,
+        messages: Messages,
+        *,
+        tools: Any = None,
+        shown: Messages | None = None,
+        prompted: bool = False,
+    ) -> RenderedTokens:
+        """A text with its spans as ids, origins and mask: what `render` does after the template has run.
+
+        `messages` are those it was rendered from, checked; `shown` what the template was given of them, if that is
+        something else. `prompted` says that it ends with a generation prompt.
+        """
+        learned, wrapped = self._for(tools), self._wrap_tools(tools)
+        encoded = self._encode(rendering, messages, tools)
+        sampling = self._find_sampled(learned, encoded, messages if shown is None else shown, wrapped)
         mask = sampling.mask(len(encoded.ids))
-        notes += sampling.notes
-        if rendering.generation:
-            notes += _compare_generation(encoded, mask)
+        tagged = _compare_generation(encoded, mask) if rendering.generation else []
         return RenderedTokens(
             tokenizer=self.tokenizer,
             encoded=encoded,
-            conversation=checked,
+            conversation=messages,
             turns=sampling.turns,
             mask=mask,
-            prompted=add_generation_prompt,
-            changes=changes,
-            notes=notes,
+            prompted=prompted,
+            notes=[*sampling.notes, *tagged],
         )
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
@@ -168,6 +186,7 @@ class Renderer:
             return self
         other = copy.copy(self)
         other.preserve_all_thinking = True
+        other.kept = {}
         other._learned = {
             name: dataclasses.replace(learned, bridger=None, compiled=None) for name, learned in self._learned.items()
         }

@@ -44,35 +44,34 @@ class PartFinder:
         parts: Parts = codes.take(rendered.span_indices) if len(codes) else np.zeros(0, np.uint8)
         kinds = np.where(parts == Part.SCAFFOLD, Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
         kinds[rendered.mask] = Kind.SAMPLED
-        inline = self._says_closing(rendered, codes, tools)
         for turn in rendered.turns:
             stop = turn.stop
             if turn.stop_token is not None and turn.start < stop:
                 stop -= 1
                 parts[stop] = Part.STOP
             ids, own = rendered.ids[turn.start : stop], parts[turn.start : stop]
-            if inline:
-                self._mark_inline(ids, own, tools)
+            self._mark_inline(rendered, turn.start, own, tools)
             self._settle_scaffold(ids, own, tools)
         return parts, kinds
 
-    def _says_closing(self, rendered: RenderedTokens, codes: Parts, tools: bool) -> bool:
-        """Whether a message brings its own closing tag of reasoning in its content."""
+    def _mark_inline(self, rendered: RenderedTokens, start: int, parts: Parts, tools: bool) -> None:
+        """Reasoning that stands in the content itself, up to its closing tag, which the template may write anew."""
         reasoning = self._grammar(tools).reasoning
-        if reasoning is None or not reasoning.close:
-            return False
-        text, ends = rendered.rendering.text, rendered.rendering.ends
-        said = np.flatnonzero(codes == Part.CONTENT).tolist()
-        return any(text.find(reasoning.close, ends[span - 1] if span else 0, ends[span]) >= 0 for span in said)
-
-    def _mark_inline(self, ids: Ids, parts: Parts, tools: bool) -> None:
-        """Reasoning that stands in the content itself, up to its closing tag."""
-        reasoning = self._grammar(tools).reasoning
-        said = np.flatnonzero(parts == Part.CONTENT)
-        if reasoning is None or not len(said) or (parts == Part.REASONING).any():
+        codes = parts.tobytes()
+        first = codes.find(Part.CONTENT)
+        if reasoning is None or not reasoning.close or first < 0 or Part.REASONING in codes:
             return
-        first, last = int(said[0]), int(said[-1]) + 1
-        parts[first : first + self._closed_by(ids[first:last], reasoning.close)] = Part.REASONING
+        calls = codes.find(Part.TOOL_CALLS, first)
+        last = calls if calls >= 0 else len(codes)
+        ends, spans = rendered.rendering.ends, rendered.span_indices
+        span = int(spans[start + first])
+        begin, end = ends[span - 1] if span else 0, ends[int(spans[start + last - 1])]
+        text, tag = rendered.rendering.text, reasoning.open.strip()
+        close = text.find(reasoning.close, begin, end)
+        before = text[max(0, begin - 64) : begin].rstrip()
+        if close >= 0 and (before.endswith(tag) or text.find(tag, begin, close) >= 0):
+            closed = self._closed_by(rendered.ids[start + first : start + last], reasoning.close)
+            parts[first : first + closed] = Part.REASONING
 
     def _settle_scaffold(self, ids: Ids, parts: Parts, tools: bool) -> None:
         """Give each stretch of scaffold inside a turn to what it opens or closes."""
@@ -88,7 +87,7 @@ class PartFinder:
                 cut = start + self._closed(ids[start:stop], tools)
                 if cut == start and left is Part.REASONING and right is not Part.TOOL_CALLS:
                     cut = stop  # nothing is known to close it: all of this is the reasoning's
-                parts[start:cut] = Part.REASONING
+                parts[start:cut] = left or Part.REASONING  # Harmony ends all that is said alike
                 after = right or left
                 if after is None or (after is Part.REASONING and cut > start):
                     after = Part.CONTENT

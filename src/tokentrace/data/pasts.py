@@ -15,13 +15,15 @@ import numpy as np
 
 from ..errors import TokentraceError
 from ..formats.history import reasoning_of
-from ..formats.turns import stringified
+from ..formats.turns import sections, stringified
 from ..rendered import RenderedTokens
 from ..renderer import Renderer
+from ..template.trace import Rendering
 
 Messages = Sequence[Mapping[str, Any]]
-TurnKind = tuple[bool, bool, bool, bool, bool, bool, bool]
-"""Has reasoning, tags of it in the content, content, calls; a user speaks later, an answer follows; there are tools."""
+TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
+"""Has reasoning, tags of it in the content, content (its outline), calls; a user speaks later, an answer follows;
+there are tools."""
 
 REASONING_LEFT_OUT: Final = (
     "trained without the reasoning that the template leaves out of the past; inference shows these turns with it. "
@@ -54,7 +56,7 @@ class PastTurns:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._changed: dict[TurnKind, bool] = {}
-        self._thinking: dict[tuple[bool, bool, bool], bool] = {}
+        self._thinking: dict[tuple[str, bool, bool, bool], bool] = {}
         self._stops: dict[tuple[str, bool], int | None] = {}
 
     def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> Remarks:
@@ -88,18 +90,17 @@ class PastTurns:
 
     def _can_think(self, message: Mapping[str, Any], field: str, tools: Any) -> bool:
         """Whether the template shows the reasoning of such a turn when it is the last."""
-        kind = (field == "content", bool(message.get("tool_calls")), bool(tools))
+        kind = (field, bool(message.get("content")), bool(message.get("tool_calls")), bool(tools))
         if kind not in self._thinking:
-            turn: dict[str, Any] = {"role": "assistant", "content": "answer", field: "thought"}
+            turn: dict[str, Any] = {"role": "assistant", "content": "answer" if kind[1] else "", field: "thought"}
             if field == "content":
                 turn["content"] = "<think>\nthought\n</think>\n\nanswer"
             if message.get("tool_calls"):
                 turn["tool_calls"] = [_CALL]
             try:
-                found = self._asked([_USER, turn], tools=tools)
-            except TokentraceError:
-                return True  # the template refuses the probe, so nothing is known but that this row left it out
-            self._thinking[kind] = "thought" in found.text
+                self._thinking[kind] = "thought" in self._asked([_USER, turn], tools=tools).text
+            except TokentraceError:  # the template refuses the probe: all that is known is that this row left it out
+                self._thinking[kind] = True
         return self._thinking[kind]
 
     def _asked(self, messages: Messages, tools: Any) -> RenderedTokens:
@@ -114,7 +115,7 @@ class PastTurns:
     ) -> bool:
         content, called = message.get("content"), bool(message.get("tool_calls"))
         inline = isinstance(content, str) and "</think>" in content
-        kind = (thought, inline, bool(content), called, user_follows, answered, bool(tools))
+        kind = (thought, inline, _outline(content), called, user_follows, answered, bool(tools))
         if kind not in self._changed:
             self._changed[kind] = self._probe(kind, tools)
         return self._changed[kind]
@@ -122,7 +123,7 @@ class PastTurns:
     def _probe(self, kind: TurnKind, tools: Any) -> bool:
         """Whether a turn of this kind is written otherwise when others follow; False where none of it can be shown."""
         thought, inline, spoken, called, user_follows, answered, _ = kind
-        turn: dict[str, Any] = {"role": "assistant", "content": "answer" if spoken else ""}
+        turn: dict[str, Any] = {"role": "assistant", "content": spoken}
         if inline:
             turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
         elif thought:
@@ -141,6 +142,22 @@ class PastTurns:
         stop = max((one.stop for one in alone.turns if one.message == 1), default=0)
         return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
 
+    def as_asked(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
+        """A conversation up to an assistant's turn, with the history that the prompt for that turn shows.
+
+        Some templates write what comes before a turn otherwise once it is there: Harmony's leaves out the reasoning
+        beside calls that are answered, Mistral's the system message. Then the turn is put after its prompt's history.
+        """
+        renderer, at = self._renderer, len(messages) - 1
+        own = next((section for section in sections(rendered.rendering) if section.message == at), None)
+        try:
+            asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True).rendering
+        except TokentraceError:  # nothing comes before it, or nothing that may be answered
+            return rendered
+        if own is None or rendered.text.startswith(asked.text[: asked.tail]):
+            return rendered
+        return renderer.encode_rendering(_joined(asked, rendered.rendering, own.start), messages, tools=tools)
+
     def stop_before(self, messages: Messages, following: Mapping[str, Any], tools: Any) -> int | None:
         """The token that ends the last turn of a conversation when `following` comes after it."""
         key = (str(following["role"]), bool(tools))
@@ -152,6 +169,30 @@ class PastTurns:
             ends = [turn.stop_token for turn in rendered.turns if turn.message == len(messages) - 1]
             self._stops[key] = ends[-1] if ends else None
         return self._stops[key]
+
+
+def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
+    """What a prompt shows up to its generation prompt, then a rendering from `start` on."""
+    out = Rendering(asked.text[: asked.tail] + whole.text[start:])
+    shift = asked.tail - start
+    for source, first, last, moved in ((asked, 0, asked.tail, 0), (whole, start, len(whole.text), shift)):
+        begin = 0
+        for end, turn, origin in zip(source.ends, source.turns, source.origins, strict=True):
+            if max(begin, first) < min(end, last):
+                out.ends.append(min(end, last) + moved)
+                out.turns.append(turn)
+                out.origins.append(origin)
+            begin = end
+    out.tail = len(out.text)
+    return out
+
+
+def _outline(content: Any) -> str:
+    """A short text that begins and ends with the same white space, some of which templates strip off the past."""
+    if not isinstance(content, str) or not content.strip():
+        return "answer" if content else ""
+    head, tail = content[:8], content[-8:]
+    return head[: len(head) - len(head.lstrip())] + "answer" + tail[len(tail.rstrip()) :]
 
 
 def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], rendered: RenderedTokens) -> bool:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -94,11 +94,13 @@ class Supervision:
         )
 
 
+_BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
+
+
 def _part(given: Any) -> Part:
-    names = {part.name.lower(): part for part in TRAINED_PARTS}
-    part = given if isinstance(given, Part) else names.get(given)
+    part = given if isinstance(given, Part) else _BY_NAME.get(given)
     if part not in TRAINED_PARTS:
-        raise SampleError(f"parts are of {', '.join(map(repr, names))}, not {given!r}")
+        raise SampleError(f"parts are of {', '.join(map(repr, _BY_NAME))}, not {given!r}")
     return part
 
 
@@ -141,7 +143,7 @@ def build_supervised_sample(
     settings = Supervision.of(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
     if settings.past is Past.EXPAND:
         raise SampleError("past='expand' makes several rows: call build_supervised_samples")
-    found = Supervisor(renderer, settings).samples(messages, tools, since)
+    found = supervisor_of(renderer, settings).samples(messages, tools, since)
     _warn(found)
     return found[0].sample
 
@@ -154,7 +156,7 @@ def build_supervised_samples(
     Each assistant turn then is trained exactly once, in a row that shows what the model would have seen before it. A
     row goes on with the next turn as long as that is the same history.
     """
-    found = Supervisor(renderer, Supervision.of(**settings)).samples(messages, tools, since)
+    found = supervisor_of(renderer, Supervision.of(**settings)).samples(messages, tools, since)
     _warn(found)
     return [one.sample for one in found]
 
@@ -198,6 +200,14 @@ def build_prompt_response_sample(
         parts=np.concatenate((np.zeros(len(head), np.uint8), parts)),
         notes=tuple(notes),
     )
+
+
+def supervisor_of(renderer: Renderer, settings: Supervision) -> Supervisor:
+    """The supervisor of a renderer for some settings: what it has learned of the template is learned once."""
+    kept = renderer.kept.get(settings)
+    if kept is None:
+        kept = renderer.kept[settings] = Supervisor(renderer, settings)
+    return cast(Supervisor, kept)
 
 
 def _warn(found: Sequence[Supervised]) -> None:
@@ -262,6 +272,7 @@ class Supervisor:
             if messages[at]["role"] != "assistant":
                 continue
             rendered = self.renderer.render(messages[: at + 1], tools=tools)
+            rendered = self._pasts.as_asked(rendered, messages[: at + 1], tools)
             if rows and _extends(rendered, *rows[-1]):
                 rows[-1] = (rendered, [*rows[-1][1], at])
             else:
@@ -323,8 +334,7 @@ class Supervisor:
             mask &= wanted[parts]
         if any(messages[at]["role"] != "assistant" for at in chosen):
             others = np.asarray([row["role"] != "assistant" for row in messages] + [False], np.bool_)
-            body = (parts == Part.CONTENT) | (parts == Part.OTHER)
-            mask |= picked & others[rendered.messages] & body & ~rendered.mask
+            mask |= picked & others[rendered.messages] & (parts == Part.CONTENT) & ~rendered.mask
         return mask
 
     def _stop_of(self, messages: Messages, tools: Any) -> int | None:

@@ -33,15 +33,6 @@ def calculate(expression: str) -> Fraction:
     return value
 
 
-def written(value: Fraction) -> str:
-    """A whole number as digits, any other as a fraction.
-
-    >>> written(Fraction(7, 2))
-    '7/2'
-    """
-    return str(value)
-
-
 def _sum(tokens: list[str]) -> tuple[Fraction, list[str]]:
     value, tokens = _product(tokens)
     while tokens and tokens[0] in "+-":

@@ -1,9 +1,10 @@
 """The world that pocket lives in: questions, the tools that answer them, an expert, and a reward.
 
 Every question has a small table of its own that only the look-up tool can read; the prompt does not show it. The same
-seed always gives the same questions. What training sees and what is held back never meet: one in eight names ("green
-lamp", "Oakford", "Ada Stone") occurs only in held-back questions, and one in eight questions, by the hash of what
-is asked, is only ever held back (see `names.is_held_back`). The words and the ways to ask are the same on both sides.
+seed always gives the same questions. What training sees and what is held back never meet: names are like "green lamp",
+"Oakford" or "Ada Stone", and one in eight occurs only in held-back questions; one in eight questions, by the hash of
+what is asked, is only ever held back (see `names.is_held_back`). The words that names are made of, and the ways to
+ask, are the same on both sides.
 
 >>> question = make_questions(0, 3, "held_back")[2]
 >>> question.kind, question.prompt[-1]["content"], question.answer
@@ -150,7 +151,7 @@ def _schema(name: str, parameter: str, about: str) -> dict[str, Any]:
 def run_tool(question: Question, name: str, arguments: Any) -> str:
     """What a tool answers. It never raises: whatever is wrong with a call comes back as text.
 
-    >>> question = make_questions(0, 2)[1]
+    >>> question = make_questions(2, 2)[1]
     >>> run_tool(question, "calculator", {"expression": "2 * (3 + 4)"})
     '14'
     >>> run_tool(question, "calculator", {"expression": "__import__('os')"})

@@ -1,0 +1,202 @@
+"""The pocket model: the NumPy forward is that of transformers, however sequences are batched, cut and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
+
+from tokentrace import InputError, create_renderer
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.model import PocketModel, load_pocket, log_softmax, read_safetensors
+from tokentrace.pocket.tasks import make_questions, solve
+
+ROOT = Path(__file__).parents[2]
+CLOSE = 1e-4
+
+
+@cache
+def reference() -> Any:
+    return Qwen3ForCausalLM.from_pretrained(str(POCKET), dtype=torch.float32, local_files_only=True).eval()
+
+
+@cache
+def rows() -> list[list[int]]:
+    """A conversation of each kind, and ids that are no conversation at all."""
+    renderer = create_renderer(POCKET)
+    random = np.random.default_rng(0).integers(0, 4096, 40).tolist()
+    questions = make_questions(9, 12, "held_back")
+    return [renderer.render_ids(solve(question), tools=question.tools) for question in questions] + [random]
+
+
+def reference_logprobs(ids: list[int]) -> Any:
+    with torch.inference_mode():
+        logits = reference()(torch.tensor([ids])).logits[0]
+    return torch.log_softmax(logits.double(), -1).numpy()
+
+
+# -- what ships
+
+
+def test_the_weights_are_small_and_the_folder_loads() -> None:
+    assert (POCKET / "model.safetensors").stat().st_size < 8_000_000
+    model = Qwen3ForCausalLM.from_pretrained(str(POCKET), local_files_only=True)
+    assert model.dtype == torch.float16
+    assert model.config.tie_word_embeddings
+    tokenizer = AutoTokenizer.from_pretrained(str(POCKET), local_files_only=True)
+    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    for config in (model.config, GenerationConfig.from_pretrained(str(POCKET))):
+        assert {name: getattr(config, f"{name}_token_id") for name in ids} == ids
+    assert create_renderer(POCKET).get_stop_token_ids() == [ids["eos"]]
+    assert model.config.vocab_size == len(tokenizer)
+
+
+def test_every_weight_is_read_as_transformers_reads_it() -> None:
+    ours = read_safetensors(POCKET / "model.safetensors")
+    theirs = reference().state_dict()
+    assert set(theirs) - set(ours) == {"lm_head.weight"}  # tied
+    for name, weight in ours.items():
+        assert np.array_equal(weight, theirs[name].numpy()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_any_precision_is_read(dtype: torch.dtype, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    given = {"a": torch.randn(3, 5).to(dtype), "b": torch.tensor(2.5, dtype=dtype)}
+    save_file(given, tmp_path / "some.safetensors")
+    found = read_safetensors(tmp_path / "some.safetensors")
+    assert all(np.array_equal(found[name], tensor.float().numpy()) for name, tensor in given.items())
+
+
+def test_other_numbers_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.tensor([1, 2])}, tmp_path / "some.safetensors")
+    with pytest.raises(InputError, match="a: numbers of type I64"):
+        read_safetensors(tmp_path / "some.safetensors")
+
+
+# -- the forward
+
+
+@pytest.mark.parametrize("index", range(13))
+def test_logprobs_are_those_of_transformers(index: int) -> None:
+    ids = rows()[index]
+    expected = reference_logprobs(ids)
+    scored = load_pocket().score(ids)
+    assert scored.dtype == np.float32
+    assert np.abs(scored - expected[np.arange(len(ids) - 1), ids[1:]]).max() < CLOSE
+    model = load_pocket()
+    (logits,) = model.extend([model.new_cache()], [ids], every=True)
+    likely = expected > -20
+    assert np.abs(log_softmax(logits) - expected)[likely].max() < CLOSE
+
+
+def test_a_long_prompt_is_read_in_blocks() -> None:
+    ids = [token for row in rows() for token in row][:1500]
+    expected = reference_logprobs(ids)[np.arange(len(ids) - 1), ids[1:]]
+    assert np.abs(load_pocket().score(ids) - expected).max() < 10 * CLOSE  # longer than anything it was trained on
+
+
+def test_a_batch_is_its_rows_one_by_one() -> None:
+    model = load_pocket()
+    caches = [model.new_cache() for _ in rows()]
+    prompts = model.extend(caches, rows())
+    singles = [model.new_cache() for _ in rows()]
+    alone = [model.extend([cache], [ids]) for cache, ids in zip(singles, rows(), strict=True)]
+    assert np.abs(log_softmax(prompts) - log_softmax(np.concatenate(alone))).max() < CLOSE
+    for step in range(5):  # then token by token, together and alone
+        tokens = [[(17 * at + step) % 4096] for at in range(len(caches))]
+        together = log_softmax(model.extend(caches, tokens))
+        alone = [model.extend([cache], [ids]) for cache, ids in zip(singles, tokens, strict=True)]
+        assert np.abs(together - log_softmax(np.concatenate(alone))).max() < CLOSE
+
+
+def test_a_batch_may_mix_prompts_and_single_tokens() -> None:
+    model = load_pocket()
+    first, second = rows()[0], rows()[1]
+    begun = model.new_cache()
+    model.extend([begun], [first[:-1]])
+    mixed = log_softmax(model.extend([begun, model.new_cache()], [first[-1:], second]))
+    for logprobs, ids in zip(mixed, (first, second), strict=True):
+        assert np.abs(logprobs - reference_logprobs(ids)[-1])[logprobs > -20].max() < CLOSE
+
+
+@pytest.mark.parametrize("cut", [1, 100, 255, 256, 257])
+def test_a_reused_prefix_gives_what_a_new_start_gives(cut: int) -> None:
+    model = load_pocket()
+    ids = max(rows(), key=len)
+    expected = model.extend([model.new_cache()], [ids])
+    whole = model.new_cache(16)
+    model.extend([whole], [ids])
+    copied = whole.copy(cut)
+    assert (copied.length, whole.length) == (cut, len(ids))
+    whole.truncate(cut)
+    for kept in (copied, whole):
+        again = model.extend([kept], [ids[cut:]])
+        assert np.abs(log_softmax(again) - log_softmax(expected)).max() < CLOSE
+    model.extend([copied], [[1, 2, 3]])
+    assert whole.length == len(ids) == copied.length - 3
+    assert model.score(ids[cut:], model.new_cache()).shape == (len(ids) - cut - 1,)
+
+
+def test_tokens_one_by_one_are_the_prompt_at_once() -> None:
+    model = load_pocket()
+    ids = rows()[0][:60]
+    (at_once,) = model.extend([model.new_cache()], [ids], every=True)
+    cache = model.new_cache(1)
+    for token, expected in zip(ids, at_once, strict=True):
+        found = model.extend([cache], [[token]])
+        assert np.abs(log_softmax(found[0]) - log_softmax(expected)).max() < CLOSE
+
+
+def test_bad_input_is_refused_and_changes_nothing() -> None:
+    model = load_pocket()
+    cache = model.new_cache()
+    model.extend([cache], [[1, 2, 3]])
+    for caches, ids, problem in (
+        ([cache], [[4096]], "outside of the vocabulary"),
+        ([cache], [[-1]], "outside of the vocabulary"),
+        ([cache], [[]], "at least one number"),
+        ([cache], [[1.5]], "at least one number"),
+        ([cache], [], "0 sequences of ids for 1 caches"),
+        ([], [], "at least one"),
+        ([cache, cache], [[1], [2]], "given twice"),
+        ([cache], [[1] * 4094], "4097 tokens are more than 4096"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            model.extend(caches, ids)
+    for call in (cache.truncate, cache.copy):
+        with pytest.raises(InputError, match="3 tokens"):
+            call(4)
+    assert cache.length == 3
+
+
+def test_the_model_of_a_folder_is_the_one_that_ships() -> None:
+    ids = rows()[0][:50]
+    assert np.array_equal(PocketModel.load(POCKET).score(ids), load_pocket().score(ids))
+
+
+# -- what it can do
+
+
+def test_it_solves_held_back_questions() -> None:
+    """Greedily, with its tools, over several turns: at least four in five."""
+    command = [sys.executable, "-m", "tests.pocket.held_back", "60"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found["solved"] >= 0.8, found

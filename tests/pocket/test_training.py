@@ -1,0 +1,102 @@
+"""The training script: the same rows again, noise that changes tokens and never text, a model that is Qwen3."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tokentrace import create_renderer
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.model import load_pocket, log_softmax
+from tokentrace.pocket.tasks import make_questions, solve
+
+FOLDER = Path(__file__).parents[2] / "training" / "pocket"
+
+
+@pytest.fixture(scope="module")
+def train() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import train
+
+        yield train
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in ("train", "model"):
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def trained(train: Any) -> Any:
+    model = train.Pocket(train.Shape())
+    model.load_state_dict(load_file(POCKET / "model.safetensors"))
+    return model.float().eval()
+
+
+def test_rows_are_the_same_again(train: Any) -> None:
+    for question in make_questions(1, 24):
+        (ids, mask), (again, also) = train.make_row(question, 1), train.make_row(question, 1)
+        assert np.array_equal(ids, again)
+        assert np.array_equal(mask, also)
+
+
+def test_resegmenting_changes_tokens_and_no_text(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "RESEGMENTED", 1.0)
+    renderer = create_renderer(POCKET)
+    for question in make_questions(1, 24):
+        rendered = renderer.render(solve(question), tools=question.tools)
+        ids, mask = train.resegment(rendered.ids, np.asarray(rendered.mask, np.bool_), train.random.Random(0))
+        assert len(ids) > len(rendered.ids)
+        assert renderer.tokenizer.decode(ids.tolist()) == rendered.text
+        assert renderer.tokenizer.decode(ids[mask].tolist()) == rendered.decode(rendered.mask)
+
+
+def test_batches_are_padded_with_no_loss(train: Any) -> None:
+    ids, mask = next(train.batches(1, 16, 1, 1))
+    assert ids.shape == mask.shape == (16, ids.shape[1])
+    assert ids.shape[1] % 32 == 0
+    assert mask.any(1).all()
+    assert not mask[:, 0].any()
+
+
+def test_the_torch_model_is_the_numpy_model(train: Any, trained: Any) -> None:
+    renderer, ours = create_renderer(POCKET), load_pocket()
+    rows = [renderer.render_ids(solve(question), tools=question.tools)[:300] for question in make_questions(2, 3)]
+    with torch.inference_mode():
+        for row in rows:
+            (expected,) = ours.extend([ours.new_cache()], [row], every=True)
+            found = trained.logits(trained(torch.tensor([row])))[0].numpy()
+            likely = log_softmax(expected) > -20
+            assert np.abs(log_softmax(found) - log_softmax(expected))[likely].max() < 1e-4
+
+
+def test_generation_with_a_cache_is_greedy_decoding(train: Any, trained: Any) -> None:
+    renderer, ours = create_renderer(POCKET), load_pocket()
+    (stop,) = renderer.get_stop_token_ids()
+    prompts = [
+        renderer.render_ids(question.prompt, tools=question.tools, add_generation_prompt=True)
+        for question in make_questions(3, 4)
+    ]
+    for prompt, completion in zip(prompts, train.generate(trained, prompts, stop, 0.0, 40), strict=True):
+        (logits,) = ours.extend([ours.new_cache()], [prompt + completion], every=True)
+        assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == completion
+
+
+def test_the_report_is_of_the_model_that_ships(train: Any, trained: Any) -> None:
+    report = json.loads((FOLDER / "report.json").read_text(encoding="utf-8"))
+    assert report["parameters"] == sum(weight.numel() for weight in trained.parameters())
+    assert report["bytes"] == (POCKET / "model.safetensors").stat().st_size
+    assert report["greedy"]["solved"] >= 0.8
+    assert report["noise"]["resegmented"] == train.RESEGMENTED
+    assert (FOLDER / "loss.svg").read_text(encoding="utf-8") == train.loss_curve(report["loss"])
+    config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
+    assert config == trained.shape.config(config["bos_token_id"], config["eos_token_id"], config["pad_token_id"])
