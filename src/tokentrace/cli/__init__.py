@@ -14,9 +14,10 @@ COMMANDS: Final = {
     "explain": "Say where and why a prompt does not extend a stream.",
     "grammar": "Show what a model writes in its turn.",
     "tokenize": "Turn files of conversations into training rows.",
+    "rollout": "Run agents on an engine and keep exact training rows.",
     "check": "Hold rows of ids against a model's template.",
     "families": "Show what is known of each family of models.",
-    "demo": "Render the shipped example and write a report.",
+    "demo": "Run rollouts by three client paths and compare them.",
 }
 """The name of each command (also that of its module and function), and what it does."""
 

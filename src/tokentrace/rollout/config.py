@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import sys
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import InputError
+from ..errors import InputError, TokentraceError
 from .interactions import BaseInteraction
 from .tools import BaseTool, FunctionTool, as_tools
 
@@ -51,10 +55,26 @@ class Section:
         value = self._values.get(key)
         if value is None:
             return default
-        if kind is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
+        kinds = kind if isinstance(kind, tuple) else () if kind is None else (kind,)
+        if kinds and not _is_one(value, kinds):
             wanted = " or ".join(_NAMES.get(one, one.__name__) for one in kinds)
-            raise self.error(f"must be {wanted}, not {value!r}", key)
+            raise self.error(f"must be {wanted}, not {_shown(value)}", key)
+        return value
+
+    def choice(self, key: str, names: Sequence[str], default: str | None = None) -> Any:
+        """One of some names, or the default."""
+        value = self.get(key, str, default)
+        if value is not None and value not in names:
+            near = difflib.get_close_matches(value, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise self.error(f"there is no {value!r}; {hint}", key)
+        return value
+
+    def count(self, key: str, default: Any = None, *, least: int = 1) -> Any:
+        """A whole number that is not too small."""
+        value = self.get(key, int, default)
+        if value is not None and value < least:
+            raise self.error(f"must be at least {least}, not {value}", key)
         return value
 
     def need(self, key: str, kind: type | tuple[type, ...] | None = None) -> Any:
@@ -69,7 +89,7 @@ class Section:
         if value is None:
             return None
         if not isinstance(value, Section):
-            raise self.error("must be a mapping of settings", key)
+            raise self.error(f"must be a mapping of settings, not {_shown(value)}", key)
         return value
 
     def sections(self, key: str) -> list[Section]:
@@ -78,7 +98,7 @@ class Section:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(one, Section) for one in value):
-            raise self.error("must be a list of mappings", key)
+            raise self.error("must be a list of mappings of settings", key)
         return value
 
     def plain(self) -> dict[str, Any]:
@@ -93,10 +113,29 @@ class Section:
             needed = one.default is MISSING and one.default_factory is MISSING
             if needed and name not in more and self._values.get(name) is None:
                 raise self.error(f"{name!r} is missing")
+        hints = typing.get_type_hints(kind)
+        given = {key: self._typed(key, hints[key]) for key in self._values}
         try:
-            return kind(**{**self.plain(), **more})
-        except (TypeError, ValueError, InputError) as error:
-            raise self.error(str(error)) from error
+            return kind(**{**given, **more})
+        except (TypeError, ValueError, TokentraceError) as error:
+            first = str(error).partition(" ")[0]
+            raise self.error(str(error), first if first in self._values else None) from error
+
+    def _typed(self, key: str, hint: Any) -> Any:
+        """A value as a field's type wants it."""
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        kinds = tuple(typing.get_origin(one) or one for one in (typing.get_args(hint) if union else (hint,)))
+        value = self._values[key]
+        if value is None and type(None) in kinds:
+            return None
+        if value is None:
+            raise self.error("has no value: give it one, or leave the key out", key)
+        if isinstance(value, Section) and any(issubclass(Section, one) or issubclass(dict, one) for one in kinds):
+            return value.plain()
+        for one in kinds:
+            if issubclass(one, Enum):
+                return one(self.choice(key, [str(member.value) for member in one]))
+        return _plain(self.get(key, tuple(one for one in kinds if one is not type(None))))
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
@@ -106,6 +145,20 @@ class Section:
 
 
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
+
+
+def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of the types. A whole number is a number too; true and false are none."""
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Section | list):
+        return "a list" if isinstance(value, list) else "a mapping of settings"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _plain(value: Any) -> Any:
@@ -135,6 +188,8 @@ def read_config(path: str | Path) -> Section:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"{name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: settings are nested too deeply, or an anchor holds itself") from error
     if not isinstance(made, Section):
         raise ConfigError(f"{name}: must be a mapping of settings")
     return made
@@ -154,35 +209,63 @@ def _made(node: Any, loader: Any, place: str, file: str) -> Any:
         return Section(values, lines, line, place, file)
     if node.id == "sequence":
         return [_made(one, loader, f"{place}.{at}", file) for at, one in enumerate(node.value)]
-    return loader.construct_object(node, deep=True)
+    try:
+        return loader.construct_object(node, deep=True)
+    except ValueError as error:  # a date that is none
+        raise ConfigError(f"{file}, line {line}: {place}: {node.value!r} cannot be read: {error}; quote it") from error
 
 
 # -- what configurations name
 
 
 def load_object(name: str, folder: Path) -> Any:
-    """What ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` stands for."""
+    """What ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` stands for.
+
+    Files, and modules that are not installed, are looked for in `folder`.
+    """
     module_name, _, attribute = name.rpartition(":") if ":" in name else name.rpartition(".")
     if not module_name or not attribute:
         raise InputError(f"{name!r} must be module:name, module.Name or file.py:name")
-    if module_name.endswith(".py"):
-        path = (folder / module_name).resolve()
-        spec = importlib.util.spec_from_file_location(f"tokentrace_config_{path.stem}", path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise InputError(f"there is no file {module_name}")
-        module = sys.modules.get(spec.name) or importlib.util.module_from_spec(spec)
-        if spec.name not in sys.modules:
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError as error:
-            raise InputError(f"{module_name} cannot be imported: {error}") from error
+    beside = folder / (module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py")
+    try:
+        if module_name.endswith(".py"):
+            if not beside.is_file():
+                raise InputError(f"there is no file {beside}")
+            module = _from_file(beside)
+        else:
+            try:
+                module = importlib.import_module(module_name)
+            except ModuleNotFoundError as error:
+                if not beside.is_file() or not module_name.startswith(str(error.name)):
+                    raise
+                module = _from_file(beside)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        raise InputError(f"{module_name} has no {attribute}")
+        near = difflib.get_close_matches(attribute, dir(module), 1)
+        raise InputError(f"{module_name} has no {attribute}{f'; did you mean {near[0]!r}?' if near else ''}")
     return found
+
+
+def _from_file(path: Path) -> types.ModuleType:
+    """The module in a file, which is run once however often it is named."""
+    path = path.resolve()
+    name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def load_tools(path: str | Path) -> list[BaseTool]:
@@ -199,37 +282,61 @@ def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
     """Tools from their sections of a configuration."""
     made: list[BaseTool] = []
     for section in sections:
-        section.check_keys(["class_name", "function", "name", "config", "tool_schema"])
-        key = "function" if "function" in section else "class_name"
-        found = _named(section, key, folder)
-        if key == "function":
-            made.append(FunctionTool(found, name=section.get("name", str)))
-            continue
-        if not (isinstance(found, type) and issubclass(found, BaseTool)):
-            raise section.error("is no subclass of tokentrace's BaseTool", key)
+        is_function = "function" in section
+        key = "function" if is_function else "class_name"
+        section.check_keys(["function", "name"] if is_function else ["class_name", "config", "tool_schema", "function"])
+        found = named(section, key, folder)
+        if is_function and (isinstance(found, type) or not callable(found)):
+            raise section.error("is no function; a class is named by class_name", key)
+        if not is_function and not (isinstance(found, type) and issubclass(found, BaseTool)):
+            raise section.error("is no subclass of tokentrace's BaseTool; a function is named by function", key)
         config, schema = section.section("config"), section.section("tool_schema")
         try:
-            made.append(found(config.plain() if config else {}, schema.plain() if schema else None))
+            if is_function:
+                made.append(FunctionTool(found, name=section.get("name", str)))
+            else:
+                made.append(found(config.plain() if config else {}, schema.plain() if schema else None))
+            as_tools(made)
+        except ConfigError:
+            raise
         except Exception as error:
-            raise section.error(f"cannot be made: {error}", key) from error
-    return as_tools(made)
+            raise section.error(f"cannot be made: {_why(error)}", key) from error
+    return made
+
+
+def load_interaction(path: str | Path) -> BaseInteraction:
+    """The simulated user of a YAML file: ``class_name`` and ``config`` under ``interaction``, or in a list of one."""
+    top = read_config(path)
+    top.check_keys(["interaction"])
+    listed = isinstance(top.need("interaction"), list)
+    sections = top.sections("interaction") if listed else [top.section("interaction")]
+    if len(sections) != 1 or sections[0] is None:
+        raise top.error(f"there must be one, not {len(sections)}", "interaction")
+    return make_interaction(sections[0], Path(path).parent)
 
 
 def make_interaction(section: Section, folder: Path) -> BaseInteraction:
     """A simulated user from its section of a configuration."""
     section.check_keys(["class_name", "config"])
-    found = _named(section, "class_name", folder)
+    found = named(section, "class_name", folder)
     if not (isinstance(found, type) and issubclass(found, BaseInteraction)):
         raise section.error("is no subclass of tokentrace's BaseInteraction", "class_name")
     config = section.section("config")
-    made: BaseInteraction = found(config.plain() if config else {})
+    try:
+        made: BaseInteraction = found(config.plain() if config else {})
+    except Exception as error:
+        raise section.error(f"cannot be made: {_why(error)}", "class_name") from error
     return made
 
 
-def _named(section: Section, key: str, folder: Path) -> Any:
+def named(section: Section, key: str, folder: Path) -> Any:
+    """What the name at a key stands for."""
+    name = section.need(key, str)
     try:
-        return load_object(section.need(key, str), folder)
-    except ConfigError:
-        raise
+        return load_object(name, folder)
     except InputError as error:
         raise section.error(str(error), key) from error
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, TokentraceError) else f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,7 @@ class Agent:
         self.budget = budget or Budget()
         self._clock = clock
         given = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
+        self._turn_tokens = min(given.max_tokens, self.budget.turn_tokens)
         stops = tuple(dict.fromkeys([*given.stop_token_ids, *renderer.get_stop_token_ids()]))
         self._sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "top_k", "seed")} | {
             "stop_token_ids": stops
@@ -174,9 +176,9 @@ class Agent:
     ) -> Rollout:
         """One rollout, from its first prompt to its reward.
 
-        `grown` is called after every write to the trajectory: to have it on disk. Engine failures, refused bridges
-        and failing tools end a rollout with what was sampled kept; nothing is raised but cancellation and errors in
-        `reward` or `grown`. `seed` overrides that of the sampling parameters.
+        `grown` is called after every write to the trajectory: to have it on disk. Engine failures, refused bridges,
+        failing tools and rewards end a rollout with what was sampled kept; nothing is raised but cancellation. `seed`
+        overrides that of the sampling parameters.
         """
         metadata = {**task.metadata, "task": task.name}
         vocab = self.renderer.tokenizer.vocabulary.size
@@ -270,7 +272,7 @@ class Agent:
             return 0, End.TURNS
         if budget.tool_seconds is not None and rollout.use.seconds > budget.tool_seconds:
             return 0, End.TOOL_TIME
-        limits = [(budget.turn_tokens, End.LENGTH)]
+        limits = [(self._turn_tokens, End.LENGTH)]
         if budget.tokens is not None:
             limits.append((budget.tokens - rollout.trajectory.num_sampled, End.TOKENS))
         if self._context is not None:
@@ -280,15 +282,14 @@ class Agent:
     async def _sample(self, rollout: Rollout, room: int, seed: int | None) -> Completion:
         own = self._sampling["seed"] if seed is None else seed + rollout.turns
         sampling = SamplingParams(**{**self._sampling, "seed": own, "max_tokens": room})
-        trajectory = rollout.trajectory
         began = self._clock()
         try:
             return await self.engine.generate(
-                trajectory.prompt(),
+                rollout.trajectory.prompt(),
                 sampling,
                 request_id=f"{rollout.task.name}-{rollout.turns}",
                 session=rollout.task.name,
-                wire=trajectory.wire_parts(),
+                wire=rollout.trajectory.wire_parts(),
             )
         finally:
             rollout.engine_seconds += self._clock() - began
@@ -303,8 +304,7 @@ class Agent:
             return [self._result(call, rollout.turns, result) for call, result in answered], None
         if self.interaction is None:
             return [], End.ANSWER
-        answer = await self.interaction.generate_response(rollout.task.name, rollout.messages)
-        reply = as_reply(answer)
+        reply = as_reply(await self.interaction.generate_response(rollout.task.name, rollout.messages))
         rollout.use.reward += reply.reward
         if reply.done:
             return [], End.USER
@@ -322,13 +322,15 @@ class Agent:
         if self.reward is not None:
             found = self.reward(rollout)
             rollout.reward = await found if isinstance(found, Awaitable) else found
-            return
-        scores = [await box.rewards()]
-        if self.interaction is not None:
-            scores.append(await self.interaction.calculate_score(rollout.task.name))
-        told = [score for score in scores if score is not None]
-        total = sum(told) + rollout.use.reward
-        rollout.reward = total if told or rollout.use.reward else None
+        else:
+            scores = [await box.rewards()]
+            if self.interaction is not None:
+                scores.append(await self.interaction.calculate_score(rollout.task.name))
+            told = [score for score in scores if score is not None]
+            rollout.reward = sum(told) + rollout.use.reward if told or rollout.use.reward else None
+        if rollout.reward is not None and not math.isfinite(rollout.reward):
+            odd, rollout.reward = rollout.reward, None
+            raise ValueError(f"the reward is {odd}")
 
 
 def _call_id(turn: int, index: int) -> str:

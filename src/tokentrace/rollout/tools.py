@@ -7,8 +7,11 @@ too. Whatever a tool does wrong (it raises, it hangs, it returns something odd) 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
 import json
+import threading
 import time
 import types
 import typing
@@ -91,7 +94,35 @@ class FunctionTool(BaseTool):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**parameters)
-        return await asyncio.to_thread(self._function, **parameters)
+        return await _in_thread(self._function, parameters)
+
+
+async def _in_thread(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Call a function in a thread of its own: one that hangs holds up neither other calls nor the end of the process,
+    as it would in the few threads that the event loop shares."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
+
+    def deliver(answer: Any, error: Exception | None) -> None:
+        if not future.done():
+            future.set_result((answer, error))
+
+    def work() -> None:
+        answer, error = None, None
+        try:
+            answer = function(**parameters)
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:  # SystemExit: a tool does not end the run
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(deliver, answer, error)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tokentrace-tool", daemon=True).start()
+    answer, error = await future
+    if error is not None:
+        raise error
+    return answer
 
 
 _TYPES: Final[dict[Any, str]] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
@@ -235,13 +266,13 @@ class Toolbox:
         if tool is None:
             return _failure(f"there is no tool {call.name!r}; there are: {', '.join(self._tools) or 'none'}")
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout) as limit:
                 answer = await tool.execute(self._instance, dict(call.arguments))
-        except TimeoutError:
-            return _failure(f"{tool.name} took longer than {self._timeout:g} s")
+            return _as_result(answer)
         except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                return _failure(f"{tool.name} took longer than {self._timeout:g} s")
             return _failure(_said(error))
-        return _as_result(answer)
 
     async def rewards(self) -> float | None:
         """What the tools say the trajectory is worth, added up; None where none says anything."""
@@ -258,7 +289,7 @@ def _as_result(answer: Any) -> ToolResult:
         return answer
     reward: Any = 0.0
     metrics: Any = {}
-    if isinstance(answer, tuple) and len(answer) == 3:
+    if isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[2], Mapping | None):
         answer, reward, metrics = answer
     if not isinstance(answer, str):
         try:

@@ -1,0 +1,59 @@
+"""Word problems with a tool that rewards: created with the ground truth of each rollout, asked at the end, released."""
+
+import asyncio
+from typing import Any
+
+from tokentrace import create_renderer
+from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.calculator import calculate
+from tokentrace.pocket.tasks import make_questions
+from tokentrace.rollout.batch import grouped, run_rollouts
+from tokentrace.rollout.loop import Agent, Task
+from tokentrace.rollout.tools import BaseTool, as_tools, function_schema
+
+
+def calculator(expression: str) -> int:
+    """Evaluate an arithmetic expression."""
+    return calculate(expression)
+
+
+def calc_gsm8k_reward(answer: str) -> None:
+    """Calculate the reward of an answer: 1.0 if it is correct, else 0.0."""
+
+
+class Gsm8kTool(BaseTool):
+    """Says whether an answer is right. The last one that was tried is the reward of the trajectory."""
+
+    def __init__(self) -> None:
+        super().__init__(tool_schema=function_schema(calc_gsm8k_reward))
+        self.truths: dict[str, int] = {}
+        self.rewards: dict[str, float] = {}
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        self.truths[instance_id], self.rewards[instance_id] = kwargs["ground_truth"], 0.0
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+        self.rewards[instance_id] = float(str(parameters["answer"]).strip() == str(self.truths[instance_id]))
+        return f"Current parsed answer={parameters['answer']!r} reward={self.rewards[instance_id]}"
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return self.rewards[instance_id]
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        del self.truths[instance_id], self.rewards[instance_id]
+
+
+async def main() -> None:
+    """Four questions in groups of two."""
+    questions = make_questions(0, 4, "held_back", kinds=["checked"])
+    tasks = [Task(q.prompt, q.id, tool_settings={"calc_gsm8k_reward": {"ground_truth": q.answer}}) for q in questions]
+    engine = EmbeddedEngine()
+    agent = Agent(engine, create_renderer(POCKET), tools=as_tools([calculator, Gsm8kTool()]))
+    done = lambda rollout: print(f"{rollout.task.name}: {rollout.last['content']!r} reward {rollout.reward}")  # noqa: E731
+    summary = await run_rollouts(agent, grouped(tasks, 2), done=done, seed=0)
+    await engine.close()
+    print(f"{summary.rollouts} rollouts, {summary.tool_calls} calls, mean reward {summary.reward:.2f}")
+
+
+asyncio.run(main())

@@ -1,0 +1,55 @@
+"""A search tool over a small corpus: words are matched, the best passage is what the model is shown."""
+
+import asyncio
+import re
+
+from tokentrace import create_renderer
+from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.batch import run_rollouts
+from tokentrace.rollout.loop import Agent, Budget, Rollout, Task
+from tokentrace.rollout.tools import as_tools
+
+CORPUS = [
+    "The price of the green lamp is 48.",
+    "The price of the round clock is 678.",
+    "The price of the old chair is 120.",
+    "The price of the red kettle is 35.",
+]
+
+
+def words(text: str) -> set[str]:
+    """The words of a text, but those that every passage has."""
+    return set(re.findall(r"\w+", text.lower())) - {"the", "price", "of", "is"}
+
+
+def search(query: str) -> str:
+    """Search the price list for a name.
+
+    Args:
+        query: What to look for.
+    """
+    best = max(CORPUS, key=lambda passage: len(words(passage) & words(query)))
+    return best if words(best) & words(query) else f"Error: no entry for {query!r}"
+
+
+def show(rollout: Rollout) -> None:
+    """The question, what was searched for, and the answer."""
+    calls = [call["function"]["arguments"] for one in rollout.messages for call in one.get("tool_calls") or ()]
+    print(f"{rollout.messages[0]['content']} {calls} -> {rollout.last['content']}")
+
+
+async def main() -> None:
+    """Three questions at once."""
+    asked = ["What does the round clock cost?", "What is the price of the green lamp?", "What does the old chair cost?"]
+    tasks = [Task([{"role": "user", "content": text}], name=f"question-{at}") for at, text in enumerate(asked)]
+    engine = EmbeddedEngine()
+    sampling, budget = SamplingParams(256, temperature=0), Budget(turns=6, result_tokens=64)
+    agent = Agent(engine, create_renderer(POCKET), tools=as_tools([search]), sampling=sampling, budget=budget)
+    summary = await run_rollouts(agent, tasks, done=show)
+    await engine.close()
+    print(f"{summary.rollouts} rollouts, {summary.turns} turns, {summary.breaks} breaks, {summary.samples} rows")
+
+
+asyncio.run(main())

@@ -1,0 +1,56 @@
+"""A simulated user: asks on after the first answer, scores the last one, and so ends the rollout."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokentrace import create_renderer
+from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.tasks import Question, follow_up, make_questions, reward
+from tokentrace.rollout.interactions import BaseInteraction, Reply
+from tokentrace.rollout.loop import Agent
+from tokentrace.rollout.questions import question_task
+
+
+class User(BaseInteraction):
+    """Asks what the question has left to ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: dict[str, Question] = {}
+        self.scores: dict[str, float] = {}
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        self.questions[instance_id] = kwargs["question"]
+
+    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
+        question = self.questions[instance_id]
+        asked = follow_up(question, messages)
+        self.scores[instance_id] = reward(question, messages)
+        return Reply(done=True) if asked is None else Reply(asked["content"])
+
+    async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
+        return self.scores.get(instance_id)
+
+    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        self.questions.pop(instance_id, None)
+        self.scores.pop(instance_id, None)
+
+
+async def main() -> None:
+    """One conversation of two questions."""
+    (question,) = make_questions(1, 1, "held_back", kinds=["follow_up"])
+    engine = EmbeddedEngine()
+    sampling = SamplingParams(256, temperature=0)
+    agent = Agent(engine, create_renderer(POCKET), interaction=User(), sampling=sampling)
+    rollout = await agent.run(question_task(question))
+    await engine.close()
+    for message in rollout.messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        print(f"{message['role']:>9}: {message.get('content') or ''}{calls or ''}")
+    print(f"ended by the {rollout.end}, reward {rollout.reward}, {rollout.trajectory.num_samples} row")
+
+
+asyncio.run(main())

@@ -1,0 +1,339 @@
+"""A run of rollouts from its configuration: engine, renderer, tools, tasks, and what they are judged by."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..data.conversations import without_nulls
+from ..data.sources import Format, Row, find_sources, plan, read_rows
+from ..engines.protocol import Engine, EngineError, SamplingParams
+from ..errors import InputError, TokentraceError
+from ..pocket import POCKET
+from ..renderer import Renderer, create_renderer
+from .batch import grouped, row_task
+from .config import Section, load_interaction, load_tools, make_interaction, make_tools, named, read_config
+from .interactions import BaseInteraction
+from .loop import Agent, Budget, Reward, Task
+from .questions import FollowUps, question_reward, question_task
+from .tools import BaseTool
+
+KEYS: Final = (
+    *("engine", "tokenizer", "renderer", "tools", "tools_file", "interaction", "interaction_file", "data", "sampling"),
+    *("budget", "reward", "advantages", "rollouts_per_task", "concurrency", "seed", "output"),
+)
+ENGINES: Final = ("embedded", "vllm", "sglang", "llama.cpp")
+_RENDERER: Final = (
+    *("renderer", "preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched", "control_tokens"),
+    *("chat_template", "history", "truncation", "tool_parser", "reasoning_parser", "kwargs"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that a configuration says, ready to be run."""
+
+    connect: Callable[[], Awaitable[Engine]]
+    renderer: Renderer
+    tools: Sequence[BaseTool]
+    interaction: BaseInteraction | None
+    reward: Reward | None
+    sampling: SamplingParams
+    budget: Budget
+    tasks: Sequence[Task]
+    """In their groups, each with a name of its own."""
+    concurrency: int
+    seed: int | None
+    advantages: str | None
+    output: Path
+    settings: Mapping[str, Any]
+    """What must not change when a run goes on: all but where the engine is, how many run at once, and the output."""
+
+    def agent(self, engine: Engine) -> Agent:
+        """The agent that runs the tasks."""
+        return Agent(
+            engine,
+            self.renderer,
+            sampling=self.sampling,
+            tools=self.tools,
+            interaction=self.interaction,
+            reward=self.reward,
+            budget=self.budget,
+        )
+
+
+def read_run(
+    path: str | Path,
+    *,
+    output: str | Path | None = None,
+    limit: int | None = None,
+    concurrency: int | None = None,
+    seed: int | None = None,
+) -> Run:
+    """The run that a YAML file describes; what is given here goes before what the file says.
+
+    Files that the configuration names are looked for beside it; `output` is taken as it is. ConfigError names the
+    file, the line and the key of what cannot be used.
+    """
+    top = read_config(path)
+    top.check_keys(KEYS)
+    folder = Path(path).resolve().parent
+    engine, data = _needed(top, "engine"), _needed(top, "data")
+    kind = engine.choice("kind", ENGINES)
+    if kind is None:
+        raise engine.error(f"'kind' is missing: one of {', '.join(ENGINES)}")
+    renderer = _renderer(top, kind, folder)
+    connect = _engine(engine, kind, renderer.tokenizer.vocabulary.size)
+    tools = _either(top, "tools", folder, lambda: make_tools(top.sections("tools"), folder), load_tools)
+    user = _either(
+        top, "interaction", folder, lambda: make_interaction(_needed(top, "interaction"), folder), load_interaction
+    )
+    asked = data.section("questions")
+    if asked and tools:
+        raise top.error("pocket's questions bring tools of their own: leave this out", _given(top, "tools"))
+    sampling, budget, own_seed = _sampling(top)
+    tasks, digests = _questions(data, asked, limit) if asked else _rows(data, tools or [], folder, limit)
+    if not tasks:
+        raise data.error("there is nothing to run: no rows, or a limit of none")
+    per_task = top.count("rollouts_per_task", 1)
+    advantages = top.choice("advantages", ("none", "group"), "none")
+    given = output if output is not None else top.get("output", str)
+    if given is None:
+        raise top.error("'output' is missing: the folder to write to; or give --output")
+    chosen_seed = seed if seed is not None else top.count("seed", own_seed, least=0)
+    settings = _remembered(top, folder)
+    settings |= {"seed": chosen_seed, "rollouts_per_task": per_task, "tasks": len(tasks), "files": digests}
+    return Run(
+        connect=connect,
+        renderer=renderer,
+        tools=tools or [],
+        interaction=user or (FollowUps() if asked else None),
+        reward=_reward(top, asked is not None, folder),
+        sampling=sampling,
+        budget=budget,
+        tasks=list(grouped(tasks, per_task)),
+        concurrency=concurrency or top.count("concurrency", 64),
+        seed=chosen_seed,
+        advantages=None if advantages == "none" else advantages,
+        output=Path(given).expanduser(),
+        settings=settings,
+    )
+
+
+def _needed(top: Section, key: str) -> Section:
+    found = top.section(key)
+    if found is None:
+        raise top.error(f"{key!r} is missing: a mapping of settings")
+    return found
+
+
+def _either(top: Section, key: str, folder: Path, make: Callable[[], Any], load: Callable[[Path], Any]) -> Any:
+    """What a section or a file of its own describes; None where there is neither."""
+    name = top.get(f"{key}_file", str)
+    if name is not None and key in top:
+        raise top.error(f"there is {key!r} too: leave one of them out", f"{key}_file")
+    if name is None:
+        return make() if top.get(key) is not None else None
+    if not (folder / name).is_file():
+        raise top.error(f"there is no file {folder / name}", f"{key}_file")
+    return load(folder / name)
+
+
+def _given(top: Section, key: str) -> str:
+    return key if key in top else f"{key}_file"
+
+
+def _remembered(top: Section, folder: Path) -> dict[str, Any]:
+    settings = top.plain()
+    for key in ("output", "concurrency", "data", "seed"):
+        settings.pop(key, None)
+    data = top.section("data")
+    settings["data"] = {key: value for key, value in (data.plain() if data else {}).items() if key != "limit"}
+    settings["engine"] = {k: v for k, v in settings["engine"].items() if k not in ("url", "urls", "http", "check_echo")}
+    for key in ("tools_file", "interaction_file"):
+        if settings.get(key) is not None:
+            settings[key] = read_config(folder / settings[key]).plain()
+    return settings
+
+
+# -- the model
+
+
+def _renderer(top: Section, kind: str, folder: Path) -> Renderer:
+    name = top.get("tokenizer", str)
+    if name is None and kind != "embedded":
+        raise top.error(f"'tokenizer' is missing: the folder or hub name of the model that {kind} serves")
+    if name is not None and kind == "embedded" and (folder / name).resolve() != POCKET.resolve():
+        raise top.error("the embedded engine has the pocket model's tokenizer: leave this out", "tokenizer")
+    source = POCKET if name is None else folder / name if (folder / name).exists() else name
+    section = top.section("renderer")
+    settings: dict[str, Any] = {}
+    if section is not None:
+        section.check_keys(_RENDERER)
+        variables = section.section("kwargs")
+        settings = {key: value for key, value in section.plain().items() if key != "kwargs" and value is not None}
+        template = section.get("chat_template", str)
+        if template is not None and (folder / template).is_file():
+            settings["chat_template"] = (folder / template).read_text(encoding="utf-8")
+        settings |= variables.plain() if variables else {}
+    try:
+        return create_renderer(source, **settings)
+    except (TokentraceError, TypeError, ValueError) as error:
+        raise top.error(str(error), "tokenizer" if section is None else "renderer") from error
+
+
+def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaitable[Engine]]:
+    if kind == "embedded":
+        section.check_keys(["kind"])
+        return _embedded
+    served = {"vllm": ("model", "check_echo")}.get(kind, ())
+    section.check_keys(["kind", "url", "urls", "vocab_size", "logprobs", "http", *served])
+    urls = section.get("urls", list, [])
+    if ("url" in section) == bool(urls) or not all(isinstance(url, str) for url in urls):
+        raise section.error(f"give the address of {kind} as url, or several as a list under urls")
+    urls = urls or [section.need("url", str)]
+    options: dict[str, Any] = {"vocab_size": section.count("vocab_size", vocab_size)}
+    options |= {name: section.get(name, {"model": str, "check_echo": bool}[name]) for name in served}
+    options["logprobs"] = section.choice("logprobs", ("processed", "raw"))
+    options = {name: value for name, value in options.items() if value is not None}
+    http = section.section("http")
+    if http is not None:
+        from ..engines.http import HTTPSettings
+
+        options["settings"] = http.make(HTTPSettings)
+
+    async def connect() -> Engine:
+        engines: list[Engine] = []
+        try:
+            for url in urls:
+                try:
+                    engines.append(await _connected(kind, url, options))
+                except (EngineError, ImportError) as error:
+                    raise section.error(f"{url}: {error}", "urls" if "urls" in section else "url") from error
+            if len(engines) == 1:
+                return engines[0]
+            from ..engines.routing import Router
+
+            return Router(engines)
+        except BaseException:
+            for engine in engines:
+                await engine.close()
+            raise
+
+    return connect
+
+
+async def _embedded() -> Engine:
+    from ..engines.embedded import EmbeddedEngine
+
+    return EmbeddedEngine()
+
+
+async def _connected(kind: str, url: str, options: dict[str, Any]) -> Engine:
+    if kind == "vllm":
+        from ..engines.vllm import VLLMEngine
+
+        return await VLLMEngine.connect(url, **options)
+    if kind == "sglang":
+        from ..engines.sglang import SGLangEngine
+
+        return await SGLangEngine.connect(url, **options)
+    from ..engines.llamacpp import LlamaCppEngine
+
+    return await LlamaCppEngine.connect(url, **options)
+
+
+def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
+    """How to sample, the budget, and the seed of the section, which is one for the run and not for each request."""
+    limits = top.section("budget")
+    budget = limits.make(Budget) if limits else Budget()
+    for key in limits or ():
+        value = getattr(budget, key)
+        if isinstance(value, int | float) and value <= 0:
+            assert limits is not None
+            raise limits.error(f"must be more than 0, not {value}", key)
+    section = top.section("sampling")
+    if section is None:
+        return SamplingParams(budget.turn_tokens), budget, None
+    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens"])
+    if "seed" in section and "seed" in top:
+        raise section.error("there is a seed for the whole run too: leave one of them out", "seed")
+    most = section.get("max_tokens", int)
+    if most is not None and limits is not None and "turn_tokens" in limits:
+        raise section.error("budget.turn_tokens says the same: leave one of them out", "max_tokens")
+    if most is not None:
+        budget = replace(budget, turn_tokens=most)
+    seed = section.count("seed", least=0)
+    given = section.make(SamplingParams, stop_token_ids=(), **({} if most else {"max_tokens": budget.turn_tokens}))
+    return replace(given, seed=None), budget, seed
+
+
+def _reward(top: Section, asked: bool, folder: Path) -> Reward | None:
+    name = top.get("reward", str, "questions" if asked else None)
+    if name is None:
+        return None
+    if name == "questions":
+        if not asked:
+            raise top.error("there are no questions: it judges the answers to data.questions", "reward")
+        return question_reward
+    found = named(top, "reward", folder)
+    if not callable(found):
+        raise top.error("is no function", "reward")
+    reward: Reward = found
+    return reward
+
+
+# -- the tasks
+
+
+def _questions(data: Section, asked: Section, limit: int | None) -> tuple[list[Task], dict[str, str]]:
+    from ..pocket.questions import KINDS
+    from ..pocket.tasks import SPLITS, make_questions
+
+    data.check_keys(["questions", "limit"])
+    asked.check_keys(["count", "seed", "split", "kinds"])
+    kinds = asked.get("kinds", list, list(KINDS))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise asked.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}", "kinds")
+    count = min(asked.count("count", 64), limit or data.count("limit") or 1 << 62)
+    split = asked.choice("split", SPLITS, "held_back")
+    made = make_questions(asked.get("seed", int, 0), count, split, kinds=kinds or tuple(KINDS))
+    return [question_task(question) for question in made], {}
+
+
+def _rows(
+    data: Section, tools: Sequence[BaseTool], folder: Path, limit: int | None
+) -> tuple[list[Task], dict[str, str]]:
+    """Rows of files as tasks, and what tells whether the files have changed."""
+    data.check_keys(["questions", "file", "files", "split", "limit"])
+    key = "files" if "files" in data else "file"
+    given = data.need(key, (str, list))
+    names = [str(name) for name in (given if isinstance(given, list) else [given])]
+    most = limit or data.count("limit") or 1 << 62
+    tasks: list[Task] = []
+    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
+        try:
+            inputs = [str(folder / name) if (folder / name).exists() else name for name in names]
+            sources = find_sources(inputs, Path(spool), split=data.get("split", str))
+            for chunk in plan(sources):
+                for row in read_rows(chunk):
+                    if len(tasks) == most:
+                        break
+                    tasks.append(_task(row, chunk.source.name, chunk.source.format, tools, len(tasks)))
+        except InputError as error:
+            raise data.error(str(error), key) from error
+    return tasks, {source.name: source.digest for source in sources}
+
+
+def _task(row: Row, source: str, form: Format, tools: Sequence[BaseTool], number: int) -> Task:
+    where = f"{Path(source).name}, row {row.number}"
+    if row.problem is not None:
+        raise InputError(f"{where}: {row.problem}")
+    value = without_nulls(row.value) if form in (Format.PARQUET, Format.ARROW) else row.value
+    try:
+        return row_task(value, tools, name=f"row-{number:06d}")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error

@@ -1,0 +1,316 @@
+"""``tokentrace rollout``: from a configuration to rows, resumed, interrupted, and what it says when it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tokentrace import create_renderer
+from tokentrace.cli import main
+from tokentrace.data.tables import read_metadata, read_samples
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.store import RolloutStore
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "examples" / "configs" / "pocket.yaml"
+RUN = """\
+engine: {kind: embedded}
+data: {questions: {count: 3, kinds: [direct, arithmetic]}}
+sampling: {temperature: 0.8, max_tokens: 128}
+concurrency: 1
+rollouts_per_task: 2
+reward: judge.py:judge
+seed: 4
+"""
+JUDGE = """\
+import os, signal
+from pathlib import Path
+
+calls = 0
+
+def judge(rollout):
+    global calls
+    calls += 1
+    folder = Path(__file__).parent
+    if (folder / "interrupt").exists() and calls == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    if (folder / "fail").exists() and rollout.task.metadata["member"] == 1:
+        raise RuntimeError("the judge is ill")
+    return float(rollout.task.metadata["member"])
+"""
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, ["rollout", *map(str, args)])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "judge.py").write_text(JUDGE, encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
+    return tmp_path / "run.yaml"
+
+
+def test_the_example_gives_a_row_of_exactly_what_was_sampled_for_each_rollout(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run(CONFIG, "-o", out, "--json", "--limit", "6")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout)
+    assert metrics == json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    assert (metrics["rollouts"], metrics["samples"], metrics["breaks"]) == (12, 12, 0)
+    assert "sampled tokens" in result.stderr
+    store = RolloutStore(out)
+    trajectories = {row["name"]: trajectory for row, trajectory in store.trajectories()}
+    store.close()
+    samples = list(read_samples(out / "rows.parquet"))
+    renderer = create_renderer(POCKET)
+    groups: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        trajectory = trajectories[sample.name]
+        np.testing.assert_array_equal(sample.ids, trajectory.stream())
+        sampled = np.concatenate([trajectory.completion(turn) for turn in trajectory.turns()])
+        np.testing.assert_array_equal(sample.ids[sample.mask], sampled)
+        assert sample.logprobs is not None
+        assert (sample.logprobs[sample.mask] <= 0).all()
+        assert sample.advantages is not None
+        assert not sample.advantages[~sample.mask].any()
+        groups[sample.name.rpartition("-")[0]].append(float(sample.advantages[sample.mask][0]))
+        assert renderer.tokenizer.decode(sample.ids).startswith("<|bos|>")
+    assert sum(sample.trained for sample in samples) == metrics["sampled"]
+    assert all(abs(sum(values)) < 1e-4 for values in groups.values())
+    said = read_metadata(out / "rows.parquet")
+    assert {group: len(names) for group, names in said["groups"].items()} == dict.fromkeys(groups, 2)
+    assert said["settings"]["sampling"] == {"temperature": 1.0, "max_tokens": 256}
+
+
+def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = run(config, "-o", out)
+    assert first.exit_code == 0, first.output
+    assert "rollouts          6\n" in first.stdout
+    again = run(config, "-o", out)
+    assert again.exit_code == 0
+    assert "rollouts          6 (6 by an earlier run)" in again.stdout
+    assert "going on: 6 of 6 rollouts are finished" in again.stderr
+    other = run(config, "-o", out, "--seed", "5")
+    assert other.exit_code == 2
+    assert "seed was 4 and is 5 now; --fresh discards that run" in other.stderr
+    fresh = run(config, "-o", out, "--seed", "5", "--fresh", "-q")
+    assert (fresh.exit_code, fresh.output) == (0, "")
+    assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["resumed"] == 0
+    fewer = run(config, "-o", out, "--seed", "5", "--limit", "1")
+    assert "tasks was 3 and is 1 now" in fewer.stderr
+
+
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flag = tmp_path / "interrupt"
+    flag.touch()
+    program = "from tokentrace.cli import main; main()"
+    command = [sys.executable, "-c", program, "rollout", str(config), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 130, done.stderr
+    assert "of 6 rollouts are finished and kept; the same command goes on" in done.stderr
+    assert "Traceback" not in done.stderr
+    flag.unlink()
+    store = RolloutStore(out)
+    kept = len(store.finished)
+    assert 2 <= kept <= 3
+    unfinished = len(store.unfinished)
+    store.close()
+    resumed = run(config, "-o", out, "--json", "-q")
+    metrics = json.loads(resumed.stdout)
+    assert (metrics["rollouts"], metrics["resumed"], metrics["unfinished_before"]) == (6, kept, unfinished)
+    assert len(list(read_samples(out / "rows.parquet"))) == 6
+
+
+def test_rollouts_that_fail_are_exit_code_1_and_can_be_tried_again(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flag = tmp_path / "fail"
+    flag.touch()
+    config.write_text(RUN + "advantages: group\n", encoding="utf-8")
+    failed = run(config, "-o", out)
+    assert failed.exit_code == 1
+    assert "failed 3" in failed.stdout
+    assert "3 rollouts have no reward, and their rows no advantages" in failed.stdout
+    assert sum(sample.advantages is None for sample in read_samples(out / "rows.parquet")) == 3
+    assert "--retry runs them again" in failed.stdout
+    assert "RuntimeError: the judge is ill" in (out / "rollouts.jsonl").read_text(encoding="utf-8")
+    flag.unlink()
+    assert run(config, "-o", out).exit_code == 1, "finished is finished"
+    retried = run(config, "-o", out, "--retry", "--json")
+    assert retried.exit_code == 0, retried.output
+    metrics = json.loads(retried.stdout)
+    assert (metrics["retried"], metrics["resumed"], metrics["reward"]) == (3, 3, 0.5)
+
+
+def test_without_pyarrow_all_but_the_rows_is_kept(config: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as without:
+        for name in ("pyarrow", "pyarrow.parquet"):
+            without.setitem(sys.modules, name, None)
+        result = run(config, "-o", out)
+    assert result.exit_code == 2
+    assert "pyarrow is missing: no rows will be written" in result.stderr
+    assert "install tokentrace[data]; the trajectories are kept" in result.stderr
+    assert json.loads((out / "metrics.json").read_text(encoding="utf-8"))["rollouts"] == 6
+    assert not (out / "rows.parquet").exists()
+    assert run(config, "-o", out).exit_code == 0
+    assert len(list(read_samples(out / "rows.parquet"))) == 6
+
+
+def test_errors_are_one_line_with_the_place(config: Path, tmp_path: Path) -> None:
+    config.write_text(RUN + "concurency: 3\n", encoding="utf-8")
+    result = run(config, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"error: {config}, line 8: concurency: no such setting; did you mean 'concurrency'?"
+    )
+    nobody = "{kind: llama.cpp, url: 'http://127.0.0.1:9', http: {retries: 0}}"
+    config.write_text(RUN.replace("{kind: embedded}", nobody) + f"tokenizer: {POCKET}\n", encoding="utf-8")
+    result = run(config, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {config}, line 1: engine.url: http://127.0.0.1:9: ")
+    assert run(tmp_path / "none.yaml").exit_code == 2
+
+
+# -- a server, and data of one's own
+
+RENDERER = create_renderer(POCKET)
+CALL = RENDERER.tokenizer.encode('<tool_call>\n{"name": "secret", "arguments": {}}\n</tool_call><|end|>').tolist()
+ANSWER = RENDERER.tokenizer.encode("It is 42.<|end|>").tolist()
+TOOL = """\
+from tokentrace.rollout.tools import BaseTool
+
+class Secret(BaseTool):
+    async def create(self, instance_id, **kwargs):
+        self.known = {**getattr(self, "known", {}), instance_id: kwargs["word"]}
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        return self.config["before"] + self.known[instance_id], 0.25, None
+
+    async def calc_reward(self, instance_id, **kwargs):
+        return 1.0
+
+    async def release(self, instance_id, **kwargs):
+        del self.known[instance_id]
+"""
+TOOLS_FILE = """\
+tools:
+  - class_name: secret_tool.Secret
+    config: {before: "the word is "}
+    tool_schema:
+      type: function
+      function: {name: secret, description: Tell., parameters: {type: object, properties: {}}}
+"""
+
+
+class LlamaCpp(ThreadingHTTPServer):
+    """Answers as llama.cpp does: a call first, then an answer. `broken`: 500 for every completion."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.prompts: list[list[int]] = []
+        self.broken = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: LlamaCpp
+
+    def do_GET(self) -> None:
+        props = {"default_generation_settings": {"n_ctx": 4096}, "model_alias": "fake"}
+        self._answer(200 if self.path == "/props" else 404, props)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.broken:
+            self._answer(500, {"error": {"message": "out of order"}})
+            return
+        prompt = body["prompt"]
+        self.server.prompts.append(prompt)
+        ids = ANSWER if "the word is" in RENDERER.tokenizer.decode(prompt) else CALL
+        entries = [{"id": one, "prob": 0.5} for one in ids]
+        answer = {
+            "tokens": ids,
+            "tokens_evaluated": len(prompt),
+            "stop_type": "eos",
+            "completion_probabilities": entries,
+        }
+        self._answer(200, answer)
+
+    def _answer(self, status: int, value: Any) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def servers() -> Iterator[list[LlamaCpp]]:
+    made = [LlamaCpp(), LlamaCpp()]
+    yield made
+    for one in made:
+        one.shutdown()
+        one.server_close()
+
+
+def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers: list[LlamaCpp]) -> None:
+    config = tmp_path / "run.yaml"
+    (tmp_path / "secret_tool.py").write_text(TOOL, encoding="utf-8")
+    (tmp_path / "tools.yaml").write_text(TOOLS_FILE, encoding="utf-8")
+    rows = [
+        {"prompt": f"What is the word {number}?", "level": number, "tools_kwargs": {"secret": {"word": f"w{number}"}}}
+        for number in range(4)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    urls = ", ".join(server.url for server in servers)
+    config.write_text(
+        f"engine: {{kind: llama.cpp, urls: [{urls}], http: {{retries: 0}}}}\ntokenizer: {POCKET}\n"
+        "tools_file: tools.yaml\ndata: {file: rows.jsonl}\noutput: out\n",
+        encoding="utf-8",
+    )
+    out = tmp_path / "out"
+    for server in servers:
+        server.broken = True
+    failed = run(config, "-o", out)
+    assert failed.exit_code == 1, failed.output
+    assert "engine 4" in failed.stdout
+    for server in servers:
+        server.broken = False
+    result = run(config, "-o", out, "--retry", "--json", "-q")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout)
+    assert (metrics["ends"], metrics["tool_calls"], metrics["reward"]) == ({"answer": 4}, 4, 1.25)
+    store = RolloutStore(out)
+    streams = [trajectory.stream().tolist() for _, trajectory in store.trajectories()]
+    finished = {row["metadata"]["level"]: row["messages"] for row in store.finished}
+    store.close()
+    assert [finished[number][2]["content"] for number in range(4)] == [f"the word is w{number}" for number in range(4)]
+    assert all(server.prompts for server in servers), "both were used"
+    for prompt in [prompt for server in servers for prompt in server.prompts]:
+        assert any(stream[: len(prompt)] == prompt for stream in streams), "what was sent is what is kept"
+    trained = [sample.ids[sample.mask].tolist() for sample in read_samples(out / "rows.parquet")]
+    assert trained == [CALL + ANSWER] * 4

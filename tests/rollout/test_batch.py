@@ -1,0 +1,203 @@
+"""Many rollouts: groups, seeds that depend on nothing but the seed and the place, and what cancelling keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokentrace import InputError, create_renderer
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines.scripted import Fault, ScriptedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.batch import Summary, grouped, run_rollouts
+from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
+from tokentrace.rollout.store import RolloutStore
+from tokentrace.rollout.tools import as_tools
+
+RENDERER = create_renderer(POCKET)
+QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
+ANSWER = RENDERER.tokenizer.encode("It is 42.<|end|>")
+TASKS = [Task(QUESTION, name=f"q{number}", metadata={"level": number}) for number in range(5)]
+
+
+def scripted(**options: Any) -> ScriptedEngine:
+    return ScriptedEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
+
+
+def test_groups_share_a_prompt_and_have_names_of_their_own() -> None:
+    tasks = list(grouped([*TASKS[:2], Task(QUESTION)], 3))
+    assert [task.name for task in tasks] == [f"{name}-{at}" for name in ("q0", "q1", "task-00002") for at in range(3)]
+    assert tasks[4].metadata == {"level": 1, "group": "q1", "member": 1}
+    assert [task.name for task in grouped(TASKS, 1)] == [task.name for task in TASKS]
+
+
+def seeds(concurrency: int, store: RolloutStore | None = None) -> dict[str, list[int | None]]:
+    """The seeds that each rollout samples with."""
+
+    async def latency(_: int) -> None:
+        for _ in range(len(engine.requests) % 3):  # some take longer than others
+            await asyncio.sleep(0)
+
+    engine = scripted(latency=latency)
+    tasks = grouped(TASKS, 3)
+    asyncio.run(run_rollouts(Agent(engine, RENDERER), tasks, concurrency=concurrency, seed=11, store=store))
+    out: dict[str, list[int | None]] = {}
+    for request in engine.requests:
+        out.setdefault(str(request.session), []).append(request.sampling.seed)
+    return out
+
+
+def test_seeds_are_the_same_however_many_run_at_once_and_whatever_was_finished_before(tmp_path: Path) -> None:
+    one = seeds(1)
+    assert len({seed for all_ in one.values() for seed in all_}) == 15, "no two sample alike"
+    assert one == seeds(4) == seeds(64)
+    store = RolloutStore(tmp_path)
+    agent = Agent(scripted(), RENDERER)
+    asyncio.run(run_rollouts(agent, list(grouped(TASKS, 3))[:7], store=store, seed=11))
+    rest = seeds(2, store)
+    assert rest == {name: one[name] for name in list(one)[7:]}
+    store.close()
+
+
+def test_cancelling_keeps_what_is_finished(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path)
+    enough = asyncio.Event()
+
+    async def latency(_: int) -> None:
+        if len(engine.requests) > 4:
+            await asyncio.Event().wait()  # never
+
+    engine = scripted(latency=latency)
+    finished: list[str] = []
+
+    def done(rollout: Rollout) -> None:
+        finished.append(rollout.task.name)
+        if len(finished) == 4:
+            enough.set()
+
+    async def go() -> None:
+        running = asyncio.create_task(
+            run_rollouts(Agent(engine, RENDERER), grouped(TASKS, 2), concurrency=2, store=store, done=done)
+        )
+        await enough.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(go())
+    assert len(finished) == 4
+    assert {row["name"] for row in store.finished} == set(finished)
+    assert store.unfinished
+    store.close()
+    again = RolloutStore(tmp_path)
+    summary = asyncio.run(run_rollouts(Agent(scripted(), RENDERER), grouped(TASKS, 2), store=again))
+    assert (summary.rollouts, summary.resumed) == (10, 4)
+    assert not again.unfinished
+    again.close()
+
+
+def test_a_rollout_that_is_being_written_when_cancelled_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RolloutStore(tmp_path)
+    finish = store.finish
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+
+        def slow(rollout: Rollout) -> None:
+            loop.call_soon_threadsafe(running.cancel)
+            finish(rollout)
+
+        monkeypatch.setattr(store, "finish", slow)
+        running = asyncio.create_task(run_rollouts(Agent(scripted(), RENDERER), TASKS[:1], concurrency=1, store=store))
+        await asyncio.wait([running])
+        assert store.is_finished("q0"), "it is there when the run ends, not some time later"
+
+    asyncio.run(go())
+    store.close()
+
+
+def test_what_goes_wrong_outside_of_rollouts_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RolloutStore(tmp_path)
+
+    def full(_: Rollout) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(store, "finish", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        asyncio.run(run_rollouts(Agent(scripted(), RENDERER), TASKS, store=store))
+    store.close()
+    with pytest.raises(InputError, match="0 rollouts at a time"):
+        asyncio.run(run_rollouts(Agent(scripted(), RENDERER), TASKS, concurrency=0))
+
+
+def test_failures_are_counted_and_the_others_go_on() -> None:
+    engine = scripted()
+    engine.faults.extend([None, Fault.DIES, None])
+    summary = asyncio.run(run_rollouts(Agent(engine, RENDERER, reward=lambda _: 1.0), TASKS, concurrency=1))
+    assert summary.ends == {End.ANSWER: 4, End.ENGINE: 1}
+    assert summary.reward == 1.0
+    assert summary.described()["samples_per_rollout"] == 0.8, "the one that died had sampled nothing"
+    assert math.isnan(Summary().reward)
+    assert Summary().described()["tokens_per_second"] is None
+
+
+def test_odd_rewards_are_failures_and_not_rows_that_cannot_be_written() -> None:
+    for reward in (math.nan, math.inf):
+        agent = Agent(scripted(), RENDERER, reward=lambda _, value=reward: value)
+        rollout = asyncio.run(agent.run(TASKS[0]))
+        assert (rollout.end, rollout.reward) == (End.FAILED, None)
+        assert "the reward is" in rollout.notes[-1]
+
+
+def test_a_turn_has_no_more_tokens_than_the_sampling_allows() -> None:
+    engine = scripted()
+    rollout = asyncio.run(Agent(engine, RENDERER, sampling=SamplingParams(3)).run(TASKS[0]))
+    assert engine.requests[0].sampling.max_tokens == 3
+    assert (rollout.end, rollout.trajectory.num_sampled) == (End.LENGTH, 3)
+
+
+def test_functions_that_hang_hold_up_neither_other_calls_nor_the_end(tmp_path: Path) -> None:
+    gate = threading.Event()
+    call = RENDERER.tokenizer.encode('<tool_call>\n{"name": "hang", "arguments": {}}\n</tool_call><|end|>')
+
+    def hang() -> str:
+        """Never come back."""
+        gate.wait()
+        return ""
+
+    def script(prompt: Any, _: SamplingParams) -> Any:
+        return ANSWER if "longer than" in RENDERER.tokenizer.decode(prompt) else call
+
+    engine = ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
+    agent = Agent(engine, RENDERER, tools=as_tools([hang]), budget=Budget(tool_timeout=0.01))
+    store = RolloutStore(tmp_path)
+    tasks = list(grouped(TASKS, 16))  # more than the threads that an event loop shares
+    summary = asyncio.run(run_rollouts(agent, tasks, store=store))
+    gate.set()
+    store.close()
+    assert (summary.rollouts, summary.tool_errors, summary.ends) == (80, 80, {"answer": 80})
+
+
+def test_a_function_that_exits_or_stops_is_a_result_like_any_other() -> None:
+    def leave() -> str:
+        """Leave."""
+        raise SystemExit(3)
+
+    def stop() -> str:
+        """Stop."""
+        raise StopIteration
+
+    calls = "".join(f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>' for name in ("leave", "stop"))
+    turns = iter([RENDERER.tokenizer.encode(f"{calls}<|end|>"), ANSWER])
+    engine = ScriptedEngine(lambda *_: next(turns), vocab_size=RENDERER.tokenizer.vocabulary.size)
+    rollout = asyncio.run(Agent(engine, RENDERER, tools=as_tools([leave, stop])).run(TASKS[0]))
+    assert rollout.end is End.ANSWER
+    assert rollout.messages[2]["content"] == "error: RuntimeError: SystemExit: 3"
+    assert rollout.messages[3]["content"].startswith("error: RuntimeError")

@@ -1,0 +1,265 @@
+"""Configurations: what they make, and errors that name the line, the key and the fix."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokentrace import InputError
+from tokentrace.engines.http import HTTPSettings
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.batch import row_task
+from tokentrace.rollout.config import (
+    ConfigError,
+    load_interaction,
+    load_object,
+    load_tools,
+    read_config,
+)
+from tokentrace.rollout.cutting import Keep
+from tokentrace.rollout.loop import Budget
+from tokentrace.rollout.questions import FollowUps, question_reward
+from tokentrace.rollout.setup import read_run
+from tokentrace.rollout.tools import as_tools
+
+TOOLS = '''
+from tokentrace.rollout.interactions import BaseInteraction
+from tokentrace.rollout.tools import BaseTool
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+def judge(rollout):
+    return 0.5
+
+class Table(BaseTool):
+    def __init__(self, config, tool_schema):
+        self.size = config["size"]
+        super().__init__(config, tool_schema)
+
+class User(BaseInteraction):
+    pass
+'''
+SCHEMA = "{type: function, function: {name: table, description: A table., parameters: {type: object, properties: {}}}}"
+POCKET_RUN = """\
+engine: {kind: embedded}
+data:
+  questions: {count: 2}
+output: out
+"""
+FILE_RUN = """\
+engine: {kind: embedded}
+data: {file: rows.jsonl}
+output: out
+"""
+
+
+def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    (folder / "own_tools.py").write_text(TOOLS, encoding="utf-8")
+    path = folder / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def test_pockets_own_questions_need_four_lines(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path, POCKET_RUN))
+    assert [task.name for task in run.tasks] == ["held_back-0-0", "held_back-0-1"]
+    assert run.reward is question_reward
+    assert isinstance(run.interaction, FollowUps)
+    assert (run.output, run.concurrency, run.seed, run.advantages) == (Path("out"), 64, None, None)
+
+
+def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
+    text = f"""\
+        engine: {{kind: embedded}}
+        renderer: {{control_tokens: reject, kwargs: {{}}}}
+        tools:
+          - function: own_tools:add
+            name: plus
+          - class_name: own_tools.Table
+            config: {{size: 3}}
+            tool_schema: {SCHEMA}
+        interaction: {{class_name: "./own_tools.py:User", config: {{name: someone}}}}
+        data: {{file: rows.jsonl, limit: 2}}
+        sampling: {{temperature: 0.5, top_p: 0.9, top_k: 20, seed: 7, max_tokens: 99}}
+        budget: {{turns: 3, tool_seconds: 2, result_keep: tail, context: null}}
+        reward: own_tools:judge
+        rollouts_per_task: 3
+        advantages: group
+        concurrency: 5
+        output: out
+        """
+    rows = [
+        '{"prompt": "one?", "answer": 1, "reward": 9, "tools_kwargs": {"table": {"create_kwargs": {"k": 1}}}}',
+        '{"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}], '
+        '"extra_info": {"interaction_kwargs": {"mood": "good"}}}',
+        '{"prompt": "never read", "completion": "x"}',
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    run = read_run(written(tmp_path, text), concurrency=6)
+    assert [tool.name for tool in run.tools] == ["plus", "table"]
+    assert run.interaction is not None
+    assert run.interaction.name == "someone"
+    assert (run.sampling.temperature, run.sampling.top_p, run.sampling.top_k) == (0.5, 0.9, 20)
+    assert (run.sampling.seed, run.seed) == (None, 7), "one seed for all would make the rollouts of a group the same"
+    assert run.budget == Budget(turns=3, turn_tokens=99, tool_seconds=2, result_keep=Keep.TAIL)
+    assert (run.concurrency, run.advantages) == (6, "group")
+    assert [task.name for task in run.tasks] == [f"row-00000{row}-{at}" for row in (0, 1) for at in range(3)]
+    first, second = run.tasks[0], run.tasks[3]
+    assert first.messages == [{"role": "user", "content": "one?"}]
+    assert first.tool_settings == {"table": {"k": 1}}
+    assert first.metadata == {"answer": 1, "data_reward": 9, "group": "row-000000", "member": 0}
+    assert second.messages == [{"role": "user", "content": "two?"}]
+    assert second.interaction_settings == {"mood": "good"}
+
+
+BAD = {
+    "unknown key": (POCKET_RUN + "sampelling: {}\n", r"run.yaml, line 5: sampelling: no such .*mean 'sampling'\?"),
+    "nested key": (
+        POCKET_RUN + "budget:\n  turns: 3\n  turn_token: 5\n",
+        r"line 7: budget.turn_token: .*'turn_tokens'",
+    ),
+    "wrong type": (POCKET_RUN + "budget:\n  turns: many\n", "line 6: budget.turns: must be a whole number, not 'many'"),
+    "true is no number": (POCKET_RUN + "concurrency: true\n", "line 5: concurrency: must be a whole number, not True"),
+    "too small": (POCKET_RUN + "concurrency: 0\n", "line 5: concurrency: must be at least 1, not 0"),
+    "no budget": (POCKET_RUN + "budget: {turns: 0}\n", "line 5: budget.turns: must be more than 0"),
+    "empty value": (POCKET_RUN + "budget: {turns: }\n", "line 5: budget.turns: has no value"),
+    "odd choice": (
+        POCKET_RUN + "budget: {result_keep: haed}\n",
+        "result_keep: there is no 'haed'; did you mean 'head'",
+    ),
+    "sampling": (POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n", "line 7: sampling.top_p: top_p cannot be 2"),
+    "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
+    "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
+    "negative seed": (POCKET_RUN + "seed: -1\n", "line 5: seed: must be at least 0, not -1"),
+    "not a mapping": (POCKET_RUN + "sampling: 3\n", "line 5: sampling: must be a mapping of settings, not 3"),
+    "twice": (POCKET_RUN + "output: x\n", "line 5: 'output' is there twice"),
+    "no YAML": ("engine: {kind: embedded\ndata: [\n", "line 2, column 5: not valid YAML"),
+    "no mapping": ("- 1\n", "must be a mapping of settings"),
+    "bad date": (POCKET_RUN + "seed: 2024-13-45\n", "line 5: seed: '2024-13-45' cannot be read"),
+    "itself": ("engine: &a {kind: *a}\n", "nested too deeply, or an anchor"),
+    "no engine": ("data: {questions: {count: 1}}\n", "'engine' is missing"),
+    "engine kind": (
+        POCKET_RUN.replace("embedded", "vlm"),
+        "line 1: engine.kind: there is no 'vlm'; did you mean 'vllm'",
+    ),
+    "no url": (POCKET_RUN.replace("embedded", "vllm") + f"tokenizer: {POCKET}\n", "line 1: engine: .*address of vllm"),
+    "no tokenizer": (POCKET_RUN.replace("embedded", "sglang"), "'tokenizer' is missing: .* that sglang serves"),
+    "embedded url": (POCKET_RUN.replace("embedded", "embedded, url: x"), "line 1: engine.url: no such setting"),
+    "no output": (POCKET_RUN.replace("output: out\n", ""), "'output' is missing"),
+    "question kind": (POCKET_RUN.replace("2}", "2, kinds: [riddle]}"), "line 3: data.questions.kinds: .*'riddle'"),
+    "split": (POCKET_RUN.replace("2}", "2, split: trian}"), "split: there is no 'trian'; did you mean 'train'"),
+    "no file": (FILE_RUN, "line 2: data.file: there is no file or folder 'rows.jsonl'"),
+    "no data": (FILE_RUN.replace("file: rows.jsonl", "limit: 2"), "line 2: data: 'file' is missing"),
+    "reward": (
+        POCKET_RUN + "reward: own_tools:jugde\n",
+        r"line 5: reward: own_tools has no jugde; did you mean 'judge'\?",
+    ),
+    "reward module": (POCKET_RUN + "reward: nowhere:judge\n", "line 5: reward: nowhere cannot be imported"),
+    "no name": (POCKET_RUN + "reward: judge\n", "line 5: reward: 'judge' must be module:name"),
+    "tool class": (
+        POCKET_RUN + "tools:\n  - class_name: own_tools.User\n",
+        "line 6: tools.0.class_name: is no subclass",
+    ),
+    "tool making": (
+        POCKET_RUN + "tools:\n  - class_name: own_tools.Table\n",
+        "class_name: cannot be made: KeyError: 'size'",
+    ),
+    "tool key": (POCKET_RUN + "tools:\n  - clas_name: x\n", "line 6: tools.0.clas_name: .*mean 'class_name'"),
+    "class as function": (POCKET_RUN + "tools: [{function: own_tools.Table}]\n", "is no function; a class is named by"),
+    "same tool": (
+        POCKET_RUN + "tools: [{function: own_tools.add}, {function: own_tools.add}]\n",
+        "two tools are called",
+    ),
+    "questions and tools": (POCKET_RUN + "tools: [{function: own_tools.add}]\n", "line 5: tools: pocket's questions"),
+    "tools file": (POCKET_RUN + "tools_file: none.yaml\n", "line 5: tools_file: there is no file"),
+    "interaction": (POCKET_RUN + "interaction: {class_name: own_tools.Table}\n", "line 5: .*BaseInteraction"),
+    "renderer": (POCKET_RUN + "renderer: {control_tokens: odd}\n", "line 5: renderer: .*control_tokens"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), list(BAD.values()), ids=list(BAD))
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        read_run(written(tmp_path, text))
+    assert "run.yaml" in str(raised.value)
+
+
+def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, FILE_RUN)
+    for row, said in {
+        '{"prompt": "x"}\n{"text": 1}': "rows.jsonl, row 2: .*holds no conversation",
+        '{"prompt": "x"}\n{"prompt"': "rows.jsonl, row 2: not valid JSON",
+        '{"messages": [{"role": "assistant", "content": "x"}]}': "no message that a model could answer",
+        '{"prompt": "x", "tools_kwargs": [1]}': "tools_kwargs",
+        '{"prompt": "x", "tools_kwargs": "{"}': "not valid JSON",
+        '{"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}': "there is no tool 'f'",
+        '{"prompt": "x", "chat_template_kwargs": {"a": 1}}': "renderer.kwargs",
+    }.items():
+        (tmp_path / "rows.jsonl").write_text(row, encoding="utf-8")
+        with pytest.raises(ConfigError, match=f"line 2: data.file: .*{said}"):
+            read_run(path)
+
+
+def test_a_row_chooses_among_the_tools_by_name() -> None:
+    def one() -> None:
+        """One."""
+
+    def two() -> None:
+        """Two."""
+
+    tools = as_tools([one, two])
+    row: dict[str, Any] = {"prompt": [{"role": "user", "content": "?"}], "tools": [tools[1].tool_schema]}
+    task = row_task(row, tools, name="x")
+    assert task.tools == [tools[1]]
+    assert row_task([{"role": "user", "content": "?"}], tools).tools is None
+
+
+def test_tools_and_interactions_have_files_of_their_own(tmp_path: Path) -> None:
+    text = f"""\
+        tools:
+          - class_name: "own_tools.Table"
+            config: {{size: 3}}
+            tool_schema: {SCHEMA}
+        """
+    tools = load_tools(written(tmp_path, text, "tools.yaml"))
+    assert (tools[0].name, tools[0].config) == ("table", {"size": 3})
+    for said in ("{class_name: own_tools.User, config: {}}", "[{class_name: own_tools.User}]"):
+        user = load_interaction(written(tmp_path, f"interaction: {said}\n", "user.yaml"))
+        assert user.name == "User"
+    written(tmp_path, "interaction: []\n", "none.yaml")
+    with pytest.raises(ConfigError, match=r"none.yaml, line 1: interaction: there must be one"):
+        load_interaction(tmp_path / "none.yaml")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}', encoding="utf-8")
+    run = read_run(written(tmp_path, FILE_RUN + "tools_file: tools.yaml\ninteraction_file: user.yaml\n"))
+    assert [tool.name for tool in run.tools] == ["table"]
+    assert run.settings["tools_file"]["tools"][0]["config"] == {"size": 3}, "what the file says, not its name alone"
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.py").write_text(f"value = {name!r}\n", encoding="utf-8")
+    assert [load_object("same.py:value", tmp_path / name) for name in ("a", "b")] == ["a", "b"]
+    (tmp_path / "broken.py").write_text("def (\n", encoding="utf-8")
+    for _ in range(2):  # a module that failed is not half there the second time
+        with pytest.raises(InputError, match=r"broken.py cannot be imported: SyntaxError"):
+            load_object("broken.py:value", tmp_path)
+
+
+def test_addresses_and_secrets_are_not_written_down(tmp_path: Path) -> None:
+    engine = "engine: {kind: vllm, urls: [http://a, http://b], http: {retries: 2, headers: {Authorization: secret}}}\n"
+    text = engine + f"tokenizer: {POCKET}\n" + POCKET_RUN.partition("\n")[2]
+    run = read_run(written(tmp_path, text))
+    assert run.settings["engine"] == {"kind": "vllm"}
+    section = read_config(tmp_path / "run.yaml").section("engine")
+    assert section is not None
+    http = section.section("http")
+    assert http is not None
+    made = http.make(HTTPSettings)
+    assert (made.retries, made.headers) == (2, {"Authorization": "secret"})
+    assert made.connect_timeout == 10.0

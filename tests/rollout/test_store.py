@@ -1,0 +1,235 @@
+"""What is on the disk: finished rollouts whole, unfinished ones known, whenever and however the process ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokentrace import InputError, Trajectory, create_renderer
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.batch import grouped, run_rollouts
+from tokentrace.rollout.loop import Agent, End, Rollout, Task
+from tokentrace.rollout.store import (
+    JOURNAL,
+    RUN,
+    TRAJECTORIES,
+    RolloutStore,
+    check_run,
+    discard_run,
+    group_advantages,
+)
+from tokentrace.trajectory import storage
+
+ROOT = Path(__file__).parents[2]
+
+
+def a_rollout(name: str, reward: float | None = 1.0, end: End = End.ANSWER, **metadata: Any) -> Rollout:
+    trajectory = Trajectory(name=name, metadata=metadata)
+    trajectory.begin([1, 2, 3], messages=1)
+    trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
+    task = Task([{"role": "user", "content": "?"}], name=name, metadata=metadata)
+    return Rollout(task, trajectory, [], list(task.messages), end=end, reward=reward, turns=1)
+
+
+def stored(folder: Path, *rollouts: Rollout) -> RolloutStore:
+    store = RolloutStore(folder)
+    for rollout in rollouts:
+        store.start(rollout.task.name)
+        store.finish(rollout)
+    return store
+
+
+def test_a_rollout_is_on_the_disk_before_the_journal_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = stored(tmp_path)
+    journal = tmp_path / JOURNAL
+    store.start("one")
+
+    def save(*_: object) -> None:
+        assert b"finished" not in journal.read_bytes()
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tokentrace.rollout.store.save_trajectory", save)
+        with pytest.raises(OSError, match="full"):
+            store.finish(a_rollout("one"))
+    assert (store.finished, store.unfinished) == ([], ["one"])
+    store.finish(a_rollout("one"))
+    assert store.is_finished("one")
+    store.close()
+    again = RolloutStore(tmp_path)
+    ((row, trajectory),) = again.trajectories()
+    assert (row["name"], row["metrics"]["reward"], trajectory.num_sampled) == ("one", 1.0, 2)
+    (sample,) = again.samples()
+    assert (sample.reward, sample.trained) == (1.0, 2)
+    again.close()
+
+
+def test_a_journal_may_end_anywhere(tmp_path: Path) -> None:
+    stored(tmp_path, a_rollout("é one"), a_rollout("two")).close()
+    whole = (tmp_path / JOURNAL).read_bytes()
+    lines = whole.splitlines(keepends=True)
+    ends = [at for at, byte in enumerate(whole, 1) if byte == ord("\n")]
+    for cut in sorted({*range(0, len(whole), 11), *ends, *(end - 1 for end in ends)}):
+        (tmp_path / JOURNAL).write_bytes(whole[:cut])
+        store = RolloutStore(tmp_path)
+        left = whole[:cut].count(b"\n")
+        assert len(store.finished) == left // 2
+        assert len(store.unfinished) == left % 2
+        store.start("next")
+        store.close()
+        assert (tmp_path / JOURNAL).read_bytes() == b"".join(lines[:left]) + b'{"event": "started", "name": "next"}\n'
+
+
+def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_text('{"event": "started", "name": "a"}\n{"event": "eaten"}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"rollouts.jsonl, line 2: not a line"):
+        RolloutStore(tmp_path)
+
+
+def test_names_that_no_file_can_have_do_not_meet(tmp_path: Path) -> None:
+    names = ["a/b", "a_b", "a?b", "..", "x" * 500, "x" * 501, "日本", ""]
+    store = stored(tmp_path, *(a_rollout(name, reward=float(at)) for at, name in enumerate(names)))
+    assert [trajectory.name for _, trajectory in store.trajectories()] == names
+    assert len(list((tmp_path / TRAJECTORIES).iterdir())) == len(names)
+    store.close()
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    store = stored(tmp_path, a_rollout("one"))
+    with pytest.raises(InputError, match="another process writes"):
+        RolloutStore(tmp_path)
+    with pytest.raises(InputError, match="another process writes"):
+        discard_run(tmp_path)
+    store.close()
+    discard_run(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_ended_badly_can_be_run_again(tmp_path: Path) -> None:
+    store = stored(tmp_path, a_rollout("good"), a_rollout("bad", None, End.ENGINE))
+    assert store.run_again(["engine"]) == ["bad"]
+    store.close()
+    store = RolloutStore(tmp_path)
+    assert [row["name"] for row in store.finished] == ["good"]
+    store.finish(a_rollout("bad", 0.5))
+    assert [row["metrics"]["reward"] for row in store.finished] == [1.0, 0.5]
+    store.close()
+
+
+def test_other_settings_are_refused_by_name_once_something_was_run(tmp_path: Path) -> None:
+    check_run(tmp_path, {"sampling": {"temperature": 1.0}})
+    check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
+    stored(tmp_path, a_rollout("one")).close()
+    check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
+    with pytest.raises(InputError, match=r"sampling.temperature was 0.7 and is 1.0 now"):
+        check_run(tmp_path, {"sampling": {"temperature": 1.0}, "seed": 1})
+    with pytest.raises(InputError, match="seed was 1 and is null now"):
+        check_run(tmp_path, {"sampling": {"temperature": 0.7}})
+    (tmp_path / RUN).unlink()
+    with pytest.raises(InputError, match=r"no run.json"):
+        check_run(tmp_path, {})
+    (tmp_path / "mine.txt").write_text("kept", encoding="utf-8")
+    discard_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
+    rewards = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 1.0], "c": [3.0], "d": [0.5, None, 2.5]}
+    store = stored(
+        tmp_path, *(a_rollout(f"{g}{at}", one, group=g) for g, all_ in rewards.items() for at, one in enumerate(all_))
+    )
+    found = group_advantages(store.finished)
+    assert "d1" not in found, "no reward, no advantage"
+    for group in rewards:
+        assert sum(value for name, value in found.items() if name[0] == group) == pytest.approx(0, abs=1e-9)
+    assert found["a0"] == pytest.approx(0.5 / np.std([1, 0, 0, 1], ddof=1), rel=1e-5)
+    assert found["b0"] == found["c0"] == 0
+    by_name = {sample.name: sample for sample in store.samples(advantages="group")}
+    advantages = by_name["a0"].advantages
+    assert advantages is not None
+    assert advantages.tolist() == pytest.approx([0, 0, 0, found["a0"], found["a0"]])
+    assert by_name["d1"].advantages is None
+    store.close()
+
+
+# -- the process is killed
+
+TASKS = [Task([{"role": "user", "content": f"Question {number}?"}], name=f"q{number}") for number in range(6)]
+
+
+def run_all(folder: Path, kill_after: int | None = None) -> RolloutStore:
+    """Twelve rollouts whose answers depend on their seeds; after so many, says so and waits to be killed."""
+    renderer = create_renderer(POCKET)
+    (stop, *_) = renderer.get_stop_token_ids()
+
+    def script(_: Any, sampling: SamplingParams) -> list[int]:
+        return [*np.random.default_rng(sampling.seed).integers(300, 4000, 20).tolist(), stop]
+
+    async def latency(_: int) -> None:
+        await asyncio.sleep(0)
+
+    engine = ScriptedEngine(script, vocab_size=renderer.tokenizer.vocabulary.size, latency=latency)
+    store = RolloutStore(folder)
+    count = 0
+
+    def done(_: Rollout) -> None:
+        nonlocal count
+        count += 1
+        if count == kill_after:
+            print("ready", flush=True)
+            sys.stdin.read()
+
+    asyncio.run(run_rollouts(Agent(engine, renderer), grouped(TASKS, 2), concurrency=4, store=store, seed=3, done=done))
+    return store
+
+
+def test_a_killed_process_leaves_finished_rollouts_whole_and_the_rest_is_run_again(tmp_path: Path) -> None:
+    program = f"from tests.rollout.test_store import *; run_all(Path({str(tmp_path / 'killed')!r}), 3)"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGKILL)
+    store = RolloutStore(tmp_path / "killed")
+    finished = {row["name"] for row in store.finished}
+    assert 3 <= len(finished) < 12
+    assert store.unfinished, "some were under way"
+    assert finished.isdisjoint(store.unfinished)
+    for row, trajectory in store.trajectories():
+        trajectory.check()
+        assert trajectory.num_sampled == row["metrics"]["sampled"]
+    store.close()
+
+    resumed, whole = run_all(tmp_path / "killed"), run_all(tmp_path / "whole")
+    assert not resumed.unfinished
+    ids = [
+        {row["name"]: trajectory.stream().tolist() for row, trajectory in one.trajectories()}
+        for one in (resumed, whole)
+    ]
+    assert len(ids[0]) == 12
+    assert ids[0] == ids[1], "as if nothing had happened"
+    started = [json.loads(line) for line in (tmp_path / "killed" / JOURNAL).read_bytes().splitlines()]
+    assert sum(row["event"] == "finished" for row in started) == 12, "nothing finished was run again"
+    resumed.close()
+    whole.close()
+
+
+def test_a_trajectory_that_was_cut_off_is_an_error_and_no_row(tmp_path: Path) -> None:
+    store = stored(tmp_path, a_rollout("one"))
+    (path,) = (tmp_path / TRAJECTORIES).iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    assert storage.load_trajectory(path).truncated
+    with pytest.raises(Exception, match=r"one.tt"):
+        list(store.samples())
+    store.close()
