@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
     from .data.tables import read_samples, write_samples
     from .data.tokenizing import TokenizeSettings, tokenize_rows
+    from .engines.embedded import EmbeddedEngine
+    from .engines.protocol import Engine, EngineError, SamplingParams
     from .errors import (
         ControlTokenError,
         ExtensionError,
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
     from .parsing.response import CallStatus, ParsedResponse, ParsedToolCall
     from .rendered import RenderedTokens, TokenSpan
     from .renderer import Renderer, RendererPool, create_renderer, create_renderer_pool
+    from .rollout.batch import run_rollouts
+    from .rollout.interactions import BaseInteraction
+    from .rollout.loop import Agent, Budget, Rollout, Task
+    from .rollout.tools import BaseTool
     from .splicing import splice_prefix
     from .template import ChatTemplate
     from .tokens import ControlPolicy, Tokenizer, load_tokenizer
@@ -60,16 +66,23 @@ if TYPE_CHECKING:
 # Loaded when first asked for: `import tokentrace` and `tokentrace --help` cost next to nothing.
 _HOMES = {
     "DIALECTS": "formats.dialects",
+    "Agent": "rollout.loop",
+    "BaseInteraction": "rollout.interactions",
+    "BaseTool": "rollout.tools",
     "Break": "trajectory.breaks",
     "BreakCause": "trajectory.breaks",
     "BridgeRefusal": "formats.seams",
     "BridgedTokens": "bridged",
+    "Budget": "rollout.loop",
     "CallGrammar": "formats.grammar",
     "CallStatus": "parsing.response",
     "ChatTemplate": "template",
     "ControlPolicy": "tokens",
     "ControlTokenError": "errors",
     "Dialect": "formats.dialects",
+    "EmbeddedEngine": "engines.embedded",
+    "Engine": "engines.protocol",
+    "EngineError": "engines.protocol",
     "ExtensionError": "errors",
     "Frame": "formats.grammar",
     "HistoryWarning": "data.supervised",
@@ -87,11 +100,14 @@ _HOMES = {
     "Renderer": "renderer",
     "RendererError": "errors",
     "RendererPool": "renderer",
+    "Rollout": "rollout.loop",
     "RolloutReport": "trajectory.rows",
     "Sample": "trajectory.samples",
     "SampleError": "errors",
+    "SamplingParams": "engines.protocol",
     "StreamingParser": "parsing.parser",
     "Supervision": "data.supervised",
+    "Task": "rollout.loop",
     "TemplateError": "errors",
     "TemplateLimitError": "errors",
     "TokenSpan": "rendered",
@@ -119,6 +135,7 @@ _HOMES = {
     "pack": "trajectory.packing",
     "read_samples": "data.tables",
     "report_rollouts": "trajectory.rows",
+    "run_rollouts": "rollout.batch",
     "save_trajectory": "trajectory",
     "splice_prefix": "splicing",
     "tokenize_files": "data.job",
@@ -132,16 +149,23 @@ _HOMES = {
 
 __all__ = [
     "DIALECTS",
+    "Agent",
+    "BaseInteraction",
+    "BaseTool",
     "Break",
     "BreakCause",
     "BridgeRefusal",
     "BridgedTokens",
+    "Budget",
     "CallGrammar",
     "CallStatus",
     "ChatTemplate",
     "ControlPolicy",
     "ControlTokenError",
     "Dialect",
+    "EmbeddedEngine",
+    "Engine",
+    "EngineError",
     "ExtensionError",
     "Frame",
     "HistoryWarning",
@@ -159,11 +183,14 @@ __all__ = [
     "Renderer",
     "RendererError",
     "RendererPool",
+    "Rollout",
     "RolloutReport",
     "Sample",
     "SampleError",
+    "SamplingParams",
     "StreamingParser",
     "Supervision",
+    "Task",
     "TemplateError",
     "TemplateLimitError",
     "TokenSpan",
@@ -191,6 +218,7 @@ __all__ = [
     "pack",
     "read_samples",
     "report_rollouts",
+    "run_rollouts",
     "save_trajectory",
     "splice_prefix",
     "tokenize_files",
