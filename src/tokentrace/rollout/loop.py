@@ -25,7 +25,7 @@ from ..renderer import Renderer
 from ..trajectory.trajectory import Trajectory
 from .cutting import Keep, cut_text
 from .interactions import BaseInteraction, as_reply
-from .tools import BaseTool, Toolbox, ToolResult, ToolUse
+from .tools import BaseTool, Toolbox, ToolResult, ToolUse, as_tools
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -149,7 +149,7 @@ class Agent:
         renderer: Renderer,
         *,
         sampling: SamplingParams | None = None,
-        tools: Sequence[BaseTool] = (),
+        tools: Sequence[BaseTool | Callable[..., Any]] = (),
         interaction: BaseInteraction | None = None,
         reward: Reward | None = None,
         budget: Budget | None = None,
@@ -157,7 +157,7 @@ class Agent:
     ) -> None:
         self.engine = engine
         self.renderer = renderer
-        self.tools = list(tools)
+        self.tools = as_tools(tools)
         self.interaction = interaction
         self.reward = reward
         self.budget = budget or Budget()
