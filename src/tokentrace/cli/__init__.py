@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -138,6 +140,17 @@ def supervision_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def one_blas_thread() -> None:
+    """Have NumPy multiply in one thread, unless the environment says otherwise.
+
+    The model's matrices are small: threads that wait for each other in between cost more than they do, and many times
+    more where cores are shared. NumPy reads this when it is imported, so there is nothing to do once it is.
+    """
+    if "numpy" not in sys.modules:
+        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

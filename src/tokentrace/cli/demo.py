@@ -2,31 +2,150 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import debug_option
+from . import debug_option, one_blas_thread
 
 if TYPE_CHECKING:
     from ..renderer import Renderer
+    from ..rollout.paths import PathReport, Progress
+    from ..trajectory.samples import Sample
 
 
-@click.command(short_help="Render the shipped example and write a report.")
+@click.command(short_help="Run rollouts by three client paths and compare them.")
+@click.option("-n", "--rollouts", type=click.IntRange(1), default=64, show_default=True, help="How many by each path.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the questions and the sampling.")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("tokentrace-demo.html"),
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("tokentrace-demo"),
     show_default=True,
-    help="Where the HTML report goes.",
+    help="The folder that rows, trajectories and the report go to.",
 )
+@click.option("--render", "render_", is_flag=True, help="Render the shipped example instead, and explain it.")
 @click.option("--open", "open_", is_flag=True, help="Show the report in a browser.")
 @debug_option
-def demo(*, output: Path, open_: bool) -> None:
-    """Render the shipped example with the embedded pocket model, show it, and write an HTML report."""
+def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool) -> None:
+    """Run agents on the embedded pocket model by three client paths, on the same questions with the same seeds.
+
+    Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The table tells
+    what that comes to: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
+    """
+    one_blas_thread()
+    output.mkdir(parents=True, exist_ok=True)
+    report = _show_example(output) if render_ else _compare(output, rollouts, seed)
+    if open_:
+        click.launch(str(report))
+
+
+def _compare(output: Path, rollouts: int, seed: int) -> Path:
+    import asyncio
+
+    from rich.console import Console
+
+    from ..pocket import POCKET
+    from ..renderer import create_renderer
+    from ..rollout.paths import compare_paths
+    from ..show.demo import demo_json, demo_page, demo_text
+
+    renderer = create_renderer(POCKET)
+    with _progress(rollouts) as progress:
+        reports = asyncio.run(compare_paths(renderer, rollouts=rollouts, seed=seed, progress=progress))
+    Console().print(demo_text(reports), soft_wrap=True)
+    click.echo()
+    for wrote in (_write_rows(output, reports, seed), _write_trajectories(output, reports)):
+        click.echo(wrote)
+    (output / "summary.json").write_text(json.dumps(demo_json(reports, seed), indent=1) + "\n", encoding="utf-8")
+    page = output / "report.html"
+    page.write_text(demo_page(reports, renderer, seed), encoding="utf-8")
+    click.echo(f"Table         {output / 'summary.json'}")
+    click.secho(f"Report        {page}", bold=True)
+    return page
+
+
+@contextlib.contextmanager
+def _progress(rollouts: int) -> Iterator[Progress | None]:
+    """A bar for each path on a terminal, nothing elsewhere."""
+    from rich.console import Console
+
+    from ..rollout.paths import ClientPath
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True) as bars:
+        tasks = {path: bars.add_task(str(path), total=rollouts, start=False) for path in ClientPath}
+
+        def update(path: ClientPath, done: int) -> None:
+            bars.start_task(tasks[path])
+            bars.update(tasks[path], completed=done)
+
+        yield update
+
+
+def _write_rows(output: Path, reports: Sequence[PathReport], seed: int) -> str:
+    """The training rows of tokentrace's path; as JSON lines where there is no pyarrow."""
+    from ..data.tables import write_samples
+    from ..rollout.paths import ClientPath, path_samples
+
+    samples = [row for one in reports if one.path is ClientPath.TOKENTRACE for row in path_samples(one)]
+    if importlib.util.find_spec("pyarrow") is not None:
+        path = output / "rows.parquet"
+        write_samples(path, samples, {"made_by": "tokentrace demo", "seed": seed})
+        return f"Rows          {path}"
+    path = output / "rows.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for row in samples:
+            file.write(json.dumps(_json_row(row)) + "\n")
+    return f"Rows          {path} (for Parquet: pip install tokentrace[data])"
+
+
+def _json_row(sample: Sample) -> dict[str, Any]:
+    logprobs = [] if sample.logprobs is None else sample.logprobs.tolist()
+    return {
+        "input_ids": sample.token_ids,
+        "loss_mask": sample.mask.tolist(),
+        "message_indices": sample.messages.tolist(),
+        "kinds": sample.kinds.tolist(),
+        "logprobs": [None if math.isnan(value) else value for value in logprobs],
+        "source": sample.name,
+        "branch": sample.branch,
+        "reward": sample.reward,
+    }
+
+
+def _write_trajectories(output: Path, reports: Sequence[PathReport]) -> str:
+    """Each rollout of each path as a file; those of an earlier run are replaced."""
+    from ..trajectory.storage import save_trajectory
+
+    folder = output / "trajectories"
+    for one in reports:
+        own = folder / one.path.replace(" ", "-")
+        own.mkdir(parents=True, exist_ok=True)
+        for old in own.glob("held_back-*.tt"):
+            old.unlink()
+        for rollout in one.rollouts:
+            save_trajectory(rollout.trajectory, own / f"{rollout.task.name}.tt")
+    return f"Trajectories  {folder}"
+
+
+def _show_example(output: Path) -> Path:
+    """Render the shipped example, show it, and write an HTML report."""
     from ..pocket import EXAMPLE, POCKET
     from ..renderer import create_renderer
     from ..show.html import html_page
@@ -37,7 +156,8 @@ def demo(*, output: Path, open_: bool) -> None:
     renderer = create_renderer(POCKET)
     rendered = renderer.render(messages, tools=tools, add_generation_prompt=True)
     write(rendered, "text", None, title="demo")
-    output.write_text(html_page(rendered, "tokentrace demo"), encoding="utf-8")
+    page = output / "example.html"
+    page.write_text(html_page(rendered, "tokentrace demo"), encoding="utf-8")
 
     sampled = int(rendered.mask.sum())
     ends = {rendered.decode(slice(turn.stop - 1, turn.stop)) for turn in rendered.turns if turn.stop_token}
@@ -55,9 +175,8 @@ def demo(*, output: Path, open_: bool) -> None:
         "- Reasoning of earlier turns is still there: what was sampled once is never written anew."
     )
     _show_next_turn(renderer, messages, tools)
-    click.secho(f"\nReport: {output}", bold=True)
-    if open_:
-        click.launch(str(output))
+    click.secho(f"\nReport: {page}", bold=True)
+    return page
 
 
 def _show_next_turn(renderer: Renderer, messages: list[dict[str, Any]], tools: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from . import debug_option
+from . import debug_option, one_blas_thread
 
 if TYPE_CHECKING:
     from ..rollout.batch import Summary
@@ -66,6 +66,7 @@ def rollout(
       tokentrace rollout agents.yaml --output runs/7 --fresh
       tokentrace rollout agents.yaml --json -q > metrics.json
     """
+    one_blas_thread()
     from ..errors import InputError
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, discard_run
