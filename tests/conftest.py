@@ -34,8 +34,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByVocabulary(config, log)
 
 
-TOGETHER = {"tests/data/test_cluster.py"}
-"""Files whose tests share something that is slow to start: a Ray of their own."""
+TOGETHER = {"tests/data/test_cluster.py", "tests/live/test_llamacpp.py"}
+"""Files whose tests share something that is slow to start: a Ray of their own, a server."""
 
 
 def _vocabulary_of(nodeid: str) -> str | None:

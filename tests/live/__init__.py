@@ -1,0 +1,1 @@
+"""Tests against engines that are really there."""
