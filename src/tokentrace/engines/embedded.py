@@ -140,6 +140,15 @@ class EmbeddedEngine:
     async def resume(self) -> None:
         self._going.set()
 
+    def update_weights(self, model: PocketModel, version: str | int) -> None:
+        """Sample with other weights from the next step on. What is cached of idle sessions is forgotten.
+
+        Requests under way go on with what the old weights left in their caches: pause and let them end before, where
+        that matters.
+        """
+        self._model, self.version = model, version
+        self._sessions.clear()
+
     async def close(self) -> None:
         """End all requests and the work."""
         self._closed = True

@@ -1,0 +1,226 @@
+"""The embedded engine: what it returns is what the model says, however requests share its steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokentrace import create_renderer
+from tokentrace.engines.embedded import EmbeddedEngine, sample
+from tokentrace.engines.protocol import Completion, Delta, EngineError, EngineRefusal, FinishReason, SamplingParams
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.model import load_pocket, log_softmax
+from tokentrace.pocket.tasks import make_questions
+
+RENDERER = create_renderer(POCKET)
+STOPS = tuple(RENDERER.get_stop_token_ids())
+PROMPTS = [
+    RENDERER.render(question.prompt, tools=question.tools or None, add_generation_prompt=True).ids
+    for question in make_questions(3, 8, "held_back")
+]
+
+
+def with_engine(work: Callable[[EmbeddedEngine], Awaitable[Any]], **options: Any) -> Any:
+    async def go() -> Any:
+        engine = EmbeddedEngine(**options)
+        try:
+            return await work(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(go())
+
+
+def params(**given: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 60, "seed": 7, "stop_token_ids": STOPS, **given})
+
+
+def same(one: Completion, other: Completion, tolerance: float = 1e-5) -> None:
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=tolerance)
+    assert one.finish_reason is other.finish_reason
+
+
+def test_logprobs_are_those_of_a_score_of_the_finished_row() -> None:
+    async def work(engine: EmbeddedEngine) -> list[Completion]:
+        ample = params(max_tokens=200)
+        return list(await asyncio.gather(*(engine.generate(prompt, ample) for prompt in PROMPTS)))
+
+    for prompt, completion in zip(PROMPTS, with_engine(work), strict=True):
+        row = np.concatenate((prompt, completion.ids))
+        scored = load_pocket().score(row)[len(prompt) - 1 :]
+        np.testing.assert_allclose(completion.logprobs, scored, atol=1e-4)
+        assert completion.finish_reason is FinishReason.STOP
+        assert int(completion.ids[-1]) in STOPS
+        assert completion.versions[0][1:] == (0, len(completion.ids))
+
+
+def test_a_batch_says_what_each_request_says_alone() -> None:
+    async def together(engine: EmbeddedEngine) -> list[Completion]:
+        return list(await asyncio.gather(*(engine.generate(prompt, params()) for prompt in PROMPTS)))
+
+    async def apart(engine: EmbeddedEngine) -> list[Completion]:
+        return [await engine.generate(prompt, params()) for prompt in PROMPTS]
+
+    for one, other in zip(with_engine(together), with_engine(apart), strict=True):
+        same(one, other)
+
+
+def test_a_stream_is_the_whole_in_pieces() -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, list[Delta]]:
+        whole = await engine.generate(PROMPTS[0], params())
+        return whole, [delta async for delta in engine.stream(PROMPTS[0], params())]
+
+    whole, deltas = with_engine(work)
+    assert [len(delta.ids) for delta in deltas] == [1] * len(whole.ids)
+    np.testing.assert_array_equal(np.concatenate([delta.ids for delta in deltas]), whole.ids)
+    np.testing.assert_allclose(np.concatenate([delta.logprobs for delta in deltas]), whole.logprobs, atol=1e-5)
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason is whole.finish_reason
+
+
+def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[list[Completion], Completion, Completion]:
+        first = await engine.generate(PROMPTS[0], params(), session="a")
+        longer = np.concatenate((PROMPTS[0], first.ids, PROMPTS[1][1:40]))
+        second = await engine.generate(longer, params(), session="a")
+        fresh = await engine.generate(longer, params())
+        rewritten = np.concatenate((PROMPTS[0][:50], PROMPTS[1][20:]))
+        third = await engine.generate(rewritten, params(), session="a")
+        return [first, second, third], fresh, await engine.generate(rewritten, params())
+
+    (first, second, third), fresh, anew = with_engine(work)
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == len(PROMPTS[0]) + len(first.ids) - 1, "the stop token was never read"
+    assert fresh.cached_tokens == 0
+    same(second, fresh)
+    assert third.cached_tokens == 50
+    same(third, anew)
+
+
+def test_a_seed_decides_and_another_decides_otherwise() -> None:
+    async def work(engine: EmbeddedEngine) -> list[Completion]:
+        hot = [params(seed=seed, temperature=1.5, stop_token_ids=()) for seed in (1, 1, 2)]
+        return [await engine.generate(PROMPTS[0], one) for one in hot]
+
+    one, again, other = with_engine(work)
+    same(one, again)
+    assert not np.array_equal(one.ids, other.ids)
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.7}, {"temperature": 1.7, "top_k": 20, "top_p": 0.9}]
+)
+def test_logprobs_are_of_the_distribution_that_is_sampled_from(given: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=50) * 2).astype(np.float32)
+    sampling = params(**given)
+    drawn = [sample(logits, sampling, rng) for _ in range(20_000)]
+    counts = np.bincount([index for index, _ in drawn], minlength=50) / len(drawn)
+    told = np.zeros(50)
+    for index, logprob in drawn:
+        told[index] = np.exp(logprob)
+    np.testing.assert_allclose(counts, told, atol=0.012)
+    scaled = logits.astype(np.float64) / sampling.temperature
+    if sampling.top_k:
+        scaled[np.argsort(-scaled)[sampling.top_k :]] = -np.inf
+    weights = np.exp(scaled - scaled.max())
+    weights /= weights.sum()
+    if sampling.top_p < 1:
+        order = np.argsort(-weights)
+        kept = int(np.searchsorted(np.cumsum(weights[order]), sampling.top_p)) + 1
+        weights[order[kept:]] = 0
+        weights /= weights.sum()
+    np.testing.assert_allclose(told[told > 0], weights[told > 0], rtol=1e-5)
+
+
+def test_greedy_takes_the_best_and_tells_the_models_own_logprob() -> None:
+    logits = np.asarray([0.1, 2.0, 1.0], np.float32)
+    index, logprob = sample(logits, params(temperature=0.0), np.random.default_rng(0))
+    assert index == 1
+    assert logprob == pytest.approx(float(log_softmax(logits)[1]))
+
+
+def test_limits_and_stops_end_a_completion() -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion]:
+        short = await engine.generate(PROMPTS[0], params(max_tokens=3, stop_token_ids=()))
+        stop = int(short.ids[1])
+        return short, await engine.generate(PROMPTS[0], params(max_tokens=30, stop_token_ids=(stop,)))
+
+    short, stopped = with_engine(work)
+    assert (len(short.ids), short.finish_reason) == (3, FinishReason.LENGTH)
+    assert stopped.finish_reason is FinishReason.STOP
+    assert int(stopped.ids[-1]) == int(short.ids[1])
+    assert len(stopped.ids) <= 2
+
+
+def test_an_aborted_request_returns_what_was_sampled_and_touches_no_other() -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion]:
+        long = params(max_tokens=400, stop_token_ids=())
+        victim = asyncio.create_task(engine.generate(PROMPTS[0], long, request_id="victim"))
+        other = asyncio.create_task(engine.generate(PROMPTS[1], params(), request_id="other"))
+        async for _ in engine.stream(PROMPTS[2], params(max_tokens=5, stop_token_ids=())):
+            pass
+        await engine.abort("victim")
+        await engine.abort("nobody")
+        return await victim, await other, await engine.generate(PROMPTS[1], params())
+
+    victim, other, alone = with_engine(work)
+    assert victim.finish_reason is FinishReason.ABORT
+    assert 1 <= len(victim.ids) < 400
+    same(other, alone)
+
+
+def test_a_paused_engine_samples_nothing_until_it_is_resumed() -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[bool, Completion]:
+        await engine.pause()
+        task = asyncio.create_task(engine.generate(PROMPTS[0], params()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        was_waiting = not task.done()
+        await engine.resume()
+        return was_waiting, await task
+
+    was_waiting, completion = with_engine(work)
+    assert was_waiting
+    assert completion.finish_reason is FinishReason.STOP
+
+
+def test_versions_tell_which_weights_sampled_which_tokens() -> None:
+    async def work(engine: EmbeddedEngine) -> Completion:
+        found: list[Delta] = []
+        async for delta in engine.stream(PROMPTS[0], params(max_tokens=12, stop_token_ids=())):
+            found.append(delta)
+            if len(found) == 4:
+                engine.update_weights(load_pocket(), "step 2")
+        last = found[-1]
+        ids = np.concatenate([delta.ids for delta in found])
+        logprobs = np.concatenate([delta.logprobs for delta in found])
+        return Completion(ids, logprobs, FinishReason.LENGTH, last.versions)
+
+    completion = with_engine(work, version="step 1")
+    (one, begin, changed), (two, resumed, end) = completion.versions
+    assert (one, two) == ("step 1", "step 2")
+    assert begin == 0
+    assert changed == resumed
+    assert 4 <= changed < end == 12
+
+
+def test_requests_that_cannot_be_are_refused_and_a_closed_engine_takes_none() -> None:
+    async def work(engine: EmbeddedEngine) -> None:
+        for prompt in ([], [4096], [-1], [1] * 4090):
+            with pytest.raises(EngineRefusal, match="not sent"):
+                await engine.generate(prompt, params())
+        waiting = asyncio.create_task(engine.generate(PROMPTS[0], params(max_tokens=400, stop_token_ids=())))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await waiting
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate(PROMPTS[0], params())
+
+    with_engine(work)
