@@ -1,4 +1,4 @@
-"""``make bench``: full renders, bridges after ever longer histories, parses and training rows, beside peers.
+"""``make bench``: full renders, bridges after ever longer histories, parses and training rows beside peers; rollouts.
 
 Ids are asserted equal before a figure counts.
 """
@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import tokentrace
-from bench import bridge, cpu_time, parse, peer_renderer, rows, transformers_tokenizer
+from bench import bridge, cpu_time, parse, peer_renderer, rollout, rows, transformers_tokenizer
 from bench.conversations import LINES_PER_RESULT, conversation, sources, tools
 from tests.assets import family_dir
 
@@ -110,7 +110,11 @@ def _milliseconds(row: dict[str, Any], name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=("render", "bridge", "parse", "rows", "all"), default="all", help="default: all"
+        "what",
+        nargs="?",
+        choices=("render", "bridge", "parse", "rows", "rollout", "all"),
+        default="all",
+        help="default: all",
     )
     parser.add_argument("--family", nargs="+", default=["qwen3"], help="families of the asset list (default: qwen3)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats: an idea of it, not a measurement")
@@ -132,6 +136,9 @@ def main() -> None:
     if arguments.what in ("rows", "all"):
         rounds = arguments.repeats or (rows.QUICK_ROUNDS if arguments.quick else rows.ROUNDS)
         rows.run(arguments.family, rounds, rows.MESSAGES, console)
+    if arguments.what in ("rollout", "all"):
+        count = arguments.repeats or (rollout.QUICK_ROLLOUTS if arguments.quick else rollout.ROLLOUTS)
+        rollout.run(list(dict.fromkeys([*arguments.family, "pocket"])), count, console)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from bench.bridge import RESULT_BYTES, grow, memory, mostly_sampled, results
 from bench.conversations import sources, tools
 from bench.parse import TOOL, completion, story
+from bench.rollout import Shape, Watch, check, grown, renderer_of
 from tests.oracle import hf_ids
 from tests.support import make_renderer
+from tokentrace.rollout.batch import Summary
+from tokentrace.rollout.loop import End, Rollout, Task
+from tokentrace.trajectory import Trajectory
 
 
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.5"])
@@ -44,3 +49,35 @@ def test_a_completion_to_be_parsed_holds_all_that_is_measured(family: str) -> No
     assert [(name, arguments["line"]) for name, arguments in calls] == [("edit_file", 0), ("edit_file", 1)]
     assert len(calls[0][1]["text"]) > 200
     assert 250 < len(ids) < 1_500
+
+
+@pytest.mark.parametrize("family", ["qwen3", "pocket"])
+def test_rollouts_side_by_side_are_exact(family: str) -> None:
+    shape = Shape(first=600, result=200, length=2_500)
+    renderer = renderer_of(family) if family == "pocket" else make_renderer(family)
+    found = grown(renderer, shape, 3)  # compares each prompt that the engine saw with the stream that was recorded
+    assert found.summary.ends == {"turns": 3}
+    assert found.summary.turns == found.summary.tool_calls == 3 * shape.turns
+    assert (found.summary.breaks, found.summary.samples, found.summary.tool_errors) == (0, 3, 0)
+    assert len(found.rounds) == shape.turns - 1
+    lengths = [one.tokens for one in found.rounds]
+    assert lengths == sorted(lengths)
+    assert 1_800 < found.summary.tokens / 3 < 3_200
+    assert all(0 < one.rest < one.own < one.total for one in found.rounds)
+    assert all(one.stages[stage] > 0 for one in found.rounds for stage in ("parse", "bridge", "record"))
+
+
+def test_a_prompt_that_is_not_the_recorded_stream_is_found() -> None:
+    watch = Watch(1)
+    trajectory = Trajectory()
+    trajectory.begin([1, 2, 3], messages=1)
+    trajectory.append_completion([4], [-0.5], finish_reason="stop")
+    rollout = Rollout(Task([]), trajectory, [], [], end=End.TURNS, turns=1)
+    summary = Summary()
+    summary.add(rollout.metrics())
+    watch.see(np.array([1, 2, 3], np.int32))
+    check(summary, [rollout], watch.seen)
+    watch.seen.clear()
+    watch.see(np.array([1, 2, 9], np.int32))
+    with pytest.raises(AssertionError, match="1 of 1 prompts"):
+        check(summary, [rollout], watch.seen)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ..tokens.tokenizer import Tokenizer
+from ..tokens.vocabulary import Vocabulary
+
+_WIDEST: Final[WeakKeyDictionary[Vocabulary, int]] = WeakKeyDictionary()
+"""The bytes of the longest token, of each vocabulary that was asked for: looking for it costs more than most texts."""
 
 
 class Keep(StrEnum):
@@ -31,8 +37,7 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     """
     text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
     keep = Keep(keep)
-    widest = int(tokenizer.vocabulary.byte_lengths.max())
-    most = limit * widest
+    most = limit * _widest(tokenizer.vocabulary)
     if len(text) <= 2 * most:
         ids = tokenizer.encode_plain([text])[0]
         if len(ids) <= limit:
@@ -43,6 +48,13 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     gone = len(text) - len(front) - len(back)
     marker = f"[… {gone:,} more characters]"
     return "\n".join(part for part in (front, marker, back) if part)
+
+
+def _widest(vocabulary: Vocabulary) -> int:
+    found = _WIDEST.get(vocabulary)
+    if found is None:
+        found = _WIDEST[vocabulary] = int(vocabulary.byte_lengths.max())
+    return found
 
 
 def _first(text: str, count: int, tokenizer: Tokenizer) -> str:

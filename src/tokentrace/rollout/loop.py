@@ -10,10 +10,10 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -252,9 +252,11 @@ class Agent:
         new, reason = await self._answers(rollout, parsed, box)
         if reason is not None:
             return reason
-        bridged = self.renderer.bridge(
-            prompt, completion.ids, new, tools=rollout.schemas, messages=rollout.messages[:-1]
-        )
+        bridged = self.renderer.bridge(prompt, completion.ids, new, tools=rollout.schemas)
+        if isinstance(bridged, BridgeRefusal):  # the whole conversation may help: to check it costs what it is long
+            bridged = self.renderer.bridge(
+                prompt, completion.ids, new, tools=rollout.schemas, messages=rollout.messages[:-1]
+            )
         if isinstance(bridged, BridgeRefusal):
             rollout.notes.append(str(bridged))
             return End.BRIDGE
@@ -289,7 +291,7 @@ class Agent:
                 sampling,
                 request_id=f"{rollout.task.name}-{rollout.turns}",
                 session=rollout.task.name,
-                wire=rollout.trajectory.wire_parts(),
+                wire=_Wire(rollout.trajectory),
             )
         finally:
             rollout.engine_seconds += self._clock() - began
@@ -331,6 +333,26 @@ class Agent:
         if rollout.reward is not None and not math.isfinite(rollout.reward):
             odd, rollout.reward = rollout.reward, None
             raise ValueError(f"the reward is {odd}")
+
+
+class _Wire(Sequence[bytes]):
+    """The stream as JSON text, made when an engine reads it: one that is not sent JSON never does."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory: Final = trajectory
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[bytes, ...]: ...
+    def __getitem__(self, at: int | slice) -> bytes | tuple[bytes, ...]:
+        return self._trajectory.wire_parts()[at]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._trajectory.wire_parts())
+
+    def __len__(self) -> int:
+        return len(self._trajectory.wire_parts())
 
 
 def _call_id(turn: int, index: int) -> str:
