@@ -23,7 +23,7 @@ from tests.assets import family_dir, trl_templates
 MESSAGES = (2, 12, 40)
 ROUNDS = 60
 QUICK_ROUNDS = 8
-TRL = {"qwen3": "qwen3_training", "glm-4.5": "glm4moe_training", "qwen2.5": "qwen2_5_training"}
+TRL = {"qwen3": "qwen3_training", "glm-4.5": "glm4moe_training"}
 """TRL's training template of a family."""
 
 Row = tuple[list[int], list[int]]
