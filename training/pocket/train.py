@@ -1,7 +1,7 @@
 """Train the pocket model on the expert's conversations.
 
     python training/pocket/train.py                       # as shipped: one GPU
-    python training/pocket/train.py --steps 30 --rows 8 --workers 1 --questions 12 --out /tmp/pocket    # a try on a CPU
+    python training/pocket/train.py --steps 30 --rows 8 --workers 1 --questions 12 --out pocket-try    # a try on a CPU
 
 The data is made while training, by ``tokentrace`` itself: questions from ``tokentrace.pocket.tasks``, the expert's
 conversation, one `build_supervised_sample` each, loss on what the assistant says. The same settings give the same
