@@ -22,6 +22,7 @@ from ..errors import TokentraceError
 from ..formats.seams import BridgeRefusal
 from ..parsing.response import ParsedResponse, ParsedToolCall
 from ..renderer import Renderer
+from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .cutting import Keep, cut_text
 from .interactions import BaseInteraction, as_reply
@@ -252,20 +253,33 @@ class Agent:
         new, reason = await self._answers(rollout, parsed, box)
         if reason is not None:
             return reason
-        bridged = self.renderer.bridge(prompt, completion.ids, new, tools=rollout.schemas)
+        reason = self.go_on(rollout, prompt, completion.ids, new)
+        if reason is None:
+            grown(rollout)
+        return reason
+
+    def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
+        """Put new messages after a turn: the stream is bridged to the next one. Says why not, where it cannot be.
+
+        What sets one way of keeping history apart from another; `rollout.paths` has those of others.
+        """
+        bridged = self.renderer.bridge(prompt, completion, new, tools=rollout.schemas)
         if isinstance(bridged, BridgeRefusal):  # the whole conversation may help: to check it costs what it is long
             bridged = self.renderer.bridge(
-                prompt, completion.ids, new, tools=rollout.schemas, messages=rollout.messages[:-1]
+                prompt, completion, new, tools=rollout.schemas, messages=rollout.messages[:-1]
             )
         if isinstance(bridged, BridgeRefusal):
             rollout.notes.append(str(bridged))
             return End.BRIDGE
-        if self._context is not None and len(bridged) >= self._context:
+        if not self.has_room(len(bridged)):
             return End.CONTEXT
         rollout.messages += new
-        trajectory.append_bridge(bridged)
-        grown(rollout)
+        rollout.trajectory.append_bridge(bridged)
         return None
+
+    def has_room(self, length: int) -> bool:
+        """Whether a turn can follow a prompt of so many tokens."""
+        return self._context is None or length < self._context
 
     def _room(self, rollout: Rollout) -> tuple[int, End]:
         """How many tokens the next turn may have, and what it is that allows no more."""

@@ -8,7 +8,6 @@ adds what is new. docs/demo.md says what the numbers mean.
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engines.embedded import EmbeddedEngine
-from ..engines.protocol import Engine, FinishReason, SamplingParams
+from ..engines.protocol import Engine, SamplingParams
 from ..incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..pocket.model import PocketModel, load_pocket
 from ..renderer import Renderer
@@ -30,9 +29,8 @@ from ..trajectory.breaks import Break, explain_break
 from ..trajectory.rows import trajectory_samples
 from ..trajectory.samples import Sample
 from .batch import run_rollouts
-from .loop import Agent, Budget, End, Messages, Rollout, Task, _call_id, _version
+from .loop import Agent, Budget, End, Messages, Rollout, Task
 from .questions import FollowUps, question_reward, question_tasks
-from .tools import Toolbox
 
 Mask = npt.NDArray[np.bool_]
 Row = tuple[Ids, Mask]
@@ -99,42 +97,20 @@ class MessageAgent(Agent):
         self._client = client
         self.breaks: dict[str, list[Break]] = {}
 
-    async def _turn(
-        self, rollout: Rollout, box: Toolbox, grown: Callable[[Rollout], None], seed: int | None
-    ) -> End | None:
-        room, limit = self._room(rollout)
-        if room < 1:
-            return limit
+    def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
+        """Make the next prompt from the messages, and record whether it extends the stream."""
         trajectory = rollout.trajectory
-        completion = await self._sample(rollout, room, seed)
-        start = len(trajectory)
-        reason = str(completion.finish_reason)
-        trajectory.append_completion(
-            completion.ids, completion.logprobs, finish_reason=reason, version=_version(completion)
-        )
-        rollout.turns += 1
-        grown(rollout)
-        prompt_ids = trajectory.stream()[:start]
-        parsed = self.renderer.parse_response(completion.ids, tools=rollout.schemas, prompt_ids=prompt_ids)
-        rollout.messages.append(parsed.to_message(parsed=True, call_id=functools.partial(_call_id, rollout.turns)))
-        rollout.malformed += any(not call.ok for call in parsed.tool_calls)
-        if completion.finish_reason is not FinishReason.STOP:
-            return End.ABORT if completion.finish_reason is FinishReason.ABORT else limit
-        new, end = await self._answers(rollout, parsed, box)
-        if end is not None:
-            return end
         rollout.messages += new
-        prompt, _ = self._client(self.renderer, rollout.messages, rollout.schemas, asks=True)
-        if self._context is not None and len(prompt) >= self._context:
+        made, _ = self._client(self.renderer, rollout.messages, rollout.schemas, asks=True)
+        if not self.has_room(len(made)):
             return End.CONTEXT
-        found = explain_break(trajectory.stream(), prompt, self.renderer, kinds=trajectory.kinds())
+        found = explain_break(trajectory.stream(), made, self.renderer, kinds=trajectory.kinds())
         count = len(rollout.messages)
         if found is None:
-            trajectory.extend_to(prompt, messages=count)
+            trajectory.extend_to(made, messages=count)
         else:
-            trajectory.branch(prompt, messages=count, cause=str(found.cause), from_branch=trajectory.current)
+            trajectory.branch(made, messages=count, cause=str(found.cause), from_branch=trajectory.current)
             self.breaks.setdefault(rollout.task.name, []).append(found)
-        grown(rollout)
         return None
 
 
