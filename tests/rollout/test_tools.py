@@ -154,6 +154,28 @@ def test_tools_that_were_created_are_released_when_another_cannot_be() -> None:
     assert second.diary == []
 
 
+@pytest.mark.parametrize("step", ["create", "release", "calc_reward"])
+def test_a_tool_that_hangs_in_any_step_of_its_life_is_given_up(step: str) -> None:
+    async def hangs(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    tool = Table()
+    setattr(tool, step, hangs)
+    box = Toolbox([tool], "t1", timeout=0.01)
+
+    async def go() -> None:
+        async with box:
+            await box.rewards()
+
+    if step == "release":  # nothing is left to fail by then: it is told
+        asyncio.run(go())
+        assert "took longer" in str(box.use.metrics)
+        return
+    with pytest.raises(Exception, match=f"table: {step} took longer than 0.01 s"):
+        asyncio.run(go())
+    assert ("release t1" in tool.diary) is (step != "create")
+
+
 def boom() -> str:
     """Raise."""
     raise ValueError("out of order")

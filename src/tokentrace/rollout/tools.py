@@ -15,13 +15,15 @@ import threading
 import time
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..errors import InputError
 from ..messages import check_tools
 from ..parsing.response import CallStatus, ParsedToolCall
+
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,10 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:
     return made
 
 
+class _TooLong(Exception):  # noqa: N818
+    """A tool took longer than it may."""
+
+
 @dataclass(slots=True)
 class ToolUse:
     """How the tools of one trajectory were used."""
@@ -227,7 +233,8 @@ class Toolbox:
     async def __aenter__(self) -> Toolbox:
         try:
             for tool in self._tools.values():
-                await tool.create(self._instance, **self._settings.get(tool.name, {}))
+                created = tool.create(self._instance, **self._settings.get(tool.name, {}))
+                await self._within(created, f"{tool.name}: create")
                 self._created.append(tool)
         except BaseException:
             await self._release()
@@ -242,7 +249,7 @@ class Toolbox:
         created, self._created = self._created, []
         for tool in created:
             try:
-                await tool.release(self._instance)
+                await self._within(tool.release(self._instance), f"{tool.name}: release")
             except Exception as error:
                 self.use.metrics.append({"tool": tool.name, "release": _said(error)})
 
@@ -266,19 +273,27 @@ class Toolbox:
         if tool is None:
             return _failure(f"there is no tool {call.name!r}; there are: {', '.join(self._tools) or 'none'}")
         try:
-            async with asyncio.timeout(self._timeout) as limit:
-                answer = await tool.execute(self._instance, dict(call.arguments))
-            return _as_result(answer)
+            return _as_result(await self._within(tool.execute(self._instance, dict(call.arguments)), tool.name))
+        except _TooLong as error:
+            return _failure(str(error))
         except Exception as error:
-            if isinstance(error, TimeoutError) and limit.expired():
-                return _failure(f"{tool.name} took longer than {self._timeout:g} s")
             return _failure(_said(error))
+
+    async def _within(self, work: Awaitable[Returned], who: str) -> Returned:
+        """What some work of a tool returns, if it does so in time."""
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                return await work
+        except TimeoutError as error:
+            if not limit.expired():  # the tool's own
+                raise
+            raise _TooLong(f"{who} took longer than {self._timeout:g} s") from error
 
     async def rewards(self) -> float | None:
         """What the tools say the trajectory is worth, added up; None where none says anything."""
         total = None
         for tool in self._created:
-            value = await tool.calc_reward(self._instance)
+            value = await self._within(tool.calc_reward(self._instance), f"{tool.name}: calc_reward")
             if value is not None:
                 total = (total or 0.0) + float(value)
         return total
