@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import write_whole
 from .sources import Chunk, read_rows, tables
-from .tables import METADATA_KEY, Layout, Place, samples_table, sync
+from .tables import METADATA_KEY, Layout, Place, samples_table
 from .tokenizing import Counts, RowTokenizer, Tokenized
 
 
@@ -53,11 +52,3 @@ def read_part(path: Path, *, rows: bool = True) -> tuple[Any, dict[str, Any]]:
         reader = ipc.open_stream(file)
         about = json.loads(reader.schema.metadata[METADATA_KEY.encode()])
         return (reader.read_all() if rows else None), about
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole, or not at all."""
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
-    draft.write_bytes(data)
-    sync(draft)
-    os.replace(draft, path)

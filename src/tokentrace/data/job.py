@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from ..errors import InputError
-from .chunks import part_file, read_part, write_whole
+from ..files import lock, write_whole
+from .chunks import part_file, read_part
 from .sources import Chunk, Source, find_sources, plan, tables
 from .tables import Layout, SampleWriter
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
@@ -114,7 +115,7 @@ def _described(source: Source) -> dict[str, Any]:
 def _held(folder: Path, restart: bool) -> Iterator[None]:
     """Hold a folder for this process alone; it goes if no chunk was done in it. The lock goes with the process."""
     with (folder / "lock").open("w") as file:
-        _lock(file, folder)
+        lock(file, f"another run is writing to {folder}: wait for it, or give another output")
         if restart:
             for path in folder.iterdir():
                 if path.is_dir():
@@ -127,17 +128,6 @@ def _held(folder: Path, restart: bool) -> Iterator[None]:
             if not any(folder.glob("*.arrow")):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-
-
-def _lock(file: IO[str], folder: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise InputError(f"another run is writing to {folder}: wait for it, or give another output") from None
 
 
 def _check_manifest(parts: Path, described: dict[str, Any]) -> None:

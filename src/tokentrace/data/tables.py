@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import InputError
+from ..files import sync
 from ..tokens.kinds import Kind, Part
 from ..trajectory.samples import Sample
 from ..trajectory.turns import VersionSpan
@@ -237,12 +238,6 @@ _LEGEND: Final = {
     "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
     "parts": {str(part.value): part.name.lower() for part in Part},
 }
-
-
-def sync(path: Path) -> None:
-    """Have what was written to a file on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping[str, Any] | None = None) -> None:

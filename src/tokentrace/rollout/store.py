@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import InputError, TrajectoryError
+from ..files import lock
 from ..trajectory.rows import trajectory_samples
 from ..trajectory.samples import Sample
 from ..trajectory.storage import load_trajectory, save_trajectory
@@ -32,6 +33,7 @@ TRAJECTORIES: Final = "trajectories"
 RUN: Final = "run.json"
 ROWS: Final = "rows.parquet"
 METRICS: Final = "metrics.json"
+_BUSY: Final = "another process writes rollouts to {}"
 _UNSAFE: Final = re.compile(r"[^\w.-]+", re.ASCII)
 
 
@@ -46,7 +48,7 @@ class RolloutStore:
         self._writing = threading.Lock()
         self._journal = (self.folder / JOURNAL).open("ab", buffering=0)
         try:
-            _lock(self._journal, self.folder)
+            lock(self._journal, _BUSY.format(self.folder))
             self._read()
         except BaseException:
             self._journal.close()
@@ -208,7 +210,7 @@ def discard_run(folder: Path) -> None:
     if not (folder / JOURNAL).is_file():
         return
     with (folder / JOURNAL).open("ab") as journal:
-        _lock(journal, folder)
+        lock(journal, _BUSY.format(folder))
         shutil.rmtree(folder / TRAJECTORIES, ignore_errors=True)
         for name in (ROWS, METRICS, RUN, JOURNAL):
             (folder / name).unlink(missing_ok=True)
@@ -232,16 +234,3 @@ def _file_name(name: str) -> str:
     """A name that every file system takes, and that no two rollouts share."""
     safe = _UNSAFE.sub("_", name)[:80]
     return safe if safe == name else f"{safe}.{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:12]}"
-
-
-def _lock(file: Any, folder: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"another process writes rollouts to {folder}") from None
-    except OSError:  # a file system without locks
-        return
