@@ -661,9 +661,11 @@ def test_single_turn_is_not_warned_of(any_family: str) -> None:
 
 def test_turn_that_carries_no_loss_is_not_warned_of() -> None:
     chat = CONVERSATIONS["reasoning_every_turn"]
+    with pytest.warns(HistoryWarning):
+        build_supervised_sample(make_renderer("qwen3"), chat.messages)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        build_supervised_sample(make_renderer("qwen3"), chat.messages, turns="last")
+        assert build_supervised_sample(make_renderer("qwen3"), chat.messages, turns="last").trained
 
 
 def test_reasoning_that_is_never_shown_is_noted() -> None:
