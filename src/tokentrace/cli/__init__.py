@@ -142,6 +142,19 @@ def supervision_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def show_view(
+    coloured: Callable[..., Any], plain: Callable[..., str], shown: Any, *, fold: bool = False, **options: Any
+) -> None:
+    """Print a view: in colours where the terminal has them, else as plain lines. `fold` breaks long lines."""
+    from rich.console import Console
+
+    console = Console()
+    if console.is_terminal and not console.no_color and console.color_system:
+        console.print(coloured(shown, **options), soft_wrap=not fold)
+    else:
+        click.echo(plain(shown, **options))
+
+
 def one_blas_thread() -> None:
     """Have NumPy multiply in one thread, unless the environment says otherwise.
 

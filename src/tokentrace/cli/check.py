@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import debug_option, supervision_options, template_options
+from . import debug_option, show_view, supervision_options, template_options
 
 if TYPE_CHECKING:
     from ..data.check.report import CheckReport
@@ -136,18 +136,13 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _write(report: CheckReport, output: Path | None, as_json: bool) -> None:
-    from rich.console import Console
-
     from ..show.checks import plain_view, text_view
 
     if output is not None:
         text = json.dumps(report.to_json(), indent=1) if output.suffix == ".json" else plain_view(report)
         output.write_text(text + "\n", encoding="utf-8")
         click.secho(f"wrote {output}", dim=True, err=True)
-    console = Console()
     if as_json:
         click.echo(json.dumps(report.to_json()))
-    elif console.is_terminal and not console.no_color and console.color_system:
-        console.print(text_view(report), soft_wrap=True)
     else:
-        click.echo(plain_view(report))
+        show_view(text_view, plain_view, report)

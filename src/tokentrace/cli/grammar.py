@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import debug_option, template_options
+from . import debug_option, show_view, template_options
 
 if TYPE_CHECKING:
     from ..show.grammar import Sheet
@@ -72,8 +72,4 @@ def _write_text(sheet: Sheet) -> None:
 
     from ..show.grammar import plain_view, text_view
 
-    console = Console()
-    if console.is_terminal and not console.no_color and console.color_system:
-        console.print(text_view(sheet, width=console.width), soft_wrap=True)
-    else:
-        click.echo(plain_view(sheet, width=console.width))
+    show_view(text_view, plain_view, sheet, width=Console().width)

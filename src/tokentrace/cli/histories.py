@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import debug_option, template_options
+from . import debug_option, show_view, template_options
 
 if TYPE_CHECKING:
     from ..audit import HistoryReport
@@ -107,15 +107,10 @@ def histories(
 
 
 def _write_text(report: HistoryReport, step: int | None) -> None:
-    from rich.console import Console
 
     from ..show.histories import plain_view, text_view
 
-    console = Console()
-    if console.is_terminal and not console.no_color and console.color_system:
-        console.print(text_view(report, step=step), soft_wrap=True)
-    else:
-        click.echo(plain_view(report, step=step))
+    show_view(text_view, plain_view, report, step=step)
 
 
 def _write_page(report: HistoryReport, path: Path, conversation: str | None, step: int | None, open_: bool) -> None:

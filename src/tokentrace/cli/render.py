@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from . import debug_option, template_options
+from . import debug_option, show_view, template_options
 
 if TYPE_CHECKING:
     from ..rendered import RenderedTokens
@@ -123,7 +123,6 @@ def write(rendered: RenderedTokens, form: str, output: Path | None, *, title: st
 
 
 def _write_text(rendered: RenderedTokens, output: Path | None) -> None:
-    from rich.console import Console
 
     from ..show.terminal import plain_view, text_view
 
@@ -131,8 +130,4 @@ def _write_text(rendered: RenderedTokens, output: Path | None) -> None:
         output.write_text(plain_view(rendered) + "\n", encoding="utf-8")
         click.secho(f"wrote {output}", dim=True, err=True)
         return
-    console = Console()
-    if console.is_terminal and not console.no_color and console.color_system:
-        console.print(text_view(rendered))
-    else:
-        click.echo(plain_view(rendered))
+    show_view(text_view, plain_view, rendered, fold=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import debug_option, supervision_options, template_options
+from . import debug_option, show_view, supervision_options, template_options
 
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
@@ -314,8 +314,6 @@ def _show_rows(
     """The first rows that give samples, and what is wrong with those before that do not."""
     import tempfile
 
-    from rich.console import Console
-
     from ..data.sources import find_sources, plan, read_rows
     from ..data.tokenizing import RowTokenizer
     from ..show.rows import rows_page, rows_plain, rows_text
@@ -333,11 +331,7 @@ def _show_rows(
         html.write_text(rows_page(shown, f"{len(shown)} rows of {Path(inputs[0]).name}"), encoding="utf-8")
         click.secho(f"wrote {html}", dim=True, err=True)
         return
-    console = Console()
-    if console.is_terminal and not console.no_color and console.color_system:
-        console.print(rows_text(shown))
-    else:
-        click.echo(rows_plain(shown))
+    show_view(rows_text, rows_plain, shown, fold=True)
 
 
 def _shown(name: str, one: Tokenized) -> list[tuple[str, Any]]:
