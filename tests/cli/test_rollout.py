@@ -117,7 +117,8 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_p
     out = tmp_path / "out"
     flag = tmp_path / "interrupt"
     flag.touch()
-    program = "from tokentrace.cli import main; main()"
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # shells' background jobs do not
+    program = f"{heed}; from tokentrace.cli import main; main()"
     command = [sys.executable, "-c", program, "rollout", str(config), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 130, done.stderr

@@ -176,7 +176,13 @@ def run_all(folder: Path, kill_after: int | None = None) -> RolloutStore:
     def script(_: Any, sampling: SamplingParams) -> list[int]:
         return [*np.random.default_rng(sampling.seed).integers(300, 4000, 20).tolist(), stop]
 
+    asked = 0
+
     async def latency(_: int) -> None:
+        nonlocal asked
+        asked += 1
+        if kill_after is not None and asked > kill_after + 1:
+            await asyncio.Event().wait()  # under way for good
         await asyncio.sleep(0)
 
     engine = ScriptedEngine(script, vocab_size=renderer.tokenizer.vocabulary.size, latency=latency)
