@@ -3,10 +3,10 @@
 import asyncio
 
 from tokentrace import create_renderer, trajectory_samples
+from tokentrace.demo.calculator import calculate
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.calculator import calculate
 from tokentrace.rollout.loop import Agent, Task
 from tokentrace.rollout.tools import as_tools
 

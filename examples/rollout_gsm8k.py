@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 from tokentrace import create_renderer
+from tokentrace.demo.calculator import calculate
+from tokentrace.demo.tasks import make_questions
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.calculator import calculate
-from tokentrace.pocket.tasks import make_questions
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, Task
 from tokentrace.rollout.tools import BaseTool, as_tools, function_schema

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokentrace import create_renderer
+from tokentrace.demo.rollouts import question_task
+from tokentrace.demo.tasks import Question, follow_up, make_questions, reward
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.tasks import Question, follow_up, make_questions, reward
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent
-from tokentrace.rollout.questions import question_task
 
 
 class User(BaseInteraction):

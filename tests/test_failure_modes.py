@@ -16,9 +16,9 @@ from tests.conversations import assistant, call, result, tool, user
 from tests.oracle import hf_ids
 from tests.support import make_renderer
 from tokentrace import Renderer
+from tokentrace.compare.breaks import BreakCause, explain_break
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory
-from tokentrace.trajectory.breaks import BreakCause, explain_break
 
 DEPLOY = tool("deploy", "Deploy a service.", {"service": {"type": "string"}, "dry_run": {"type": "boolean"}}, [])
 ECHO = tool("echo", "Say it again.", {}, [])

@@ -33,7 +33,7 @@ from tests.support import (
     variable_choices,
 )
 from tokentrace import ChatTemplate, RenderedTokens, Renderer, TokentraceError
-from tokentrace.messages import check_messages, check_tools
+from tokentrace.conversation.messages import check_messages, check_tools
 from tokentrace.template import wrap_tools, wrap_variables
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,16 +12,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .audit import compare_histories
-    from .bridged import BridgedTokens
+    from .compare.breaks import Break, BreakCause, explain_break
+    from .compare.histories import compare_histories
+    from .compare.incremental import tokenize_incrementally
     from .data.job import tokenize_files
-    from .data.supervised import (
-        HistoryWarning,
-        Supervision,
-        build_prompt_response_sample,
-        build_supervised_sample,
-        build_supervised_samples,
-    )
     from .data.tables import read_samples, write_samples
     from .data.tokenizing import TokenizeSettings, tokenize_rows
     from .engines.embedded import EmbeddedEngine
@@ -40,28 +34,34 @@ if TYPE_CHECKING:
     )
     from .formats.dialects import DIALECTS, Dialect
     from .formats.grammar import CallGrammar, Frame, TurnGrammar
-    from .formats.seams import BridgeRefusal, RefusalReason
-    from .incremental import tokenize_incrementally
     from .parsing.losses import Loss, LossKind
     from .parsing.parser import StreamingParser
     from .parsing.response import CallStatus, ParsedResponse, ParsedToolCall
-    from .rendered import RenderedTokens, TokenSpan
-    from .renderer import Renderer, RendererPool, create_renderer, create_renderer_pool
+    from .rendering.bridged import BridgedTokens
+    from .rendering.rendered import RenderedTokens, TokenSpan
+    from .rendering.renderer import Renderer, RendererPool, create_renderer, create_renderer_pool
+    from .rendering.splicing import splice_prefix
     from .rollout.batch import run_rollouts
     from .rollout.interactions import BaseInteraction
     from .rollout.loop import Agent, Budget, Rollout, Task
     from .rollout.tools import BaseTool
-    from .splicing import splice_prefix
+    from .samples.collation import collate
+    from .samples.packing import Pack, flatten, pack, unpack
+    from .samples.sample import Sample
+    from .samples.supervised import (
+        HistoryWarning,
+        Supervision,
+        build_prompt_response_sample,
+        build_supervised_sample,
+        build_supervised_samples,
+    )
+    from .samples.trajectories import RolloutReport, report_rollouts, trajectory_samples
+    from .samples.truncation import Overlong, Truncated, truncate
+    from .study.seams import BridgeRefusal, RefusalReason
     from .template import ChatTemplate
     from .tokens import ControlPolicy, Tokenizer, load_tokenizer
     from .tokens.kinds import Kind, Part
     from .trajectory import Trajectory, TrajectoryFile, Turn, load_trajectory, save_trajectory
-    from .trajectory.breaks import Break, BreakCause, explain_break
-    from .trajectory.collation import collate
-    from .trajectory.packing import Pack, flatten, pack, unpack
-    from .trajectory.rows import RolloutReport, report_rollouts, trajectory_samples
-    from .trajectory.samples import Sample
-    from .trajectory.truncation import Overlong, Truncated, truncate
 
 # Loaded when first asked for: `import tokentrace` and `tokentrace --help` cost next to nothing.
 _HOMES = {
@@ -69,10 +69,10 @@ _HOMES = {
     "Agent": "rollout.loop",
     "BaseInteraction": "rollout.interactions",
     "BaseTool": "rollout.tools",
-    "Break": "trajectory.breaks",
-    "BreakCause": "trajectory.breaks",
-    "BridgeRefusal": "formats.seams",
-    "BridgedTokens": "bridged",
+    "Break": "compare.breaks",
+    "BreakCause": "compare.breaks",
+    "BridgeRefusal": "study.seams",
+    "BridgedTokens": "rendering.bridged",
     "Budget": "rollout.loop",
     "CallGrammar": "formats.grammar",
     "CallStatus": "parsing.response",
@@ -85,32 +85,32 @@ _HOMES = {
     "EngineError": "engines.protocol",
     "ExtensionError": "errors",
     "Frame": "formats.grammar",
-    "HistoryWarning": "data.supervised",
+    "HistoryWarning": "samples.supervised",
     "InputError": "errors",
     "Kind": "tokens.kinds",
     "Loss": "parsing.losses",
     "LossKind": "parsing.losses",
-    "Overlong": "trajectory.truncation",
-    "Pack": "trajectory.packing",
+    "Overlong": "samples.truncation",
+    "Pack": "samples.packing",
     "ParsedResponse": "parsing.response",
     "ParsedToolCall": "parsing.response",
     "Part": "tokens.kinds",
-    "RefusalReason": "formats.seams",
-    "RenderedTokens": "rendered",
-    "Renderer": "renderer",
+    "RefusalReason": "study.seams",
+    "RenderedTokens": "rendering.rendered",
+    "Renderer": "rendering.renderer",
     "RendererError": "errors",
-    "RendererPool": "renderer",
+    "RendererPool": "rendering.renderer",
     "Rollout": "rollout.loop",
-    "RolloutReport": "trajectory.rows",
-    "Sample": "trajectory.samples",
+    "RolloutReport": "samples.trajectories",
+    "Sample": "samples.sample",
     "SampleError": "errors",
     "SamplingParams": "engines.protocol",
     "StreamingParser": "parsing.parser",
-    "Supervision": "data.supervised",
+    "Supervision": "samples.supervised",
     "Task": "rollout.loop",
     "TemplateError": "errors",
     "TemplateLimitError": "errors",
-    "TokenSpan": "rendered",
+    "TokenSpan": "rendering.rendered",
     "TokenizeSettings": "data.tokenizing",
     "Tokenizer": "tokens",
     "TokenizerError": "errors",
@@ -118,32 +118,32 @@ _HOMES = {
     "Trajectory": "trajectory",
     "TrajectoryError": "errors",
     "TrajectoryFile": "trajectory",
-    "Truncated": "trajectory.truncation",
+    "Truncated": "samples.truncation",
     "Turn": "trajectory",
     "TurnGrammar": "formats.grammar",
-    "build_prompt_response_sample": "data.supervised",
-    "build_supervised_sample": "data.supervised",
-    "build_supervised_samples": "data.supervised",
-    "collate": "trajectory.collation",
-    "compare_histories": "audit",
-    "create_renderer": "renderer",
-    "create_renderer_pool": "renderer",
-    "explain_break": "trajectory.breaks",
-    "flatten": "trajectory.packing",
+    "build_prompt_response_sample": "samples.supervised",
+    "build_supervised_sample": "samples.supervised",
+    "build_supervised_samples": "samples.supervised",
+    "collate": "samples.collation",
+    "compare_histories": "compare.histories",
+    "create_renderer": "rendering.renderer",
+    "create_renderer_pool": "rendering.renderer",
+    "explain_break": "compare.breaks",
+    "flatten": "samples.packing",
     "load_tokenizer": "tokens",
     "load_trajectory": "trajectory",
-    "pack": "trajectory.packing",
+    "pack": "samples.packing",
     "read_samples": "data.tables",
-    "report_rollouts": "trajectory.rows",
+    "report_rollouts": "samples.trajectories",
     "run_rollouts": "rollout.batch",
     "save_trajectory": "trajectory",
-    "splice_prefix": "splicing",
+    "splice_prefix": "rendering.splicing",
     "tokenize_files": "data.job",
-    "tokenize_incrementally": "incremental",
+    "tokenize_incrementally": "compare.incremental",
     "tokenize_rows": "data.tokenizing",
-    "trajectory_samples": "trajectory.rows",
-    "truncate": "trajectory.truncation",
-    "unpack": "trajectory.packing",
+    "trajectory_samples": "samples.trajectories",
+    "truncate": "samples.truncation",
+    "unpack": "samples.packing",
     "write_samples": "data.tables",
 }
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from tests.data.generate import write_conversations
 from tokentrace import create_renderer
 from tokentrace.cli import main
-from tokentrace.data.supervised import build_supervised_sample
 from tokentrace.pocket import POCKET
+from tokentrace.samples.supervised import build_supervised_sample
 
 MESSAGES = [
     {"role": "user", "content": "2+2?"},

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from tests.test_show import Page
 from tokentrace import create_renderer
-from tokentrace.audit import compare_histories
 from tokentrace.cli import main
+from tokentrace.compare.histories import compare_histories
 from tokentrace.pocket import POCKET
 
 FORGETFUL = (

@@ -40,11 +40,11 @@ from tokentrace.data.check.turn_marks import TurnMarks
 from tokentrace.data.conversations import Columns
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import Row, find_sources
-from tokentrace.data.supervised import Supervision, build_supervised_sample
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.pocket import POCKET
-from tokentrace.trajectory.samples import Sample
-from tokentrace.trajectory.truncation import Overlong
+from tokentrace.samples.sample import Sample
+from tokentrace.samples.supervised import Supervision, build_supervised_sample
+from tokentrace.samples.truncation import Overlong
 
 MESSAGES = [
     user("Is <|end|> a token, and what is 1+1?"),

@@ -409,7 +409,7 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
 
 
 def test_no_row_of_a_batch_is_lost() -> None:
-    from tokentrace.data.supervised import Supervision
+    from tokentrace.samples.supervised import Supervision
 
     rows = list(conversations(12, 3, fewest=6, most=12))
     settings = TokenizeSettings(str(POCKET), supervision=Supervision(past="expand"), max_length=250)

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import remove_none_values
 
-from tests.conversations import CONVERSATIONS
-from tests.test_shapes import (
+from tests.conversation.test_shapes import (
     BARE,
     HOSTILE,
     JSON,
@@ -29,9 +28,10 @@ from tests.test_shapes import (
     turn,
     use,
 )
+from tests.conversations import CONVERSATIONS
 from tokentrace import InputError
+from tokentrace.conversation.shapes import Message, Shape
 from tokentrace.data.conversations import Columns, Conversation, conversation_of, without_nulls
-from tokentrace.shapes import Message, Shape
 
 USER: Message = {"role": "user", "content": "hi"}
 ANSWER: Message = {"role": "assistant", "content": "hello"}

@@ -24,11 +24,11 @@ from tokentrace.data import sources, tables
 from tokentrace.data.conversations import Columns
 from tokentrace.data.job import Progress, bad_rows_path, parts_path, tokenize_files
 from tokentrace.data.statistics import statistics
-from tokentrace.data.supervised import Supervision
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.pocket import POCKET
-from tokentrace.trajectory.truncation import Overlong
+from tokentrace.samples.supervised import Supervision
+from tokentrace.samples.truncation import Overlong
 
 SETTINGS = TokenizeSettings(str(POCKET))
 

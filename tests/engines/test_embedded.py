@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tokentrace import create_renderer
+from tokentrace.demo.tasks import make_questions
 from tokentrace.engines.embedded import EmbeddedEngine, sample
 from tokentrace.engines.protocol import Completion, Delta, EngineError, EngineRefusal, FinishReason, SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
-from tokentrace.pocket.tasks import make_questions
 
 RENDERER = create_renderer(POCKET)
 STOPS = tuple(RENDERER.get_stop_token_ids())

@@ -17,13 +17,13 @@ from tests.assets import FAMILIES
 from tests.conversations import Message, assistant, call, tool, user
 from tests.formats.small import made_up_renderer, small_renderer, small_tokenizer
 from tokentrace import Renderer, RendererError, TokentraceError, create_renderer
-from tokentrace.formats.derive import NO_CALLS
 from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of, find_dialect, find_reasoning
 from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar
 from tokentrace.parsing.compiled import Compiled
 from tokentrace.parsing.parser import parse
 from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.parsing.values import Tools
+from tokentrace.study.derive import NO_CALLS
 
 EXAMPLES: Final = 30
 QUIET: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": list(HealthCheck)}

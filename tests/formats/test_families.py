@@ -8,7 +8,7 @@ from tests.assets import FAMILIES, family_dir
 from tokentrace import RendererError, create_renderer
 from tokentrace.formats.families import FAMILIES as KNOWN
 from tokentrace.formats.families import recognise
-from tokentrace.formats.outline import read_outline
+from tokentrace.study.outline import read_outline
 from tokentrace.template import ChatTemplate
 from tokentrace.tokens.loading import load_tokenizer
 

@@ -18,11 +18,11 @@ from tests.conversations import assistant, call, tool, user
 from tests.formats.small import made_up_renderer, small_renderer
 from tests.support import CONTROL
 from tokentrace import InputError, Renderer, TokentraceError
-from tokentrace.formats.derive import NO_CALLS
 from tokentrace.formats.dialects import DIALECTS, Dialect, dialect_of
 from tokentrace.formats.grammar import CallGrammar, Style, Value
 from tokentrace.formats.writing import write_calls
 from tokentrace.parsing.response import CallStatus
+from tokentrace.study.derive import NO_CALLS
 
 SETTINGS: Final = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 NOT_BESIDE: Final = "the template shows no content before tool calls"

@@ -19,21 +19,15 @@ import pytest
 
 from tests.live.live import CONTEXT, ROOT, Recorder, llama_server, no_wheel
 from tokentrace import create_renderer
+from tokentrace.demo.rollouts import FollowUps, question_reward, question_tasks
 from tokentrace.engines.http import Connection
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import (
-    EngineAnswerError,
-    EngineRefusal,
-    FinishReason,
-    LogprobKind,
-    SamplingParams,
-)
+from tokentrace.engines.protocol import EngineAnswerError, EngineRefusal, FinishReason, LogprobKind, SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax, read_safetensors
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout
-from tokentrace.rollout.questions import FollowUps, question_reward, question_tasks
-from tokentrace.trajectory.rows import trajectory_samples
+from tokentrace.samples.trajectories import trajectory_samples
 
 RENDERER = create_renderer(POCKET)
 MODEL = load_pocket()

@@ -19,23 +19,16 @@ import pytest
 
 from tests.live.vllm_server import vllm_server
 from tokentrace import create_renderer, trajectory_samples
+from tokentrace.demo.rollouts import FollowUps, question_reward, question_tasks
+from tokentrace.demo.tasks import make_questions
 from tokentrace.engines.answers import collected
 from tokentrace.engines.http import Connection
-from tokentrace.engines.protocol import (
-    Completion,
-    Delta,
-    EngineRefusal,
-    FinishReason,
-    LogprobKind,
-    SamplingParams,
-)
+from tokentrace.engines.protocol import Completion, Delta, EngineRefusal, FinishReason, LogprobKind, SamplingParams
 from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
-from tokentrace.pocket.tasks import make_questions
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout
-from tokentrace.rollout.questions import FollowUps, question_reward, question_tasks
 from tokentrace.trajectory.turns import VersionSpan
 
 VARIABLE = "TOKENTRACE_VLLM_PYTHON"

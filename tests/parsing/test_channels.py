@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from tests.support import make_renderer
 from tokentrace import Renderer
-from tokentrace.parsing.events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Done, Event, ReasoningDelta
+from tokentrace.parsing.events import (
+    ArgumentsDelta,
+    CallFinished,
+    CallNamed,
+    ContentDelta,
+    Done,
+    Event,
+    ReasoningDelta,
+)
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind, TokenRange
 
 pytestmark = pytest.mark.xdist_group("gpt-oss")

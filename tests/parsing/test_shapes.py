@@ -11,16 +11,8 @@ from openai.types.chat import ChatCompletionMessage
 from openai.types.responses import ResponseOutputItem
 from pydantic import BaseModel, TypeAdapter
 
-from tokentrace.messages import check_messages
-from tokentrace.parsing.response import (
-    CallStatus,
-    Finish,
-    ParsedResponse,
-    ParsedToolCall,
-    Part,
-    PartKind,
-    TokenRange,
-)
+from tokentrace.conversation.messages import check_messages
+from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, Part, PartKind, TokenRange
 from tokentrace.parsing.shapes import (
     anthropic_message,
     anthropic_stop_reason,

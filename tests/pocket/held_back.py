@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 from tokentrace import create_renderer
+from tokentrace.demo.tasks import Question, follow_up, make_questions, reward, run_tool
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
-from tokentrace.pocket.tasks import Question, follow_up, make_questions, reward, run_tool
 
 LONGEST = 160
 TURNS = 12

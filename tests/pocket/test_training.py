@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from tokentrace import create_renderer
+from tokentrace.demo.tasks import make_questions, solve
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
-from tokentrace.pocket.tasks import make_questions, solve
 
 FOLDER = Path(__file__).parents[2] / "training" / "pocket"
 

@@ -9,19 +9,13 @@ from typing import Any
 import pytest
 
 from tokentrace import InputError
+from tokentrace.demo.rollouts import FollowUps, question_reward
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import row_task
-from tokentrace.rollout.config import (
-    ConfigError,
-    load_interaction,
-    load_object,
-    load_tools,
-    read_config,
-)
+from tokentrace.rollout.config import ConfigError, load_interaction, load_object, load_tools, read_config
 from tokentrace.rollout.cutting import Keep
 from tokentrace.rollout.loop import Budget
-from tokentrace.rollout.questions import FollowUps, question_reward
 from tokentrace.rollout.setup import read_run
 from tokentrace.rollout.tools import as_tools
 

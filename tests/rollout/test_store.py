@@ -19,15 +19,7 @@ from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
-from tokentrace.rollout.store import (
-    JOURNAL,
-    RUN,
-    TRAJECTORIES,
-    RolloutStore,
-    check_run,
-    discard_run,
-    group_advantages,
-)
+from tokentrace.rollout.store import JOURNAL, RUN, TRAJECTORIES, RolloutStore, check_run, discard_run, group_advantages
 from tokentrace.trajectory import storage
 
 ROOT = Path(__file__).parents[2]

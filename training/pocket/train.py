@@ -3,7 +3,7 @@
     python training/pocket/train.py                       # as shipped: one GPU
     python training/pocket/train.py --steps 30 --rows 8 --workers 1 --questions 12 --out pocket-try    # a try on a CPU
 
-The data is made while training, by ``tokentrace`` itself: questions from ``tokentrace.pocket.tasks``, the expert's
+The data is made while training, by ``tokentrace`` itself: questions from ``tokentrace.demo.tasks``, the expert's
 conversation, one `build_supervised_sample` each, loss on what the assistant says. The same settings give the same
 rows in the same order. At the end the weights are rounded to what is shipped, and those are evaluated: greedy rollouts
 with tools on held-back questions.
@@ -29,8 +29,8 @@ import torch
 from model import SHIPPED, Cache, Pocket, Shape, save
 
 from tokentrace import Renderer, build_supervised_sample, create_renderer
+from tokentrace.demo.tasks import Question, follow_up, make_questions, reward, run_tool, solve
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.tasks import Question, follow_up, make_questions, reward, run_tool, solve
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 1024

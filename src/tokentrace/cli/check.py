@@ -97,7 +97,7 @@ def _changes(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
     """What options say that were given, by the names of the settings."""
     from click.core import ParameterSource
 
-    from ..messages import check_tools
+    from ..conversation.messages import check_tools
     from .inputs import parse_kwargs, read_tools
     from .render import _template
     from .tokenize import _listed

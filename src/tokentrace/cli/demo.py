@@ -16,9 +16,9 @@ import click
 from . import debug_option, one_blas_thread
 
 if TYPE_CHECKING:
-    from ..renderer import Renderer
-    from ..rollout.paths import PathReport, Progress
-    from ..trajectory.samples import Sample
+    from ..demo.paths import PathReport, Progress
+    from ..rendering.renderer import Renderer
+    from ..samples.sample import Sample
 
 
 @click.command(short_help="Run rollouts by three client paths and compare them.")
@@ -53,10 +53,10 @@ def _compare(output: Path, rollouts: int, seed: int) -> Path:
 
     from rich.console import Console
 
+    from ..demo.paths import compare_paths
+    from ..demo.views import demo_json, demo_page, demo_text
     from ..pocket import POCKET
-    from ..renderer import create_renderer
-    from ..rollout.paths import compare_paths
-    from ..show.demo import demo_json, demo_page, demo_text
+    from ..rendering.renderer import create_renderer
 
     renderer = create_renderer(POCKET)
     with _progress(rollouts) as progress:
@@ -78,7 +78,7 @@ def _progress(rollouts: int) -> Iterator[Progress | None]:
     """A bar for each path on a terminal, nothing elsewhere."""
     from rich.console import Console
 
-    from ..rollout.paths import ClientPath
+    from ..demo.paths import ClientPath
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -101,7 +101,7 @@ def _progress(rollouts: int) -> Iterator[Progress | None]:
 def _write_rows(output: Path, reports: Sequence[PathReport], seed: int) -> str:
     """The training rows of tokentrace's path; as JSON lines where there is no pyarrow."""
     from ..data.tables import write_samples
-    from ..rollout.paths import ClientPath, path_samples
+    from ..demo.paths import ClientPath, path_samples
 
     samples = [row for one in reports if one.path is ClientPath.TOKENTRACE for row in path_samples(one)]
     if importlib.util.find_spec("pyarrow") is not None:
@@ -147,7 +147,7 @@ def _write_trajectories(output: Path, reports: Sequence[PathReport]) -> str:
 def _show_example(output: Path) -> Path:
     """Render the shipped example, show it, and write an HTML report."""
     from ..pocket import EXAMPLE, POCKET
-    from ..renderer import create_renderer
+    from ..rendering.renderer import create_renderer
     from ..show.html import html_page
     from .inputs import read_conversation
     from .render import write
@@ -181,7 +181,7 @@ def _show_example(output: Path) -> Path:
 
 def _show_next_turn(renderer: Renderer, messages: list[dict[str, Any]], tools: Any) -> None:
     """One step of a rollout, gone on with in both ways: rendered again, and bridged."""
-    from ..trajectory.breaks import explain_break
+    from ..compare.breaks import explain_break
 
     called = next(at for at, message in enumerate(messages) if message.get("tool_calls"))
     prompt = renderer.render_ids(messages[:called], tools=tools, add_generation_prompt=True)

@@ -11,7 +11,7 @@ import click
 from . import debug_option, tokenizer_option
 
 if TYPE_CHECKING:
-    from ..trajectory.breaks import Break
+    from ..compare.breaks import Break
 
 
 @click.command(short_help="Say where and why a prompt does not extend a stream.")
@@ -35,10 +35,10 @@ def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch:
     """
     import numpy as np
 
+    from ..compare.breaks import explain_break
     from ..errors import InputError
     from ..pocket import POCKET
     from ..tokens.loading import load_tokenizer
-    from ..trajectory.breaks import explain_break
 
     ids, known = _read_stream(stream, branch)
     if prompt is not None:
@@ -106,8 +106,8 @@ def _read_json(path: Path) -> Any:
 
 
 def _ids(found: Any, path: Path) -> list[int]:
-    from ..bridged import check_ids
     from ..errors import InputError
+    from ..rendering.bridged import check_ids
 
     if not isinstance(found, list):
         raise InputError(f"{path.name} must hold a list of token ids")

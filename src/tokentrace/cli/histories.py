@@ -11,7 +11,7 @@ import click
 from . import debug_option, show_view, template_options
 
 if TYPE_CHECKING:
-    from ..audit import HistoryReport
+    from ..compare.histories import HistoryReport
 
 
 @click.command(short_help="Show where production, rollout and training differ.")
@@ -70,10 +70,10 @@ def histories(
       tokentrace histories chat.json -t ./Qwen3-8B --history inference --step 2
       tokentrace histories rollouts.jsonl --index 3 --json | jq .summary
     """
-    from ..audit import compare_histories
+    from ..compare.histories import compare_histories
     from ..errors import InputError
     from ..pocket import EXAMPLE, POCKET
-    from ..renderer import create_renderer
+    from ..rendering.renderer import create_renderer
     from .inputs import parse_kwargs, read_conversation, read_tools
     from .render import _template
 

@@ -93,7 +93,7 @@ def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
     >>> parse_kwargs(["enable_thinking=false", "date=today", '{"n": [1]}'])
     {'enable_thinking': False, 'date': 'today', 'n': [1]}
     """
-    from ..renderer import create_renderer
+    from ..rendering.renderer import create_renderer
 
     found: dict[str, Any] = {}
     for item in given:

@@ -12,7 +12,7 @@ import click
 from . import debug_option, show_view, template_options
 
 if TYPE_CHECKING:
-    from ..rendered import RenderedTokens
+    from ..rendering.rendered import RenderedTokens
 
 
 @click.command(short_help="Render a conversation to tokens that know their origin.")
@@ -63,7 +63,7 @@ def render(
       tokentrace render - --format json < chat.json | jq .token_ids
     """
     from ..pocket import POCKET
-    from ..renderer import create_renderer
+    from ..rendering.renderer import create_renderer
     from .inputs import parse_kwargs, read_conversation, read_tools
 
     if open_ and form != "html":

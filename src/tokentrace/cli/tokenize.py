@@ -143,12 +143,12 @@ def tokenize_settings(
     max_row_bytes: int = 8 << 20,
 ) -> TokenizeSettings:
     """What the options say, as settings."""
+    from ..conversation.messages import check_tools
     from ..data.conversations import Columns
-    from ..data.supervised import Supervision
     from ..data.tokenizing import TokenizeSettings
-    from ..messages import check_tools
     from ..pocket import POCKET
-    from ..trajectory.truncation import Overlong
+    from ..samples.supervised import Supervision
+    from ..samples.truncation import Overlong
     from .inputs import parse_kwargs, read_tools
     from .render import _template
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import InputError, SampleError, TokentraceError
-from ..trajectory.samples import Sample
+from ..samples.sample import Sample
 from .chunks import part_file, tokenize_chunk
 from .job import MANIFEST, Finished, tokenize_files
 from .sources import CHUNK_ROWS, Chunk, Format, Row, tables

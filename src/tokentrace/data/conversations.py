@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..conversation.shapes import Message, Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
 from ..errors import InputError
-from ..shapes import Message, Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
 
 MESSAGES: Final = ("messages", "conversations", "conversation")
 COMPLETIONS: Final = ("completion", "response")

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..errors import InputError
 from ..files import sync
+from ..samples.sample import Sample
 from ..tokens.kinds import Kind, Part
-from ..trajectory.samples import Sample
 from ..trajectory.turns import VersionSpan
 from .sources import tables
 

@@ -10,15 +10,15 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from ..errors import InputError, SampleError, TemplateError, TokentraceError
-from ..formats.history import parsed_arguments
-from ..renderer import Renderer, create_renderer
+from ..rendering.history import parsed_arguments
+from ..rendering.renderer import Renderer, create_renderer
+from ..samples.sample import Sample
+from ..samples.supervised import Supervised, Supervision, Supervisor
+from ..samples.truncation import Overlong, truncate
 from ..settings import choose
 from ..tokens.loading import load_tokenizer
-from ..trajectory.samples import Sample
-from ..trajectory.truncation import Overlong, truncate
 from .conversations import Columns, Conversation, conversation_of, without_nulls
 from .sources import ROW_BYTES, Format, Row
-from .supervised import Supervised, Supervision, Supervisor
 
 _MANY_SETTINGS: Final = 32
 """Renderers are kept for so many combinations of template variables that rows bring along."""

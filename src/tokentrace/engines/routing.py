@@ -10,15 +10,7 @@ from time import monotonic
 from typing import Final
 
 from ..tokens.tokenizer import Ids
-from .protocol import (
-    Capabilities,
-    Completion,
-    Delta,
-    Engine,
-    EngineError,
-    EngineUnavailable,
-    SamplingParams,
-)
+from .protocol import Capabilities, Completion, Delta, Engine, EngineError, EngineUnavailable, SamplingParams
 
 
 class _Endpoint:

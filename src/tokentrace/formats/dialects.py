@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import RendererError
-from .derive import NO_CALLS, ONE_CALL
+from ..study.derive import NO_CALLS, ONE_CALL
 from .grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from .writing import write_calls, write_messages
 

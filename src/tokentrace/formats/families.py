@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import RendererError
+from ..study.outline import Outline, read_outline
 from ..template.chat_template import PythonFormat, Template
 from ..tokens.tokenizer import Tokenizer
 from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32
-from .outline import Outline, read_outline
 
 _CHATML: Final = "<|im_start|>assistant\n"
 _CLOSE: Final = "<|im_end|>\n"

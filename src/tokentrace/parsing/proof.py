@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..formats.grammar import TurnGrammar
-from ..formats.probes import call
+from ..study.probes import call
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from .response import ParsedResponse

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
 from ..errors import InputError
-from ..shapes import parsed_json
 from .loop import Agent, Rollout, Task
 from .store import RolloutStore
 from .tools import BaseTool

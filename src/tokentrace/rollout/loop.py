@@ -19,9 +19,9 @@ import numpy as np
 
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..errors import TokentraceError
-from ..formats.seams import BridgeRefusal
 from ..parsing.response import ParsedResponse, ParsedToolCall
-from ..renderer import Renderer
+from ..rendering.renderer import Renderer
+from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .cutting import Keep, cut_text

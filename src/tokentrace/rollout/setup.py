@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from ..data.conversations import without_nulls
 from ..data.sources import Format, Row, find_sources, plan, read_rows
+from ..demo.rollouts import FollowUps, question_reward, question_task
 from ..engines.protocol import Engine, EngineError, SamplingParams
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
-from ..renderer import Renderer, create_renderer
+from ..rendering.renderer import Renderer, create_renderer
 from .batch import grouped, row_task
 from .config import Section, load_interaction, load_tools, make_interaction, make_tools, named, read_config
 from .interactions import BaseInteraction
 from .loop import Agent, Budget, Reward, Task
-from .questions import FollowUps, question_reward, question_task
 from .tools import BaseTool
 
 KEYS: Final = (
@@ -290,8 +290,8 @@ def _reward(top: Section, asked: bool, folder: Path) -> Reward | None:
 
 
 def _questions(data: Section, asked: Section, limit: int | None) -> tuple[list[Task], dict[str, str]]:
-    from ..pocket.questions import KINDS
-    from ..pocket.tasks import SPLITS, make_questions
+    from ..demo.questions import KINDS
+    from ..demo.tasks import SPLITS, make_questions
 
     data.check_keys(["questions", "limit"])
     asked.check_keys(["count", "seed", "split", "kinds"])

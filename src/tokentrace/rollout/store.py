@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from ..errors import InputError, TrajectoryError
 from ..files import lock
-from ..trajectory.rows import trajectory_samples
-from ..trajectory.samples import Sample
+from ..samples.sample import Sample
+from ..samples.trajectories import trajectory_samples
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
 from .loop import Rollout

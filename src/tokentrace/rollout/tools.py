@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from ..conversation.messages import check_tools
 from ..errors import InputError
-from ..messages import check_tools
 from ..parsing.response import CallStatus, ParsedToolCall
 
 Returned = TypeVar("Returned")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..rendered import RenderedTokens
+from ..rendering.rendered import RenderedTokens
 
 
 def json_view(rendered: RenderedTokens) -> dict[str, Any]:

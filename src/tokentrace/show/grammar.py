@@ -18,8 +18,8 @@ from rich.text import Text
 from ..errors import TokentraceError
 from ..formats.dialects import DIALECTS, REASONING, dialect_of
 from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar, Value
-from ..rendered import RenderedTokens
-from ..renderer import Renderer
+from ..rendering.rendered import RenderedTokens
+from ..rendering.renderer import Renderer
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import visible
 from .pieces import Kind, pieces, token_texts

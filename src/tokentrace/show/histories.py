@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from ..audit.differences import PAIRS, Comparison, Difference, Run, Shown, View, counted
-from ..audit.findings import listed
-from ..rendered import RenderedTokens
+from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View, counted
+from ..compare.histories.findings import listed
+from ..rendering.rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.visible import visible
@@ -18,7 +18,7 @@ from .pieces import _BY_ROLE, KINDS, Kind, token_texts
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ..audit.histories import HistoryReport, Step
+    from ..compare.histories.report import HistoryReport, Step
 
 PAGE_LIMIT: Final = 6_000
 FRAGMENT_LIMIT: Final = 1_500

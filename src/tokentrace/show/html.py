@@ -16,21 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..rendered import RenderedTokens
+from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
-from .pieces import (
-    KINDS,
-    Block,
-    Piece,
-    blocks,
-    counts,
-    edited,
-    listed,
-    message_count,
-    pieces,
-    stops,
-    token_texts,
-)
+from .pieces import KINDS, Block, Piece, blocks, counts, edited, listed, message_count, pieces, stops, token_texts
 
 PAGE_LIMIT: Final = 20_000
 FRAGMENT_LIMIT: Final = 4_000

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ..rendered import RenderedTokens
+from ..rendering.rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
 from ..template.traced import UNKNOWN, Origin
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.statistics import Statistics
-from ..rendered import RenderedTokens
+from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
 from .html import FRAGMENT_LIMIT, _text, framed, row_body, view_controls
 from .terminal import plain_view, text_view

@@ -12,21 +12,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ..rendered import RenderedTokens
+from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
-from .pieces import (
-    Block,
-    Kind,
-    Piece,
-    blocks,
-    counts,
-    edited,
-    listed,
-    message_count,
-    pieces,
-    stops,
-    token_texts,
-)
+from .pieces import Block, Kind, Piece, blocks, counts, edited, listed, message_count, pieces, stops, token_texts
 
 COLOURS: Final[dict[Kind, tuple[str, str]]] = {
     Kind.SYSTEM: ("#a78bfa", "#8b6cf0"),

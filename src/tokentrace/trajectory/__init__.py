@@ -1,6 +1,5 @@
 """The append-only record of one rollout: exact tokens, where each came from, and the tree of rewritten histories."""
 
-from .breaks import Break, BreakCause, explain_break
 from .bridges import Bridge
 from .records import Ending, Loaded, from_bytes, to_bytes
 from .storage import TrajectoryFile, load_trajectory, save_trajectory
@@ -9,8 +8,6 @@ from .turns import Branch, MessageSpan, SharedPrefix, Turn, VersionSpan
 
 __all__ = [
     "Branch",
-    "Break",
-    "BreakCause",
     "Bridge",
     "Ending",
     "Loaded",
@@ -20,7 +17,6 @@ __all__ = [
     "TrajectoryFile",
     "Turn",
     "VersionSpan",
-    "explain_break",
     "from_bytes",
     "load_trajectory",
     "save_trajectory",

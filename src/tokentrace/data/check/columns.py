@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import InputError
+from ...samples.sample import IGNORE
 from ...tokens.tokenizer import Ids
-from ...trajectory.samples import IGNORE
 from ..conversations import COMPLETIONS, MESSAGES, Columns
 
 Mask = npt.NDArray[np.bool_]

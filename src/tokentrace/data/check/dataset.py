@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import InputError
+from ...samples.supervised import TRAINED_PARTS, Turns
 from ...tokens.differences import common_prefix
 from ..sources import ROW_BYTES, Format, Row, Source, find_sources, plan, read_rows
-from ..supervised import TRAINED_PARTS, Turns
 from ..tables import read_metadata
 from ..tokenizing import RowTokenizer, Tokenized, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding

@@ -13,15 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from ...renderer import Renderer
+from ...compare.breaks import Break, BreakCause, explain_break
+from ...compare.breaks.case import quoted
+from ...compare.breaks.turn_heads import TurnHeads
+from ...compare.token_diff import Hunk, next_hunk, text_of, token_text
+from ...rendering.renderer import Renderer
 from ...tokens.differences import common_prefix
 from ...tokens.kinds import Part
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import visible
-from ...trajectory.breaks import Break, BreakCause, explain_break
-from ...trajectory.breaks.case import quoted
-from ...trajectory.breaks.turn_heads import TurnHeads
-from ...trajectory.token_diff import Hunk, next_hunk, text_of, token_text
 from .expected import Expected
 from .turn_marks import TurnMarks
 

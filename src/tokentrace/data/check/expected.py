@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...samples.sample import Sample
+from ...samples.supervised import Supervised
 from ...tokens.kinds import Part
-from ...trajectory.samples import Sample
-from ..supervised import Supervised
 
 NOBODY: Final = "template"
 """The role of tokens that belong to no message."""

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from ...compare.token_diff import Hunk
 from ...tokens.tokenizer import Ids
-from ...trajectory.token_diff import Hunk
 from .columns import Mask
 from .expected import GENERATION_PROMPT, NOBODY, PART_NAMES, Expected
 from .turn_marks import TurnMarks

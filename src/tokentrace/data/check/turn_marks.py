@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import TokentraceError
-from ...rendered import RenderedTokens
-from ...renderer import Renderer
+from ...rendering.rendered import RenderedTokens
+from ...rendering.renderer import Renderer
 from ...tokens.tokenizer import Ids
 
 _USER: Final = {"role": "user", "content": "question"}

@@ -1,0 +1,1 @@
+"""Two sequences of ids differ: where, and why."""

@@ -1,0 +1,236 @@
+"""What the differences between three histories come to: a few findings, each a plain sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from ...template.chat_template import REASONING_FIELDS
+from .differences import Comparison, View, counted
+
+_SCAFFOLD: Final = frozenset({"scaffold", "generation prompt"})
+_SHORT: Final = 40
+"""Characters up to which a text is quoted."""
+
+
+class Verb(StrEnum):
+    """What a view does that the rollout does not."""
+
+    DROPS = "drops"
+    ADDS = "adds"
+    CHANGES = "changes"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that `views` do otherwise than the rollout, to `messages`, at `steps`; the views in `agrees` do not.
+
+    `tokens` counts every message once: tokens of the rollout, or for `adds` those of the views. `scaffold` of them are
+    scaffold. `in_turn`: in the turn that is asked for, not in its prompt. `once`: what has to follow first. `texts` is
+    what stands in the views and in the rollout, where it is short, everywhere the same, and no text that is gone.
+    """
+
+    views: tuple[View, ...]
+    verb: Verb
+    what: str
+    messages: tuple[int, ...]
+    tokens: int
+    scaffold: int
+    steps: tuple[int, ...]
+    in_turn: bool
+    once: str
+    texts: tuple[str, str] | None
+    agrees: tuple[View, ...]
+
+    def __str__(self) -> str:
+        whose = f" of {_messages(self.messages)}" if self.messages[-1] >= 0 else ""
+        what = f"the {self.what}{whose}"
+        many = counted(self.tokens)
+        if self.scaffold and self.what not in _SCAFFOLD:
+            many += ", scaffold included"
+        return self._of_turn(what, many) if self.in_turn else self._of_prompt(what, many)
+
+    def _of_prompt(self, what: str, many: str) -> str:
+        subject = listed(self.views).capitalize()
+        s = "s" if len(self.views) == 1 else ""
+        rest, one = listed(self.agrees), len(self.agrees) == 1
+        once = f" once {self.once}" if self.once else ""
+        if self.verb is Verb.CHANGES:
+            how = f"{self.texts[0]!r} where {rest} {'has' if one else 'have'} {self.texts[1]!r}, " if self.texts else ""
+            return f"{subject} write{s} {what} otherwise{once}: {how}{many}."
+        if self.verb is Verb.ADDS:
+            how = f"{self.texts[0]!r}, " if self.texts else ""
+            return f"{subject} add{s} {what}{once}: {how}{many}; {rest} {'does' if one else 'do'} not."
+        how = f"{self.texts[1]!r}, " if self.texts else ""
+        return f"{subject} drop{s} {what}{once}: {how}{many}; {rest} keep{'s' if one else ''} it."
+
+    def _of_turn(self, what: str, many: str) -> str:
+        if self.verb is Verb.CHANGES:
+            how = f"{self.texts[0]!r} where the model samples {self.texts[1]!r}, " if self.texts else ""
+            return f"Training writes {what} otherwise than it is sampled: {how}{many}."
+        if self.verb is Verb.ADDS:
+            how = f"{self.texts[0]!r}, " if self.texts else ""
+            return f"Training adds {what} to the turn itself, where the model samples no such thing: {how}{many}."
+        how = f"{self.texts[1]!r}, " if self.texts else ""
+        return f"Training leaves {what} out of the turn itself, though the model samples it: {how}{many}."
+
+
+@dataclass(slots=True)
+class Moment:
+    """A step as findings see it: how long its conversation is, and the comparisons with the rollout there are."""
+
+    asked: int
+    against: dict[View, Comparison]
+
+
+Place = tuple[int, str, bool]
+"""A message, the kind of field, and whether it stands in the turn itself."""
+
+
+@dataclass(slots=True)
+class _Change:
+    """What one view does at one place, in tokens of the rollout and of its own."""
+
+    rollout: int = 0
+    view: int = 0
+    scaffold: int = 0
+    texts: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def verb(self) -> Verb:
+        if self.rollout and self.view:
+            return Verb.CHANGES
+        return Verb.DROPS if self.rollout else Verb.ADDS
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What is known of one finding so far, by message."""
+
+    tokens: dict[int, tuple[int, int]] = field(default_factory=dict)
+    steps: set[int] = field(default_factory=set)
+    texts: set[tuple[str, str]] = field(default_factory=set)
+
+
+def find(moments: Sequence[Moment], roles: Sequence[str]) -> list[Finding]:
+    """The differences from the rollout, gathered: the same views doing the same to the same kind of field."""
+    changes = [{view: _changes(found) for view, found in moment.against.items()} for moment in moments]
+    gathered: dict[tuple[tuple[View, ...], Verb, str, bool, str, tuple[View, ...]], _Gathered] = {}
+    for step, done in enumerate(changes):
+        for place in dict.fromkeys(place for of_view in done.values() for place in of_view):
+            message, what, in_turn = place
+            made = {view: of_view.get(place) for view, of_view in done.items()}
+            agrees = tuple(view for view in View if view is View.ROLLOUT or (view in made and made[view] is None))
+            for views, change in _groups(made):
+                once = _once(moments, changes, roles, step, place) if View.PRODUCTION in views else ""
+                found = gathered.setdefault((views, change.verb, what, in_turn, once, agrees), _Gathered())
+                count = change.view if change.verb is Verb.ADDS else change.rollout
+                found.tokens[message] = max(found.tokens.get(message, (0, 0)), (count, change.scaffold))
+                found.steps.add(step)
+                found.texts.update(change.texts)
+    out = []
+    for (views, verb, what, in_turn, once, agrees), found in gathered.items():
+        telling = len(found.texts) == 1 and (verb is Verb.CHANGES or what in _SCAFFOLD)
+        texts = next(iter(found.texts)) if telling else None
+        out.append(
+            Finding(
+                views=views,
+                verb=verb,
+                what=what,
+                messages=tuple(sorted(found.tokens)),
+                tokens=sum(count for count, _ in found.tokens.values()),
+                scaffold=sum(scaffold for _, scaffold in found.tokens.values()),
+                steps=tuple(sorted(found.steps)),
+                in_turn=in_turn,
+                once=once,
+                texts=texts if texts is not None and max(map(len, texts)) <= _SHORT else None,
+                agrees=agrees,
+            )
+        )
+    return sorted(out, key=lambda found: (View.PRODUCTION not in found.views, found.in_turn, found.steps))
+
+
+def _groups(made: dict[View, _Change | None]) -> Iterator[tuple[tuple[View, ...], _Change]]:
+    """The views that do the same, together; others on their own."""
+    production, training = made.get(View.PRODUCTION), made.get(View.TRAINING)
+    if production is not None and production == training:
+        yield (View.PRODUCTION, View.TRAINING), production
+        return
+    for view, change in made.items():
+        if change is not None:
+            yield (view,), change
+
+
+def _changes(compared: Comparison) -> dict[Place, _Change]:
+    """What a view does otherwise than the rollout. Scaffold counts with the text that it stands around, if any."""
+    out: dict[Place, _Change] = {}
+    for found in compared.differences:
+        view, rollout = (found.right, found.left) if compared.left is View.ROLLOUT else (found.left, found.right)
+        sizes: dict[tuple[int, str], int] = {}
+        for part in (*view.parts, *rollout.parts):
+            place = (part.message, _what(part.field))
+            sizes[place] = sizes.get(place, 0) + len(part)
+        told = {place: size for place, size in sizes.items() if place[1] not in _SCAFFOLD}
+        main = max(told or sizes, key=(told or sizes).__getitem__)
+        told = told or {main: sizes[main]}
+        for run in (view, rollout):
+            for part in run.parts:
+                place = (part.message, _what(part.field))
+                change = out.setdefault((*(place if place in told else main), found.in_turn), _Change())
+                change.scaffold += len(part) if place[1] in _SCAFFOLD else 0
+                if run is view:
+                    change.view += len(part)
+                else:
+                    change.rollout += len(part)
+        if len(told) == 1:
+            out[*main, found.in_turn].texts.append((view.text, rollout.text))
+    return out
+
+
+def _what(name: str) -> str:
+    """A field as a reader would call it."""
+    first = name.split(".", maxsplit=1)[0]
+    if first in REASONING_FIELDS:
+        return "reasoning"
+    return {"tool_calls": "tool calls", "generation_prompt": "generation prompt", "role": "scaffold"}.get(first, first)
+
+
+def _once(
+    moments: Sequence[Moment],
+    changes: Sequence[dict[View, dict[Place, _Change]]],
+    roles: Sequence[str],
+    step: int,
+    place: Place,
+) -> str:
+    """What had to follow: who spoke between the last step at which production was as the rollout, and the first at
+    which it was not.
+    """
+    message = since = place[0]
+    if message < 0:
+        return ""
+    for moment, done in zip(moments[: step + 1], changes, strict=False):
+        if moment.asked <= message:
+            continue
+        if place in done[View.PRODUCTION]:
+            came = [role for role in dict.fromkeys(roles[since : moment.asked]) if role != "assistant"]
+            if len(came) > 1:
+                return f"messages of {listed(came)} follow"
+            known = {"tool": "a tool result follows", "": "another turn follows"}
+            return known.get("".join(came), f"a {''.join(came)} message follows")
+        since = moment.asked
+    return ""
+
+
+def listed(items: Iterable[Any]) -> str:
+    """``"a, b and c"``."""
+    names = [str(item) for item in items]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _messages(numbers: Sequence[int]) -> str:
+    shown = [number for number in numbers if number >= 0]
+    if len(shown) > 8:
+        return f"{len(shown)} messages ({shown[0]} to {shown[-1]})"
+    return f"message{'' if len(shown) == 1 else 's'} {listed(shown)}"

@@ -1,0 +1,86 @@
+"""Where tokenization in pieces gave other ids than a render of the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from ..rendering.rendered import RenderedTokens
+from ..tokens.differences import Difference, difference, differing
+from ..tokens.tokenizer import Ids, Tokenizer
+
+
+class TokenizationMismatchWarning(UserWarning):
+    """Incremental tokenization gave other ids than a render of the whole conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One part in which the ids differ. `position` counts tokens of the incremental ids.
+
+    `message` is the message that the part belongs to, None where it belongs to none. The texts are for people.
+    """
+
+    position: int
+    incremental_ids: tuple[int, ...]
+    full_ids: tuple[int, ...]
+    incremental_text: str
+    full_text: str
+    message: int | None
+    kind: Difference
+
+    def __str__(self) -> str:
+        owner = "" if self.message is None else f" (message {self.message})"
+        here = f"{short_text(self.incremental_text)} {_short_ids(self.incremental_ids)}"
+        full = f"{short_text(self.full_text)} {_short_ids(self.full_ids)}"
+        return f"token {self.position}{owner}, {self.kind}: {here} where the full render has {full}"
+
+
+def find_mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> list[Mismatch]:
+    """The parts in which `ids` differ from those of a full render, in order; no part iff they are equal.
+
+    `owners` has the message of each of the ids.
+    """
+    out = []
+    for start, stop, full_start, full_stop in differing(tokenizer.vocabulary, ids, full.ids):
+        here, there = ids[start:stop], full.ids[full_start:full_stop]
+        message = int(full.messages[full_start] if len(there) else owners[start])
+        out.append(
+            Mismatch(
+                position=start,
+                incremental_ids=tuple(here.tolist()),
+                full_ids=tuple(there.tolist()),
+                incremental_text=tokenizer.decode(here.tolist()),
+                full_text=tokenizer.decode(there.tolist()),
+                message=message if message >= 0 else None,
+                kind=difference(tokenizer.vocabulary, here, there),
+            )
+        )
+    return out
+
+
+def warning_text(mode: str, mismatches: Sequence[Mismatch], shown: int = 3) -> str:
+    """What to tell about mismatches, the first few of them in full, and what to do."""
+    parts = "\n".join(f"  {one}" for one in mismatches[:shown])
+    more = f"\n  and {len(mismatches) - shown} more" if len(mismatches) > shown else ""
+    return (
+        f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} "
+        f"part{'s' if len(mismatches) > 1 else ''}, so training and inference would see different tokens:\n"
+        f"{parts}{more}\n"
+        "In a rollout use Renderer.bridge_to_next_turn, for training data Renderer.render and its mask. If reasoning "
+        "of past turns differs, preserve_all_thinking=True makes the full render keep it. If this is meant, pass "
+        "sanity_check='ignore_strippable' or 'off'."
+    )
+
+
+def short_text(text: str, limit: int = 200) -> str:
+    """Text in quotes, its middle left out where it is long."""
+    return repr(text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 4 :]}")
+
+
+def _short_ids(ids: Sequence[int], limit: int = 16) -> str:
+    shown = ", ".join(map(str, ids[:limit]))
+    return f"[{shown}]" if len(ids) <= limit else f"[{shown}, … {len(ids)} ids]"

@@ -1,0 +1,457 @@
+"""Conversations in other shapes, as OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns. Pure.
+
+The way in; the way out is `parsing.shapes`. Nothing is made up (a call without an id stays without) and nothing that a
+model could have seen is left out in silence: what has no place in OpenAI's shape stays as it is, as a part of a list
+content, or is refused. Every refusal is an InputError that counts messages as they were given.
+
+An assistant that only calls tools gets the content ``""``, not None: many templates write None out as a word.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import InputError
+from .messages import check_messages, check_tools
+
+Message = Mapping[str, Any]
+
+_SPEAKERS: Final[Mapping[str, str]] = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model"), "assistant"),
+    **dict.fromkeys(("function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("observation", "tool", "function", "function_response", "tool_response"), "tool"),
+}
+"""What ``from`` says, and the role it stands for."""
+
+_CALLERS: Final = frozenset({"function_call", "tool_call"})
+"""Turns whose value is JSON of calls."""
+
+_LOSS: Final = ("weight", "train")
+"""Fields by which rows say what is trained; they belong to a whole message."""
+
+_CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")
+"""Fields of a ShareGPT turn that are a message's own."""
+
+_FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Fields of OpenAI's that Anthropic says in blocks."""
+
+_CALL_FIELDS: Final = frozenset({"id", "type", "name", "arguments"})
+
+_TOOL_BLOCKS: Final = ("tool_use", "tool_result")
+_THINKING_BLOCKS: Final = ("thinking", "redacted_thinking")
+
+
+class Shape(enum.StrEnum):
+    """How a conversation is written down."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    SHAREGPT = "sharegpt"
+
+
+def shape_of(messages: Any) -> Shape:
+    """The shape that `messages` show; OpenAI's where nothing tells otherwise. Refuses nothing.
+
+    ShareGPT: a message has ``from`` and no ``role``. Anthropic: a block of tool use or of a tool result; or a block of
+    an assistant's thinking, unless it is a list or others show OpenAI's calls, tool or developer messages: Mistral's
+    templates take thinking blocks in OpenAI's shape. A list of text parts is the same in both, and stays OpenAI's.
+    """
+    rows = [message for message in messages if isinstance(message, Mapping)] if _is_list(messages) else []
+    if any(row.get("role") is None and row.get("from") is not None for row in rows):
+        return Shape.SHAREGPT
+    blocks = [(row.get("role"), block) for row in rows for block in _typed(row.get("content"))]
+    if any(block["type"] in _TOOL_BLOCKS for _, block in blocks):
+        return Shape.ANTHROPIC
+    thinks = any(
+        role == "assistant" and block["type"] in _THINKING_BLOCKS and not _is_list(block.get("thinking"))
+        for role, block in blocks
+    )
+    openai = any(row.get("tool_calls") or row.get("role") in ("tool", "function", "developer") for row in rows)
+    return Shape.ANTHROPIC if thinks and not openai else Shape.OPENAI
+
+
+def _typed(content: Any) -> Iterator[Mapping[str, Any]]:
+    """The blocks of a content that have a type, if it is a list."""
+    for block in content if _is_list(content) else ():
+        if isinstance(block, Mapping) and "type" in block:
+            yield block
+
+
+def openai_messages(messages: Any, shape: Shape | None = None) -> list[Message]:
+    """`messages` in OpenAI's shape, whatever `shape` they are in (None: `shape_of`)."""
+    match shape or shape_of(messages):
+        case Shape.ANTHROPIC:
+            return from_anthropic(messages)
+        case Shape.SHAREGPT:
+            return from_sharegpt(messages)
+        case _:
+            return from_openai(messages)
+
+
+# -- OpenAI's own
+
+
+def from_openai(messages: Any) -> list[Message]:
+    """`messages` as they are, but for an assistant's ``function_call`` of old, which becomes ``tool_calls``.
+
+    Contents and arguments are not touched, so that a template makes the same ids of the messages as before. Refuses
+    what is no list of mappings, and a message with both ``function_call`` and ``tool_calls``. Roles and contents are
+    `check_messages`' affair.
+    """
+    return [_without_function_call(index, as_mapping(index, message)) for index, message in _numbered(messages)]
+
+
+def _without_function_call(index: int, message: Message) -> Message:
+    call = message.get("function_call")
+    if call is None or message.get("role") != "assistant":
+        return message
+    if message.get("tool_calls"):
+        raise InputError("stands beside tool_calls; give one of them", message=index, field="function_call")
+    call = as_mapping(index, call, "function_call")
+    made = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
+    made["tool_calls"] = [{"type": "function", "function": call}]
+    return _checked(index, made, {"tool_calls.0.function": "function_call"})
+
+
+def with_system(messages: Sequence[Message], system: Any) -> list[Message]:
+    """`messages` after a system message that says `system`: a string, or Anthropic's text blocks.
+
+    None, ``""`` and no blocks mean no such message. One that is there already and says the same is enough; InputError
+    if it says something else.
+    """
+    blocks = () if system is None else _blocks(None, "system", system)
+    text = _content([_part(None, place, block, "a system prompt") for place, block in blocks])
+    if not text:
+        return list(messages)
+    if not isinstance(text, str):
+        raise InputError("must be a string or a list of text blocks", field="system")
+    if not messages or messages[0].get("role") != "system":
+        return [{"role": "system", "content": text}, *messages]
+    said: Any = messages[0].get("content")
+    if _is_list(said):
+        texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in said]
+        said = "".join(texts) if all(isinstance(each, str) for each in texts) else None
+    if said != text:
+        raise InputError("differs from the system message that the conversation begins with", field="system")
+    return list(messages)
+
+
+# -- Anthropic's
+
+
+def from_anthropic(messages: Any, system: Any = None) -> list[Message]:
+    """Anthropic's messages, and the `system` prompt that stands beside them, in OpenAI's shape.
+
+    - Text blocks that follow one another are one text, with nothing in between: citations split a text like that.
+    - Thinking is the message's ``reasoning_content``. Redacted thinking is left out: it is encrypted, nothing in it
+      can be shown. OpenAI's shape has one place each for reasoning, text and calls, so their order is lost.
+    - A tool result is a tool message, with the ``name`` of the call it answers if that came before, and with
+      ``is_error`` if it is one. Texts before, between and after results are user messages, in that order.
+    - Other blocks (images, documents, server tools) make the content a list, in which they stay as they are.
+    - Of a message's other fields ``weight`` and ``train`` are kept, on every message made of it. ``cache_control``,
+      signatures and citations say nothing to a model and are left out.
+
+    Refuses roles and blocks that are not Anthropic's or stand where they cannot, and OpenAI's fields among them.
+    """
+    made: list[Message] = []
+    names: dict[str, str] = {}
+    for index, message in _numbered(messages):
+        message = as_mapping(index, message)
+        for field in _FOREIGN:
+            if message.get(field) is not None:
+                problem = "is OpenAI's, but the conversation is in Anthropic's shape; say it in content blocks"
+                raise InputError(problem, message=index, field=field)
+        blocks = list(_blocks(index, "content", message.get("content")))
+        loss = {key: message[key] for key in _LOSS if message.get(key) is not None}
+        match message.get("role"):
+            case "assistant":
+                made.append(_from_assistant_blocks(index, blocks, names) | loss)
+            case "user":
+                made += [each | loss for each in _from_user_blocks(index, blocks, names)]
+            case "system":
+                parts = [_part(index, place, block, "a system message") for place, block in blocks]
+                made.append({"role": "system", "content": _content(parts)} | loss)
+            case role:
+                problem = "is missing" if role is None else f"{str(role)[:80]!r} is no role of Anthropic's"
+                raise InputError(f"{problem}; use user, assistant or system", message=index, field="role")
+    return with_system(made, system)
+
+
+Placed = tuple[str, Mapping[str, Any]]
+"""A block and the field it is in."""
+
+
+def _from_assistant_blocks(index: int, blocks: list[Placed], names: dict[str, str]) -> dict[str, Any]:
+    thinking: list[str] = []
+    parts: list[Mapping[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for place, block in blocks:
+        match block["type"]:
+            case "thinking":
+                thinking.append(_string(index, place, block, "thinking"))
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                calls.append(_call_of_block(index, place, block))
+                if "id" in calls[-1]:
+                    names[calls[-1]["id"]] = calls[-1]["function"]["name"]
+            case _:
+                parts.append(_part(index, place, block, "an assistant message"))
+    made: dict[str, Any] = {"role": "assistant", "content": _content(parts)}
+    if any(thinking):
+        made["reasoning_content"] = "".join(thinking)
+    if calls:
+        made["tool_calls"] = calls
+    return made
+
+
+def _call_of_block(index: int, place: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if block.get("id") is not None:
+        made["id"] = _string(index, place, block, "id")
+    arguments = block.get("input")
+    if not isinstance(arguments, Mapping):
+        raise InputError(_not(arguments, "a mapping"), message=index, field=f"{place}.input")
+    function = {"name": _string(index, place, block, "name"), "arguments": arguments}
+    return {**made, "type": "function", "function": function}
+
+
+def _from_user_blocks(index: int, blocks: list[Placed], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    said: list[Mapping[str, Any]] = []
+    for place, block in blocks:
+        if block["type"] != "tool_result":
+            said.append(_part(index, place, block, "a user message"))
+            continue
+        if said:
+            made.append({"role": "user", "content": _content(said)})
+            said = []
+        made.append(_from_result(index, place, block, names))
+    if said or not made:
+        made.append({"role": "user", "content": _content(said)})
+    return made
+
+
+def _from_result(index: int, place: str, block: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "tool"}
+    if block.get("tool_use_id") is not None:
+        made["tool_call_id"] = _string(index, place, block, "tool_use_id")
+        if made["tool_call_id"] in names:
+            made["name"] = names[made["tool_call_id"]]
+    content = block.get("content")
+    blocks = _blocks(index, f"{place}.content", "" if content is None else content)
+    made["content"] = _content([_part(index, inner, each, "a tool result") for inner, each in blocks])
+    failed = block.get("is_error")
+    if failed is not None and not isinstance(failed, bool):
+        raise InputError(_not(failed, "true or false"), message=index, field=f"{place}.is_error")
+    if failed:
+        made["is_error"] = True
+    return made
+
+
+def _blocks(index: int | None, field: str, content: Any) -> Iterator[Placed]:
+    """The blocks of a content; a string is one block of text."""
+    if isinstance(content, str):
+        yield field, {"type": "text", "text": content}
+        return
+    if not _is_list(content):
+        raise InputError(_not(content, "a string or a list of blocks"), message=index, field=field)
+    for at, block in enumerate(content):
+        place = f"{field}.{at}"
+        block = as_mapping(index, block, place)
+        _string(index, place, block, "type")
+        yield place, block
+
+
+def _part(index: int | None, place: str, block: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if block["type"] in (*_TOOL_BLOCKS, *_THINKING_BLOCKS):
+        raise InputError(f"a {block['type']} block has no place in {where}", message=index, field=place)
+    if block["type"] == "text" or block.get("text") is not None:
+        _string(index, place, block, "text")
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    return {key: value for key, value in block.items() if key != "cache_control" and (key, value) != ("text", None)}
+
+
+def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+# -- ShareGPT's
+
+
+def from_sharegpt(turns: Any, system: Any = None) -> list[Message]:
+    """ShareGPT's turns (``from`` and ``value``), and a `system` prompt beside them, in OpenAI's shape.
+
+    A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one call or of several; their
+    arguments stay as written, a mapping or a JSON string. Such a turn right after what the assistant says is part of
+    the same message: the model wrote both before anybody answered. Calls after calls are messages of their own.
+    ``weight``, ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` of a turn are kept;
+    its other fields are no part of a conversation, and are left out.
+
+    Refuses an unknown ``from``, a turn without a value, calls that are not ``name`` and ``arguments`` (an ``id`` may
+    be there), and two turns that are one message but differ in what is trained.
+    """
+    made: list[Message] = []
+    for index, turn in _numbered(turns):
+        turn = as_mapping(index, turn)
+        message = _from_turn(index, turn)
+        last = made[-1] if made else {}
+        if turn["from"] in _CALLERS and last.get("role") == "assistant" and not last.get("tool_calls"):
+            made[-1] = _joined(index, last, message)
+        else:
+            made.append(message)
+    return with_system(made, system)
+
+
+def _from_turn(index: int, turn: Mapping[str, Any]) -> Message:
+    speaker, value = turn.get("from"), turn.get("value")
+    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+        problem = "is missing" if speaker is None else f"{str(speaker)[:80]!r} is nobody known"
+        raise InputError(f"{problem}; use one of {', '.join(sorted(_SPEAKERS))}", message=index, field="from")
+    carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
+    if speaker in _CALLERS:
+        if "tool_calls" in carried:
+            raise InputError("says the calls twice, here and in value", message=index, field="tool_calls")
+        carried["tool_calls"] = _calls_of_value(index, value)
+        value = ""
+    if value is None:
+        if not (carried.get("tool_calls") and _SPEAKERS[speaker] == "assistant"):
+            raise InputError("is missing", message=index, field="value")
+        value = ""
+    return _checked(index, {"role": _SPEAKERS[speaker], "content": value, **carried}, {"content": "value"})
+
+
+def _calls_of_value(index: int, value: Any) -> list[dict[str, Any]]:
+    calls = parsed_json(value, "value", message=index) if isinstance(value, str) else value
+    calls = calls if _is_list(calls) else [calls]
+    if not calls:
+        raise InputError("holds no call", message=index, field="value")
+    return [_call_of_value(index, f"value.{at}", call) for at, call in enumerate(calls)]
+
+
+def _call_of_value(index: int, place: str, call: Any) -> dict[str, Any]:
+    call = as_mapping(index, call, place)
+    function = call.get("function")
+    if function is not None:
+        call = {
+            **{key: value for key, value in call.items() if key != "function"},
+            **as_mapping(index, function, place),
+        }
+    if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
+        raise InputError(f"a call is name and arguments; {', '.join(more)} is neither", message=index, field=place)
+    _string(index, place, call, "name")
+    if not isinstance(call.get("arguments"), (str, Mapping)):
+        problem = _not(call.get("arguments"), "a mapping or a JSON string")
+        raise InputError(problem, message=index, field=f"{place}.arguments")
+    made = {"id": _string(index, place, call, "id")} if call.get("id") is not None else {}
+    return {**made, "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+
+
+def _joined(index: int, said: Message, called: Message) -> Message:
+    """One message of what the assistant said and the calls right after it."""
+    for key in _CARRIED:
+        one_sided = key not in _LOSS and (said.get(key) is None or called.get(key) is None)
+        if not one_sided and said.get(key) != called.get(key):
+            problem = "differs from that of the turn before, but what an assistant says and then calls is one message"
+            raise InputError(problem, message=index, field=key)
+    return {**said, **called, "content": said["content"]}
+
+
+# -- tools
+
+
+def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
+    """Tool schemas in OpenAI's shape: those of Anthropic turned into it, others as they are. JSON text is parsed.
+
+    A function's bare schema (``name``, ``parameters``) is left as it is too, as a template shows what it is given;
+    with `wrap` it becomes a tool, as ShareGPT's datasets and the ``functions`` of old mean it. None and an empty
+    string are None. Refuses what is no list of schemas, and Anthropic's server tools, which have no schema to show.
+    """
+    if isinstance(tools, str):
+        tools = parsed_json(tools, "tools") if tools.strip() else None
+    checked = check_tools(tools)
+    return None if checked is None else [_tool(f"tools.{at}", tool, wrap) for at, tool in enumerate(checked)]
+
+
+def _tool(field: str, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
+    if "function" in tool:
+        return tool
+    schema = tool.get("input_schema")
+    if schema is not None:
+        if not isinstance(schema, Mapping):
+            raise InputError(_not(schema, "a JSON schema"), field=f"{field}.input_schema")
+        description = {"description": tool["description"]} if tool.get("description") is not None else {}
+        return {"type": "function", "function": {"name": tool["name"], **description, "parameters": schema}}
+    if tool.get("type") not in (None, "function"):
+        problem = f"is missing; a server tool ({str(tool['type'])[:80]}) has no schema that a template could show"
+        raise InputError(problem, field=f"{field}.input_schema")
+    if not wrap:
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+# -- what all of them need
+
+
+def parsed_json(text: str, field: str, *, message: int | None = None) -> Any:
+    """The value of JSON text, or InputError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InputError("is nested too deeply", message=message, field=field) from error
+    except ValueError as error:
+        raise InputError(f"is not valid JSON: {str(error)[:200]}", message=message, field=field) from error
+
+
+def as_mapping(index: int | None, value: Any, field: str | None = None) -> Mapping[str, Any]:
+    """A mapping or one of the clients' own objects as a mapping, or InputError."""
+    if isinstance(value, Mapping):
+        return value
+    if callable(getattr(value, "model_dump", None)):
+        return dict(value.model_dump(exclude_none=True))
+    raise InputError(_not(value, "a mapping"), message=index, field=field)
+
+
+def _not(value: Any, wanted: str) -> str:
+    """What is wrong with a value that is not what is `wanted`."""
+    return "is missing" if value is None else f"must be {wanted}, not a {type(value).__name__}"
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:
+    if not _is_list(messages):
+        raise InputError(_not(messages, "a list of messages"), field="messages")
+    if not messages:
+        raise InputError("the conversation is empty; give at least one message")
+    return enumerate(messages)
+
+
+def _string(index: int | None, place: str, holder: Mapping[str, Any], key: str) -> str:
+    value = holder.get(key)
+    if not isinstance(value, str):
+        raise InputError(_not(value, "a string"), message=index, field=f"{place}.{key}")
+    return value
+
+
+def _checked(index: int, message: Message, given_as: Mapping[str, str]) -> Message:
+    """A message that `check_messages` takes; its errors name the fields as they were `given_as`."""
+    try:
+        check_messages([message])
+    except InputError as error:
+        field = error.field or ""
+        for made, given in given_as.items():
+            if field == made or field.startswith(f"{made}."):
+                field = given + field.removeprefix(made)
+        raise InputError(error.problem, message=index, field=field) from error
+    return message

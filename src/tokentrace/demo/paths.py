@@ -1,0 +1,344 @@
+"""Three ways to get from one turn to the next, run on the same questions with the same seeds, and what each costs.
+
+`RERENDER` renders the parsed conversation anew for every turn. `FIXED_BASE` encodes it message by message, each after
+a small conversation that never changes. `TOKENTRACE` is the loop of `Agent`: what was sampled stays, and the bridge
+adds what is new. docs/demo.md says what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..compare.breaks import Break, explain_break
+from ..compare.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
+from ..engines.embedded import EmbeddedEngine
+from ..engines.protocol import Engine, SamplingParams
+from ..pocket.model import PocketModel, load_pocket
+from ..rendering.renderer import Renderer
+from ..rollout.batch import run_rollouts
+from ..rollout.loop import Agent, Budget, End, Messages, Rollout, Task
+from ..samples.sample import Sample
+from ..samples.trajectories import trajectory_samples
+from ..tokens.differences import unequal
+from ..tokens.tokenizer import Ids
+from .rollouts import FollowUps, question_reward, question_tasks
+
+Mask = npt.NDArray[np.bool_]
+Row = tuple[Ids, Mask]
+"""What a trainer is given: ids, and True for each that carries loss."""
+
+BUDGET: Final = Budget(turns=16, turn_tokens=256)
+TEMPERATURE: Final = 1.0
+"""At 1 an engine's logprobs are the model's own: a trainer that scores the same ids gets the same numbers."""
+
+
+class ClientPath(StrEnum):
+    """How the next prompt is made. The value is its name for people."""
+
+    RERENDER = "re-render"
+    FIXED_BASE = "fixed base"
+    TOKENTRACE = "tokentrace"
+
+
+ABOUT: Final[Mapping[ClientPath, str]] = {
+    ClientPath.RERENDER: "parse what was sampled, render all messages, encode all of it again",
+    ClientPath.FIXED_BASE: "parse what was sampled, encode message by message after a fixed conversation",
+    ClientPath.TOKENTRACE: "keep what was sampled, bridge to the next turn",
+}
+
+
+# -- how messages become ids
+
+
+def rerendered(renderer: Renderer, messages: Messages, tools: Any, *, asks: bool) -> Row:
+    """The whole conversation through the template."""
+    rendered = renderer.render(messages, tools=tools, add_generation_prompt=asks)
+    return rendered.ids, rendered.mask
+
+
+def fixed_base(renderer: Renderer, messages: Messages, tools: Any, *, asks: bool) -> Row:
+    """Message by message, each after the fixed base, assistants' among them; then what asks for a turn."""
+    off, mode = SanityCheck.OFF, IncrementalMode.FIXED_BASE
+    found = tokenize_incrementally(renderer, messages, tools=tools, mode=mode, sanity_check=off)
+    if not asks:
+        return found.ids, found.mask
+    base = [SYSTEM, USER]
+    without = renderer.render_ids(base, tools=tools)
+    prompt = np.asarray(renderer.render_ids(base, tools=tools, add_generation_prompt=True)[len(without) :], np.int32)
+    return np.concatenate((found.ids, prompt)), np.concatenate((found.mask, np.zeros(len(prompt), np.bool_)))
+
+
+Client = Callable[..., Row]
+
+CLIENTS: Final[Mapping[ClientPath, Client]] = {ClientPath.RERENDER: rerendered, ClientPath.FIXED_BASE: fixed_base}
+"""The paths that keep messages: what they make of a conversation."""
+
+
+# -- the loop of a client that keeps messages
+
+
+class MessageAgent(Agent):
+    """The same loop for a client that keeps messages and makes every prompt from them.
+
+    Where a prompt does not begin with the stream, the trajectory gets a branch, and `breaks` the reason.
+    """
+
+    def __init__(self, engine: Engine, renderer: Renderer, client: Client, **settings: Any) -> None:
+        super().__init__(engine, renderer, **settings)
+        self._client = client
+        self.breaks: dict[str, list[Break]] = {}
+
+    def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
+        """Make the next prompt from the messages, and record whether it extends the stream."""
+        trajectory = rollout.trajectory
+        rollout.messages += new
+        made, _ = self._client(self.renderer, rollout.messages, rollout.schemas, asks=True)
+        if not self.has_room(len(made)):
+            return End.CONTEXT
+        found = explain_break(trajectory.stream(), made, self.renderer, kinds=trajectory.kinds())
+        count = len(rollout.messages)
+        if found is None:
+            trajectory.extend_to(made, messages=count)
+        else:
+            trajectory.branch(made, messages=count, cause=str(found.cause), from_branch=trajectory.current)
+            self.breaks.setdefault(rollout.task.name, []).append(found)
+        return None
+
+
+# -- what a trainer makes of it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The row that a trainer of a path gets, held against what was sampled."""
+
+    ids: Ids
+    mask: Mask
+    sampled: int
+    """How many tokens were sampled."""
+    mismatched: int
+    """How many of them are not in the row."""
+    foreign: int
+    """How many tokens of the row carry loss that were not sampled."""
+    positions: npt.NDArray[np.int64]
+    """Where in the row the others are."""
+    gaps: npt.NDArray[np.float64]
+    """Of each of those: how far the engine's logprob is from the one that the same weights give it in the row."""
+
+
+def score_row(rollout: Rollout, row: Row, model: PocketModel) -> Scored:
+    """Align the sampled turns of a rollout with the turns of a row, and score the row.
+
+    The n-th turn is held against the n-th run of tokens that carry loss. Tokens that an alignment of the two leaves
+    over are mismatched on one side, foreign on the other.
+    """
+    ids, mask = row
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    runs = list(zip(edges[::2], edges[1::2], strict=True))
+    turns = sampled_turns(rollout)
+    sampled = sum(len(turn) for turn, _ in turns)
+    found: list[tuple[int, float]] = []
+    for (turn, logprobs), (start, stop) in zip(turns, runs, strict=False):
+        found += [(start + theirs, float(logprobs[ours])) for ours, theirs in _paired(turn, ids[start:stop])]
+    positions = np.asarray([position for position, _ in found], np.int64)
+    engine = np.asarray([logprob for _, logprob in found], np.float64)
+    scores = model.score(ids) if len(ids) > 1 else np.zeros(0, np.float32)
+    gaps = np.abs(engine - scores[positions - 1]) if len(positions) else engine
+    missing, foreign = sampled - len(positions), int(np.count_nonzero(mask)) - len(positions)
+    return Scored(ids, mask, sampled, missing, foreign, positions, gaps)
+
+
+def sampled_turns(rollout: Rollout) -> list[tuple[Ids, npt.NDArray[np.float32]]]:
+    """Ids and logprobs of every turn that was sampled, in order, each once."""
+    trajectory = rollout.trajectory
+    turns = [turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k]
+    turns.sort(key=lambda turn: turn.write)
+    return [(trajectory.completion(turn), trajectory.completion_logprobs(turn)) for turn in turns]
+
+
+def _paired(one: Ids, other: Ids) -> list[tuple[int, int]]:
+    """The places of tokens that two runs have in common, in order."""
+    pairs: list[tuple[int, int]] = []
+    at, other_at = 0, 0
+    for start, stop, other_start, other_stop in unequal(one.tolist(), other.tolist()):
+        pairs += zip(range(at, start), range(other_at, other_start), strict=True)
+        at, other_at = stop, other_stop
+    pairs += zip(range(at, len(one)), range(other_at, len(other)), strict=True)
+    return pairs
+
+
+# -- the comparison
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathReport:
+    """What one path came to. Everything in it was measured."""
+
+    path: ClientPath
+    rollouts: list[Rollout]
+    """In the order of the questions."""
+    breaks: Mapping[str, Sequence[Break]]
+    """By the name of the rollout."""
+    scored: list[Scored]
+    """The row of each rollout as a trainer of this path gets it."""
+    seconds: float
+    """How long the rollouts took, without the scoring."""
+
+    @property
+    def num_breaks(self) -> int:
+        """How many prompts did not begin with the stream so far."""
+        return sum(max(0, rollout.trajectory.num_branches - 1) for rollout in self.rollouts)
+
+    @property
+    def broken(self) -> int:
+        """How many rollouts have a break."""
+        return sum(rollout.trajectory.num_branches > 1 for rollout in self.rollouts)
+
+    @property
+    def samples(self) -> int:
+        """How many rows it takes to train every sampled token after the very prompt that it was sampled from."""
+        return sum(rollout.trajectory.num_samples for rollout in self.rollouts)
+
+    @property
+    def turns(self) -> int:
+        return sum(rollout.turns for rollout in self.rollouts)
+
+    @property
+    def sampled(self) -> int:
+        return sum(scored.sampled for scored in self.scored)
+
+    @property
+    def mismatched(self) -> int:
+        return sum(scored.mismatched for scored in self.scored)
+
+    @property
+    def foreign(self) -> int:
+        return sum(scored.foreign for scored in self.scored)
+
+    @property
+    def gaps(self) -> npt.NDArray[np.float64]:
+        """Of all sampled tokens that are in the rows: how far engine and trainer are apart."""
+        return np.concatenate([np.zeros(0), *(scored.gaps for scored in self.scored)])
+
+    @property
+    def mean_gap(self) -> float:
+        return float(self.gaps.mean()) if len(self.gaps) else 0.0
+
+    @property
+    def largest_gap(self) -> float:
+        return float(self.gaps.max(initial=0.0))
+
+    @property
+    def solved(self) -> float:
+        """The share of questions that were answered rightly."""
+        return sum(rollout.reward or 0.0 for rollout in self.rollouts) / len(self.rollouts) if self.rollouts else 0.0
+
+    @property
+    def speed(self) -> float:
+        """Sampled tokens a second."""
+        return self.sampled / self.seconds if self.seconds else 0.0
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """Why streams broke, the most frequent first."""
+        counts = Counter(branch.cause for rollout in self.rollouts for branch in rollout.trajectory.branches[1:])
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def examples(self) -> dict[str, tuple[str, Break]]:
+        """For each cause the rollout and the break that is shortest to tell."""
+        found: dict[str, tuple[str, Break]] = {}
+        for rollout in self.rollouts:
+            for one in self.breaks.get(rollout.task.name, ()):
+                known = found.get(str(one.cause))
+                if known is None or _size(one) < _size(known[1]):
+                    found[str(one.cause)] = rollout.task.name, one
+        return {cause: found[cause] for cause in self.causes if cause in found}
+
+
+def _size(found: Break) -> int:
+    return found.stream_range[1] - found.stream_range[0] + found.prompt_range[1] - found.prompt_range[0]
+
+
+Progress = Callable[[ClientPath, int], None]
+"""Called with how many rollouts of a path are done."""
+
+
+async def run_path(
+    path: ClientPath,
+    tasks: Sequence[Task],
+    *,
+    seed: int = 0,
+    renderer: Renderer,
+    engine: Engine,
+    model: PocketModel,
+    progress: Progress | None = None,
+) -> PathReport:
+    """Run tasks by a path, `seed` for the sampling, and score the rows with `model`."""
+    settings: dict[str, Any] = {
+        "sampling": SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=TEMPERATURE),
+        "interaction": FollowUps(),
+        "reward": question_reward,
+        "budget": BUDGET,
+    }
+    client = CLIENTS.get(path)
+    agent = Agent(engine, renderer, **settings)
+    if client is not None:
+        agent = MessageAgent(engine, renderer, client, **settings)
+    done: dict[str, Rollout] = {}
+
+    def count(rollout: Rollout) -> None:
+        done[rollout.task.name] = rollout
+        if progress is not None:
+            progress(path, len(done))
+
+    began = time.monotonic()
+    await run_rollouts(agent, tasks, done=count, seed=seed)
+    seconds = time.monotonic() - began
+    rollouts = [done[task.name] for task in tasks]
+    scored = [await asyncio.to_thread(score_row, one, trained_row(one, path, renderer), model) for one in rollouts]
+    return PathReport(path, rollouts, agent.breaks if isinstance(agent, MessageAgent) else {}, scored, seconds)
+
+
+def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
+    """The one row that a trainer gets of a rollout: the stream, or what the client makes of the final messages."""
+    if path in CLIENTS:
+        return CLIENTS[path](renderer, rollout.messages, rollout.schemas, asks=False)
+    return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
+
+
+def path_samples(report: PathReport) -> list[Sample]:
+    """The rows of all rollouts, each sampled token trained once after the prompt that it was sampled from."""
+    return [row for one in report.rollouts for row in trajectory_samples(one.trajectory, reward=one.reward)]
+
+
+async def compare_paths(
+    renderer: Renderer,
+    *,
+    rollouts: int = 64,
+    seed: int = 0,
+    model: PocketModel | None = None,
+    progress: Progress | None = None,
+) -> list[PathReport]:
+    """All paths, one after another, each with an engine of its own, on the same held-back questions and seeds."""
+    known = model or load_pocket()
+    reports = []
+    for path in ClientPath:
+        engine = EmbeddedEngine(known)
+        try:
+            tasks = question_tasks(seed, rollouts)
+            reports.append(
+                await run_path(path, tasks, seed=seed, renderer=renderer, engine=engine, model=known, progress=progress)
+            )
+        finally:
+            await engine.close()
+    return reports

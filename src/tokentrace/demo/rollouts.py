@@ -1,0 +1,61 @@
+"""Pocket's questions as tasks: their tools, the follow-ups of a simulated user, and the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..rollout.interactions import BaseInteraction, Reply
+from ..rollout.loop import Rollout, Task
+from ..rollout.tools import BaseTool
+from .tasks import Question, follow_up, make_questions, reward, run_tool
+
+
+class QuestionTool(BaseTool):
+    """A tool of one question: a calculator, or a look-up in its table."""
+
+    def __init__(self, question: Question, tool_schema: Mapping[str, Any]) -> None:
+        super().__init__(tool_schema=tool_schema)
+        self._question = question
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+        return run_tool(self._question, self.name, parameters)
+
+
+class FollowUps(BaseInteraction):
+    """A user who asks what else the question has, and then is content."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self._questions: dict[str, Question] = {}
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        self._questions[instance_id] = kwargs["question"]
+
+    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
+        asked = follow_up(self._questions[instance_id], messages)
+        return Reply(done=True) if asked is None else Reply(str(asked["content"]))
+
+    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        self._questions.pop(instance_id, None)
+
+
+def question_task(question: Question) -> Task:
+    """A question as a task; `question_reward` knows its answer."""
+    return Task(
+        messages=question.prompt,
+        name=question.id,
+        tools=[QuestionTool(question, schema) for schema in question.tools],
+        interaction_settings={"question": question},
+        metadata={"kind": question.kind, "difficulty": question.difficulty, "answer": question.answer},
+    )
+
+
+def question_tasks(seed: int, count: int, split: str = "held_back") -> list[Task]:
+    """Questions as tasks."""
+    return [question_task(question) for question in make_questions(seed, count, split)]
+
+
+def question_reward(rollout: Rollout) -> float:
+    """1.0 for the right answer."""
+    return reward(rollout.task.interaction_settings["question"], rollout.messages)

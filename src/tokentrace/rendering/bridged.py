@@ -1,0 +1,110 @@
+"""BridgedTokens: the next prompt, and which of its ids are new."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from ..tokens.kinds import Kind, Kinds
+from ..tokens.tokenizer import Ids
+
+LOOK_BACK: Final = 64
+"""How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
+
+
+class BridgedTokens(Sequence[int]):
+    """The next prompt: the stream so far, id for id, and what comes after it.
+
+    `prompt` and `completion` are the stream as it was given, `new_ids` (int32) is what was added; `kinds` (uint8, see
+    `Kind`) and `messages` (int32, indices into the new messages, -1 for none) have one entry for each new id. As a
+    sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array, made when asked
+    for.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int] | Ids,
+        completion: Sequence[int] | Ids,
+        new_ids: Ids,
+        kinds: Kinds,
+        messages: npt.NDArray[np.int32],
+        new_count: int,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.prompt = prompt
+        self.completion = completion
+        self.new_ids = new_ids
+        self.kinds = kinds
+        self.messages = messages
+        self.new_count = new_count
+        self.notes = list(notes)
+
+    @property
+    def stream_length(self) -> int:
+        """How long the stream was: everything before `new_ids`."""
+        return len(self.prompt) + len(self.completion)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the completion was cut off and had to be closed."""
+        return bool((self.kinds == Kind.SYNTHETIC).any())
+
+    @functools.cached_property
+    def ids(self) -> Ids:
+        """The whole next prompt."""
+        stream = [np.asarray(part, np.int32) for part in (self.prompt, self.completion)]
+        return np.concatenate([*stream, self.new_ids])
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The whole next prompt, as a list."""
+        return cast(list[int], self.ids.tolist())
+
+    def __len__(self) -> int:
+        return self.stream_length + len(self.new_ids)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self.ids[at]
+        return int(found) if isinstance(at, (int, np.integer)) else found.tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.token_ids)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (Sequence, np.ndarray)):
+            return len(self) == len(other) and bool((self.ids == np.asarray(other)).all())
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self.ids if dtype is None else self.ids.astype(dtype)
+
+    def __repr__(self) -> str:
+        closed = ", turn closed" if self.closed else ""
+        return f"BridgedTokens({self.stream_length} tokens + {len(self.new_ids)} new{closed})"
+
+
+def check_ids(ids: Any, name: str) -> Ids:
+    """Ids as int32, or InputError."""
+    try:
+        array = ids if isinstance(ids, np.ndarray) else np.asarray(ids if isinstance(ids, (list, tuple)) else list(ids))
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name) from None
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError("must be a list of token ids", field=name)
+    if len(array) and (int(array.min()) < 0 or int(array.max()) > 0x7FFFFFFF):
+        raise InputError("holds a number that is no token id", field=name)
+    return array.astype(np.int32, copy=False)
+
+
+def check_tail(ids: Any, name: str) -> None:
+    """InputError if the last of many ids are none. All the others are not looked at: that would cost what they are."""
+    if not isinstance(ids, (Sequence, np.ndarray)):
+        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
+    check_ids(ids[-LOOK_BACK:], name)

@@ -1,0 +1,241 @@
+"""RenderedTokens: ids that know where they came from."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SampleError
+from ..study.turns import SampledTurn
+from ..template.trace import Rendering
+from ..template.traced import UNKNOWN, Origin
+from ..tokens.encoding import Encoded
+from ..tokens.tokenizer import Ids, Tokenizer
+from .history import Change
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Tokens ``start`` to ``stop`` (exclusive) that came from one field of one message."""
+
+    start: int
+    stop: int
+    message: int
+    role: str | None
+    field: str
+
+
+class RenderedTokens:
+    """A rendered conversation.
+
+    Arrays: `ids` (int32), `messages` (int32; -1 for tokens that belong to no message), `mask` (bool; True where
+    the model samples). Lists of the same are made on request: `token_ids`, `message_indices`, `sampled`,
+    `fields`, `origins`. All have one entry per token.
+
+    `mask_means` is ``"sampled"``; in a training row, whose mask is what carries loss, it is ``"trained"``.
+
+    `turns` are the sampled turns with their stop tokens, `changes` what was changed against the shipped template
+    (`preserve_*`, `use_patched`), `notes` what could not be settled or does not agree.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        encoded: Encoded,
+        conversation: Sequence[Mapping[str, Any]],
+        turns: Sequence[SampledTurn],
+        mask: npt.NDArray[np.bool_],
+        prompted: bool,
+        changes: Sequence[Change] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.ids: Ids = encoded.ids
+        self.mask = mask
+        self.mask_means = "sampled"
+        self.turns = list(turns)
+        self.changes = list(changes)
+        self.notes = list(notes)
+        self._tokenizer = tokenizer
+        self._encoded = encoded
+        self._conversation = conversation
+        self._prompted = prompted
+
+    # -- per token
+
+    @property
+    def rendering(self) -> Rendering:
+        """The text as spans, before it became tokens."""
+        return self._encoded.rendering
+
+    @property
+    def text(self) -> str:
+        """The rendered text."""
+        return self._encoded.rendering.text
+
+    @property
+    def span_indices(self) -> npt.NDArray[np.int32]:
+        """Which span of `rendering` each token begins in."""
+        return self._encoded.spans
+
+    @functools.cached_property
+    def messages(self) -> npt.NDArray[np.int32]:
+        owners = np.asarray(span_messages(self.rendering, self._conversation), np.int32)
+        messages = owners[self._encoded.spans] if len(owners) else np.zeros(0, np.int32)
+        for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
+            messages[turn.start : turn.stop] = turn.message
+        return messages
+
+    @functools.cached_property
+    def token_ids(self) -> list[int]:
+        return cast(list[int], self.ids.tolist())
+
+    @functools.cached_property
+    def message_indices(self) -> list[int]:
+        return cast(list[int], self.messages.tolist())
+
+    @functools.cached_property
+    def sampled(self) -> list[bool]:
+        return cast(list[bool], self.mask.tolist())
+
+    @functools.cached_property
+    def origins(self) -> list[Origin | None]:
+        """The origin of each token: a path such as ``("messages", 2, "content")``, or None for scaffold."""
+        origins = self.rendering.origins
+        return [origins[span] for span in self._encoded.spans.tolist()]
+
+    @functools.cached_property
+    def fields(self) -> list[str]:
+        """The field of each token: ``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``…"""
+        names = self._span_fields
+        return [names[span] for span in self._encoded.spans.tolist()]
+
+    @functools.cached_property
+    def _span_fields(self) -> list[str]:
+        rendering = self.rendering
+        return [
+            "generation_prompt" if origin is None and self._prompted and start >= rendering.tail else field_name(origin)
+            for start, origin in zip([0, *rendering.ends], rendering.origins, strict=False)  # one start too many
+        ]
+
+    @functools.cached_property
+    def control(self) -> npt.NDArray[np.bool_]:
+        """True where a token is a control token."""
+        return self._encoded.control
+
+    def tokens(self) -> list[str]:
+        """The text of each token on its own, for people: bytes that are no UTF-8 become U+FFFD."""
+        return [self._tokenizer.decode((index,)) for index in self.ids.tolist()]
+
+    # -- selecting
+
+    def role(self, message: int) -> str | None:
+        return str(self._conversation[message]["role"]) if message >= 0 else None
+
+    def spans(self) -> Iterator[TokenSpan]:
+        """All tokens, as spans of one message and one field, in order."""
+        if not len(self.ids):
+            return
+        key = self._encoded.spans
+        cuts = np.flatnonzero(np.diff(key)) + 1
+        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(key)], strict=True):
+            message = int(self.messages[start])
+            yield TokenSpan(start, stop, message, self.role(message), self._span_fields[int(key[start])])
+
+    def content_spans(self, role: str | None = None, field: str | None = "content") -> list[TokenSpan]:
+        """Spans of a field (and what lies below it), of messages of one role or of all."""
+        return [
+            span
+            for span in self.spans()
+            if (role is None or span.role == role)
+            and (field is None or span.field == field or span.field.startswith(field + "."))
+            and span.message >= 0
+        ]
+
+    def select(
+        self,
+        *,
+        message: int | None = None,
+        role: str | None = None,
+        field: str | None = None,
+        sampled: bool | None = None,
+    ) -> npt.NDArray[np.bool_]:
+        """A mask of the tokens that fit all that is given."""
+        chosen = np.ones(len(self.ids), np.bool_)
+        if message is not None:
+            chosen &= self.messages == message
+        if role is not None:
+            of_role = [i for i, row in enumerate(self._conversation) if row["role"] == role]
+            chosen &= np.isin(self.messages, of_role)
+        if field is not None:
+            fits = [name == field or name.startswith(field + ".") for name in self._span_fields]
+            chosen &= np.asarray(fits, np.bool_)[self._encoded.spans] if fits else False
+        if sampled is not None:
+            chosen &= self.mask == sampled
+        return chosen
+
+    def decode(self, chosen: npt.NDArray[np.bool_] | slice | None = None) -> str:
+        """The text of the chosen tokens, for people to read."""
+        return self._tokenizer.decode((self.ids if chosen is None else self.ids[chosen]).tolist())
+
+    def with_mask(self, mask: npt.NDArray[np.bool_]) -> RenderedTokens:
+        """The same tokens with the loss mask of a training row as their mask."""
+        if mask.shape != self.ids.shape:
+            raise SampleError(f"a mask of {len(mask)} entries does not fit {len(self.ids)} tokens")
+        other = copy.copy(self)
+        other.__dict__.pop("sampled", None)
+        other.mask = mask
+        other.mask_means = "trained"
+        other.turns = [turn for turn in self.turns if mask[turn.start : turn.stop].any()]
+        return other
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"RenderedTokens({len(self.ids)} tokens, {int(self.mask.sum())} sampled)"
+
+    def _repr_html_(self) -> str:
+        from ..show import html_fragment
+
+        return html_fragment(self)
+
+
+def field_name(origin: Origin | None) -> str:
+    """An origin as people write it."""
+    if origin is None:
+        return "scaffold"
+    if origin == UNKNOWN:
+        return "unknown"
+    return ".".join(map(str, origin[2:] if origin[0] == "messages" else origin))
+
+
+def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The message each span belongs to.
+
+    Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an
+    assistant that another's turn repeats (a function's name above its result) belongs to that other turn: nobody
+    sampled it there. Scaffold before all turns belongs to the message that is quoted in it, if one is.
+    """
+    owners: list[int] = []
+    for turn, origin in zip(rendering.turns, rendering.origins, strict=True):
+        source = int(origin[1]) if origin is not None and len(origin) > 1 and origin[0] == "messages" else -1
+        if source >= 0 and (turn < 0 or turn == source or conversation[source]["role"] != "assistant"):
+            owners.append(source)
+        else:
+            owners.append(turn)
+    first = next((k for k, turn in enumerate(rendering.turns) if turn >= 0), len(owners))
+    quoted = {owner for owner in owners[:first] if owner >= 0}
+    if len(quoted) == 1:
+        owner = quoted.pop()
+        for k in range(first):
+            before_prompt = rendering.tail == 0 or rendering.ends[k] <= rendering.tail
+            if owners[k] < 0 and rendering.origins[k] is None and before_prompt:
+                owners[k] = owner
+    return owners

@@ -1,0 +1,682 @@
+"""Renderer: messages to ids with a model's own template. `create_renderer` makes one, `RendererPool` several."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import gc
+import json
+import queue
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..conversation.messages import check_messages, check_tools
+from ..errors import ControlTokenError, InputError, RendererError, TemplateError, TokentraceError
+from ..formats import families
+from ..formats.dialects import with_parsers
+from ..formats.grammar import TurnGrammar
+from ..parsing.compiled import Compiled
+from ..parsing.losses import Loss, find_losses
+from ..parsing.parser import StreamingParser, called_functions, parse
+from ..parsing.proof import MISREAD, PROOFS, misread
+from ..parsing.response import ParsedResponse
+from ..parsing.values import Tools as ToolSchemas
+from ..parsing.values import schemas_of
+from ..settings import choose
+from ..study.derive import template_grammar
+from ..study.prefixes import missing_turns, turns_by_prefix
+from ..study.probes import USER
+from ..study.seams import BridgeRefusal
+from ..study.skeleton import Skeleton
+from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
+from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
+from ..template.trace import Rendering
+from ..template.traced import UNKNOWN, Origin, TracedList
+from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
+from ..tokens.loading import load_tokenizer, named_templates
+from ..tokens.tokenizer import Ids, Tokenizer
+from .bridged import BridgedTokens, check_ids, check_tail
+from .bridging import Bridger, History, Truncation
+from .history import Change, compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
+from .rendered import RenderedTokens, field_name
+
+TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
+"""Whose text may hold control tokens: the operator's own. ``"tools"`` stands for tool schemas."""
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What a renderer found out about one template: how it prompts, how its turns end."""
+
+    template: Template
+    tails: PromptTails
+    facts: TurnFacts | None = None
+    bridger: Bridger | None = None
+    compiled: Compiled | None = None
+
+
+class Renderer:
+    """Renders conversations to ids with origins and an exact loss mask. Make one with `create_renderer`.
+
+    Immutable as far as callers can see, and safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        templates: Mapping[str, Template],
+        *,
+        family: str = "default",
+        preserve_all_thinking: bool = False,
+        preserve_thinking_between_tool_calls: bool = False,
+        use_patched: bool = False,
+        control_tokens: ControlPolicy = ControlPolicy.LITERAL,
+        history: History = History.TRAIN,
+        truncation: Truncation = Truncation.CLOSE,
+        tool_parser: Any = None,
+        reasoning_parser: Any = None,
+        trusted: Iterable[str] = TRUSTED,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.family = family
+        self.preserve_all_thinking = preserve_all_thinking
+        self.preserve_thinking_between_tool_calls = preserve_thinking_between_tool_calls
+        self.use_patched = use_patched
+        self.control_tokens = control_tokens
+        self.history = history
+        self.truncation = truncation
+        self.tool_parser = tool_parser
+        self.reasoning_parser = reasoning_parser
+        with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
+        self.trusted = frozenset(trusted)
+        self.template_kwargs = dict(variables or {})
+        self._variables = {**tokenizer.variables, **wrap_variables(self.template_kwargs)}
+        self._learned = {
+            name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
+        }
+        self._tools: dict[str, TracedList] = {}
+        self.kept: dict[Hashable, Any] = {}
+        """What others have found out about this renderer, for as long as it lives."""
+        self._refused = threading.local()
+
+    # -- rendering
+
+    def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> RenderedTokens:
+        """Render a conversation: ids, origins and the loss mask, in one render.
+
+        Raises InputError (naming message and field) for a conversation that is none, TemplateError where the
+        template refuses it, ControlTokenError where untrusted text spells a control token and the policy is
+        ``reject``.
+        """
+        with _no_collection():
+            return self._render(messages, tools, add_generation_prompt)
+
+    def _render(self, messages: Any, tools: Any, add_generation_prompt: bool) -> RenderedTokens:
+        learned = self._for(tools)
+        checked = check_messages(messages, more_roles=learned.template.constants)
+        wrapped = self._wrap_tools(tools)
+        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
+        if add_generation_prompt:
+            self._settle_tail(learned, rendering, shown, wrapped)
+        rendering, changes, notes = self._with_history(learned, rendering, checked, shown, wrapped)
+        rendered = self.encode_rendering(rendering, checked, tools=tools, shown=shown, prompted=add_generation_prompt)
+        rendered.changes, rendered.notes = changes, [*notes, *rendered.notes]
+        return rendered
+
+    def encode_rendering(
+        self,
+        rendering: Rendering,
+        messages: Messages,
+        *,
+        tools: Any = None,
+        shown: Messages | None = None,
+        prompted: bool = False,
+    ) -> RenderedTokens:
+        """A text with its spans as ids, origins and mask: what `render` does after the template has run.
+
+        `messages` are those it was rendered from, checked; `shown` what the template was given of them, if that is
+        something else. `prompted` says that it ends with a generation prompt.
+        """
+        learned, wrapped = self._for(tools), self._wrap_tools(tools)
+        encoded = self._encode(rendering, messages, tools)
+        sampling = self._find_sampled(learned, encoded, messages if shown is None else shown, wrapped)
+        mask = sampling.mask(len(encoded.ids))
+        tagged = _compare_generation(encoded, mask) if rendering.generation else []
+        return RenderedTokens(
+            tokenizer=self.tokenizer,
+            encoded=encoded,
+            conversation=messages,
+            turns=sampling.turns,
+            mask=mask,
+            prompted=prompted,
+            notes=[*sampling.notes, *tagged],
+        )
+
+    def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
+        """The ids alone."""
+        return self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt).token_ids
+
+    def render_text(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Rendering:
+        """The text alone, as spans: nothing is encoded."""
+        learned = self._for(tools)
+        checked = check_messages(messages, more_roles=learned.template.constants)
+        wrapped = self._wrap_tools(tools)
+        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
+        return self._with_history(learned, rendering, checked, shown, wrapped)[0]
+
+    def preserving(self) -> Renderer:
+        """This renderer with `preserve_all_thinking`; what was learned of the template is shared."""
+        if self.preserve_all_thinking:
+            return self
+        other = copy.copy(self)
+        other.preserve_all_thinking = True
+        other.kept = {}
+        other._learned = {
+            name: dataclasses.replace(learned, bridger=None, compiled=None) for name, learned in self._learned.items()
+        }
+        return other
+
+    def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
+        """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
+        return check_messages(messages, more_roles=self._for(tools).template.constants)
+
+    def template_digests(self) -> dict[str, str]:
+        """A hash of each template, by its name."""
+        return {name: learned.template.digest for name, learned in self._learned.items()}
+
+    def turn_stop_ids(self) -> frozenset[int]:
+        """The ids that the template ends an assistant's turn with; the model's configuration is not asked."""
+        return self._facts(self._for(None), None).stops
+
+    def get_stop_token_ids(self) -> list[int]:
+        """The ids at which generation has to stop: what ends a turn, and what the model's configuration adds."""
+        learned = self._for(None)
+        facts = self._facts(learned, None)
+        return list(dict.fromkeys([*sorted(facts.stops), *sorted(self._eos)]))
+
+    # -- bridging
+
+    def bridge_to_next_turn(
+        self,
+        prev_prompt_ids: Any,
+        prev_completion_ids: Any,
+        new_messages: Any,
+        *,
+        tools: Any = None,
+        messages: Any = None,
+    ) -> BridgedTokens | None:
+        """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
+
+        None where that cannot be proven; `bridge_refusal` then says why. Raises InputError for messages or ids that
+        are none, as `render` does. Give the tools that the first prompt was rendered with. `messages`, the
+        conversation before the completion, is looked at only where the template makes what follows depend on it.
+        """
+        bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
+        if isinstance(bridged, BridgeRefusal):
+            self._refused.last = bridged
+            return None
+        self._refused.last = None
+        return bridged
+
+    @property
+    def bridge_refusal(self) -> BridgeRefusal | None:
+        """Why the last call of `bridge_to_next_turn` in this thread gave None."""
+        return getattr(self._refused, "last", None)
+
+    def bridge(
+        self,
+        prev_prompt_ids: Any,
+        prev_completion_ids: Any,
+        new_messages: Any,
+        *,
+        tools: Any = None,
+        messages: Any = None,
+    ) -> BridgedTokens | BridgeRefusal:
+        """As `bridge_to_next_turn`, with the reason in place of None."""
+        learned = self._for(tools)
+        empty = isinstance(new_messages, Sequence) and not len(new_messages)
+        new = [] if empty else check_messages(new_messages, more_roles=learned.template.constants)
+        before = None if messages is None else check_messages(messages, more_roles=learned.template.constants)
+        check_tools(tools)
+        completion = check_ids(prev_completion_ids, "prev_completion_ids")
+        check_tail(prev_prompt_ids, "prev_prompt_ids")
+        bridger = self._bridger(learned, tools)
+        return bridger.bridge(prev_prompt_ids, completion, prev_completion_ids, new, tools, before)
+
+    def _bridger(self, learned: _Learned, tools: Any) -> Bridger:
+        if learned.bridger is None:
+            learned.bridger = Bridger(
+                self.tokenizer,
+                functools.partial(self._make, learned),
+                self._facts(learned, self._wrap_tools(tools)),
+                Skeleton(self.tokenizer, lambda some, prompt: self._run(learned, some, None, prompt)),
+                functools.partial(self._called, learned, tools),
+                words=learned.tails.words,
+                ends=self._eos,
+                history=self.history,
+                truncation=self.truncation,
+            )
+        return learned.bridger
+
+    def _make(
+        self, learned: _Learned, messages: Messages, at: int, tools: Any, prompt: bool
+    ) -> tuple[Encoded, list[Section]]:
+        """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
+        wrapped = self._wrap_tools(tools)
+        shown, rendering = self._first(learned, messages, wrapped, prompt)
+        if any(message["role"] == "assistant" for message in messages[at + 1 :]):
+            rendering = self._with_history(learned, rendering, messages, shown, wrapped)[0]
+        turns = sections(rendering)
+        if at in missing_turns(rendering, turns, messages):
+            run = functools.partial(self._run, learned, tools=wrapped)
+            found, _ = turns_by_prefix(
+                rendering, [at], messages, lambda some, asked: run(some, prompt=asked), self.tokenizer
+            )
+            turns = sorted((*turns, *found), key=lambda section: section.start)
+        return self._encode(rendering, messages, tools), turns
+
+    # -- parsing
+
+    def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> ParsedResponse:
+        """What a completion says: reasoning, content and tool calls, each with its tokens.
+
+        `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
+        the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
+        with. Any ids can be parsed: what is malformed is in the result, with its status.
+        """
+        compiled, schemas, prompt = self._parsing(tools, prompt_ids)
+        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), schemas, prompt)
+
+    def streaming_parser(self, *, tools: Any = None, prompt_ids: Any = None) -> StreamingParser:
+        """A parser for a completion that is still arriving; see `parse_response`."""
+        return StreamingParser(*self._parsing(tools, prompt_ids))
+
+    def grammar(self, tools: Any = None) -> TurnGrammar:
+        """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
+        return self._compiled(self._for(tools), tools).grammar
+
+    def find_losses(self, messages: Any, *, tools: Any = None) -> list[Loss]:
+        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.losses`."""
+        rendered = self.render(messages, tools=tools)
+        compiled = self._compiled(self._for(tools), tools)
+        spelled = compiled.delimiters() if "assistant" in self.trusted else compiled.delimiters(control=False)
+        conversation = check_messages(messages, more_roles=self._for(tools).template.constants)
+        return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
+
+    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
+        schemas = schemas_of(check_tools(tools))
+        compiled = self._compiled(self._for(tools), tools)
+        prompt = None
+        if prompt_ids is not None:
+            check_tail(prompt_ids, "prompt_ids")
+            prompt = compiled.prompt_bytes(prompt_ids)
+        return compiled, schemas, prompt
+
+    def _called(self, learned: _Learned, tools: Any, prompt: Sequence[int] | Ids, completion: Ids) -> list[str] | None:
+        return called_functions(self._compiled(learned, tools), completion, prompt)
+
+    def _compiled(self, learned: _Learned, tools: Any) -> Compiled:
+        if learned.compiled is None:
+            facts = self._facts(learned, self._wrap_tools(tools))
+            stops = [*sorted(facts.stops), *sorted(self._eos - facts.stops)]
+            derived = template_grammar(learned.template, self._variables, self.tokenizer, {*stops, *facts.closers})
+            grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
+            compiled = Compiled(grammar, self.tokenizer, stops)
+            if grammar is derived and learned is self._learned.get("default"):
+                found = ", ".join(self._misread(compiled))
+                notes = [f"{MISREAD}: {found}"] if found else []
+                compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
+            learned.compiled = compiled
+        return learned.compiled
+
+    def _misread(self, compiled: Compiled) -> Iterator[str]:
+        """Where a grammar does not read back what its own template writes."""
+        for name, fields in PROOFS.items():
+            try:
+                rendered = self.render([USER, {"role": "assistant", **fields}])
+            except TokentraceError:
+                continue
+            for turn in rendered.turns[:1]:
+                prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
+                parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
+                yield from misread(name, rendered.rendering, parsed, compiled.grammar)
+
+    # -- stages
+
+    def _for(self, tools: Any) -> _Learned:
+        """The template that serves: models may ship one of its own for tools."""
+        if tools is not None and "tool_use" in self._learned:
+            return self._learned["tool_use"]
+        if "default" not in self._learned:
+            known = ", ".join(sorted(self._learned))
+            raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
+        return self._learned["default"]
+
+    def _wrap_tools(self, tools: Any) -> TracedList | None:
+        checked = check_tools(tools)
+        if checked is None:
+            return None
+        try:
+            key = json.dumps(checked)
+        except (TypeError, ValueError, RecursionError):
+            return wrap_tools(checked)
+        wrapped = self._tools.get(key)
+        if wrapped is None:
+            if len(self._tools) >= 64:
+                self._tools.clear()
+            wrapped = self._tools[key] = wrap_tools(checked)
+        return wrapped
+
+    def _first(
+        self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool
+    ) -> tuple[Messages, Rendering]:
+        """The template's own rendering, and the messages as it was shown them: patched, with parsed arguments."""
+        if self.use_patched:
+            parsed = parsed_arguments(messages)
+            try:
+                return parsed, self._run(learned, parsed, tools, prompt)
+            except TemplateError:
+                pass  # a template that takes arguments as JSON strings only
+        return messages, self._run(learned, messages, tools, prompt)
+
+    def _run(self, learned: _Learned, messages: Messages, tools: TracedList | None, prompt: bool) -> Rendering:
+        return learned.template.render(messages, tools, add_generation_prompt=prompt, variables=self._variables)
+
+    def _settle_tail(
+        self, learned: _Learned, rendering: Rendering, messages: Messages, tools: TracedList | None
+    ) -> None:
+        """Find where the generation prompt begins if the last message was written outside every turn."""
+        if rendering.tail < rendering.last_field:
+            without = self._run(learned, messages, tools, False).text
+            rendering.begin_tail(len(without) if rendering.text.startswith(without) else rendering.last_field)
+
+    def _with_history(
+        self,
+        learned: _Learned,
+        rendering: Rendering,
+        given: Messages,
+        shown: Messages,
+        tools: TracedList | None,
+    ) -> tuple[Rendering, list[Change], list[str]]:
+        changes: list[Change] = []
+        notes: list[str] = []
+        render = functools.partial(self._run, learned, tools=tools, prompt=False)
+        if self.use_patched:
+            rendering, notes = patch_history(rendering, shown, render, given)
+            rendering, _, more = keep_reasoning(rendering, shown, render)
+            notes += more
+            try:
+                changes = compare_turns(render(given), rendering, given)
+            except TemplateError as refusal:
+                notes.append(f"the shipped template refuses this conversation as it was given ({refusal.problem})")
+        elif self.preserve_all_thinking:
+            rendering, changes, notes = keep_reasoning(rendering, shown, render)
+        elif self.preserve_thinking_between_tool_calls:
+            rendering, changes, notes = keep_reasoning(rendering, shown, render, since=last_user(shown))
+        return rendering, changes, notes
+
+    def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:
+        trusted = self._trust(rendering.origins, messages)
+        try:
+            return encode_spans(self.tokenizer, rendering, trusted, self.control_tokens)
+        except ForgedControl as forged:
+            raise _forged(forged, rendering.origins[forged.span], messages, tools) from None
+        except UnicodeEncodeError as error:
+            raise _unencodable(rendering) from error
+
+    def _trust(self, origins: Sequence[Origin | None], messages: Messages) -> list[bool]:
+        """For each span, whether it may hold control tokens. Roles may: only known ones come this far."""
+        by_message = [message["role"] in self.trusted for message in messages]
+        trusted = []
+        for origin in origins:
+            if origin is None:
+                trusted.append(True)
+            elif origin[0] == "messages":
+                whole = len(origin) == 1  # the list of all messages, printed as it is
+                trusted.append(all(by_message) if whole else by_message[origin[1]] or is_role(origin))  # type: ignore[index]
+            elif origin[0] == "tools":
+                trusted.append("tools" in self.trusted)
+            else:
+                trusted.append(origin[0] == "kwargs" and origin[1] != "documents")
+        return trusted
+
+    def _find_sampled(
+        self, learned: _Learned, encoded: Encoded, messages: Messages, tools: TracedList | None
+    ) -> Sampling:
+        if not any(message["role"] == "assistant" for message in messages):
+            return Sampling()
+
+        def render(some: Messages, prompt: bool) -> Rendering:
+            return self._run(learned, some, tools, prompt)
+
+        turns = sections(encoded.rendering)
+        notes: list[str] = []
+        missing = missing_turns(encoded.rendering, turns, messages)
+        if missing:
+            found, notes = turns_by_prefix(encoded.rendering, missing, messages, render, self.tokenizer)
+            turns = sorted((*turns, *found), key=lambda section: section.start)
+        sampling = find_sampled(
+            encoded,
+            turns,
+            messages,
+            facts=self._facts(learned, tools),
+            tails=learned.tails,
+            has_tools=bool(tools),
+            render=render,
+            tokenizer=self.tokenizer,
+        )
+        sampling.notes += notes
+        return sampling
+
+    def _facts(self, learned: _Learned, tools: TracedList | None) -> TurnFacts:
+        if learned.facts is None:
+            learned.facts = find_turn_facts(
+                self.tokenizer,
+                lambda some, prompt: self._run(learned, some, tools, prompt),
+                self._encode,
+                self._eos,
+            )
+        return learned.facts
+
+    @functools.cached_property
+    def _eos(self) -> frozenset[int]:
+        """The ends of generation that the model's own files name."""
+        named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))
+        return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
+
+    def __repr__(self) -> str:
+        return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let the garbage collector rest: a render makes thousands of small values and not one cycle among them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _forged(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
+    """The error that names message, field, position and token."""
+    known = origin is not None and origin != UNKNOWN
+    message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
+    value: Any = {"messages": messages, "tools": tools}
+    for key in origin if known and origin is not None else ():
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            break
+    position = value.find(forged.token) if isinstance(value, str) else -1
+    at = f" at character {position}" if position >= 0 else ""
+    return ControlTokenError(
+        f"holds the control token {forged.token!r}{at}; remove it, or use control_tokens='literal' to keep it "
+        "as plain text",
+        message=message,
+        field=field_name(origin),
+        position=position if position >= 0 else None,
+        token=forged.token,
+    )
+
+
+def _unencodable(rendering: Rendering) -> InputError:
+    """Lone surrogates: text that is no Unicode. Find whose they are."""
+    for text, _, origin in rendering.spans():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
+            return InputError(
+                f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
+                "text; decode the input with errors='replace'",
+                message=message,
+                field=field_name(origin),
+            )
+    return InputError("holds text that cannot be encoded as UTF-8")
+
+
+def _compare_generation(encoded: Encoded, mask: Any) -> list[str]:
+    """Hold the template's own generation tags against the derived mask."""
+    tagged = np.zeros(len(mask), np.bool_)
+    for start, end in encoded.rendering.generation:
+        first, stop = encoded.tokens_touching(start, end)
+        tagged[first:stop] = True
+    if np.array_equal(tagged, mask):
+        return []
+    only_tagged, only_derived = int((tagged & ~mask).sum()), int((mask & ~tagged).sum())
+    where = int(np.flatnonzero(tagged != mask)[0])
+    return [
+        f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
+        f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
+    ]
+
+
+# -- making renderers
+
+
+def create_renderer(
+    tokenizer: Any,
+    renderer: str = "auto",
+    *,
+    preserve_all_thinking: bool = False,
+    preserve_thinking_between_tool_calls: bool = False,
+    use_patched: bool = False,
+    control_tokens: str = "literal",
+    chat_template: Any = None,
+    history: str = "train",
+    truncation: str = "close",
+    tool_parser: Any = None,
+    reasoning_parser: Any = None,
+    trusted: Iterable[str] = TRUSTED,
+    **template_kwargs: Any,
+) -> Renderer:
+    """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
+
+    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by what it does), ``"default"`` (the same,
+    not recognised), or the name of a family, which fails where the template does not behave like it.
+    `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
+    left over goes to the template: ``enable_thinking=False``.
+
+    `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
+    the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
+    """
+    loaded = load_tokenizer(tokenizer)
+    templates = _templates(loaded, chat_template, renderer)
+    family = _recognised(loaded, templates, renderer, template_kwargs)
+    return Renderer(
+        loaded,
+        templates,
+        family=family,
+        preserve_all_thinking=preserve_all_thinking,
+        preserve_thinking_between_tool_calls=preserve_thinking_between_tool_calls,
+        use_patched=use_patched,
+        control_tokens=choose(ControlPolicy, "control_tokens", control_tokens),
+        history=choose(History, "history", history),
+        truncation=choose(Truncation, "truncation", truncation),
+        tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
+        reasoning_parser=reasoning_parser,
+        trusted=_check_trusted(trusted),
+        variables=template_kwargs,
+    )
+
+
+def _check_trusted(trusted: Iterable[str]) -> frozenset[str]:
+    if isinstance(trusted, str) or not isinstance(trusted, Iterable):
+        raise RendererError(f"trusted is a set of roles, not {trusted!r}")
+    roles = list(trusted)
+    if not all(isinstance(role, str) for role in roles):
+        raise RendererError(f"trusted is a set of roles, which are strings, not {roles!r}")
+    return frozenset(roles)
+
+
+def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
+    """The templates to use, by name; a family that has no Jinja template brings its own format."""
+    if isinstance(given, (ChatTemplate, PythonFormat)):
+        return {"default": given}
+    if isinstance(given, str) and given in tokenizer.templates:
+        return {"default": ChatTemplate(tokenizer.templates[given])}
+    if given is not None:
+        found = named_templates(given)
+        if not found:
+            raise RendererError(f"chat_template is a template's source or name, not a {type(given).__name__}")
+        return {name: ChatTemplate(source) for name, source in found.items()}
+    python_format = families.python_format(renderer, tokenizer)
+    if python_format is not None:
+        return {"default": python_format}
+    if not tokenizer.templates:
+        raise TemplateError(
+            f"{tokenizer.name or 'the tokenizer'} carries no chat template; pass chat_template= with its source"
+        )
+    return {name: ChatTemplate(source) for name, source in tokenizer.templates.items()}
+
+
+def _recognised(
+    tokenizer: Tokenizer, templates: Mapping[str, Template], renderer: str, kwargs: Mapping[str, Any]
+) -> str:
+    if renderer == "default":
+        return "default"
+    template = templates.get("default") or next(iter(templates.values()))
+    variables = {**tokenizer.variables, **wrap_variables(kwargs)}
+    return families.recognise(template, variables, renderer)
+
+
+class RendererPool:
+    """Renderers for many threads. They share one tokenizer, which is immutable and lets go of the GIL."""
+
+    def __init__(self, renderers: Sequence[Renderer]) -> None:
+        self._free: queue.SimpleQueue[Renderer] = queue.SimpleQueue()
+        self.size = len(renderers)
+        for renderer in renderers:
+            self._free.put(renderer)
+
+    @contextmanager
+    def checkout(self, timeout: float | None = None) -> Iterator[Renderer]:
+        """A renderer for the length of a ``with`` block; waits until one is free."""
+        try:
+            renderer = self._free.get(timeout=timeout)
+        except queue.Empty:
+            raise RendererError(f"no renderer came free within {timeout} s (pool of {self.size})") from None
+        try:
+            yield renderer
+        finally:
+            self._free.put(renderer)
+
+
+def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
+    """A pool of `size` renderers, made as `create_renderer` makes one."""
+    if not isinstance(size, int) or size < 1:
+        raise RendererError(f"a pool needs at least one renderer, not {size}")
+    loaded = load_tokenizer(name_or_path)
+    return RendererPool([create_renderer(loaded, renderer, **settings) for _ in range(size)])

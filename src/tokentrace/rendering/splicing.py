@@ -1,0 +1,124 @@
+"""The on-policy token-id fix, for servers that are sent whole message lists.
+
+A chat server renders the whole conversation at every request, and what the model sampled earlier comes out in other
+ids. `splice_prefix` puts the exact ids of the last tokenized turn in place of their rendering. Where that turn ends in
+the rendering the trace says: no stop token is looked for, so it works with any set of them, and with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..compare.breaks import BreakCause, explain_break
+from ..conversation.messages import check_messages
+from ..errors import InputError, TemplateError
+from ..study.seams import BridgeRefusal, RefusalReason
+from .bridged import BridgedTokens, check_ids
+from .renderer import Renderer
+
+PROMPT_IDS: Final = "prompt_token_ids"
+COMPLETION_IDS: Final = "generation_token_ids"
+"""Fields of an assistant's message in which servers hand back the ids of its turn."""
+
+REWRITTEN: Final = frozenset(
+    {BreakCause.REWRITTEN_CALL, BreakCause.CHANGED_TOOLS, BreakCause.CHANGED_SYSTEM, BreakCause.COMPACTION}
+)
+"""Causes that make it another conversation: the old ids no longer say what the messages do."""
+
+
+def splice_prefix(
+    renderer: Renderer,
+    messages: Any,
+    prompt_ids: Any = None,
+    completion_ids: Any = None,
+    *,
+    message: int | None = None,
+    tools: Any = None,
+    check: bool = True,
+) -> BridgedTokens | BridgeRefusal:
+    """The next prompt for `messages`, which begins with the exact ids of the turn of assistant message `message`.
+
+    `prompt_ids` and `completion_ids` are what the engine was given and what it sampled for that message. Left out, they
+    are taken from the last assistant message that carries them (``prompt_token_ids`` and ``generation_token_ids``).
+    What comes after that turn is rendered, later assistant messages without ids included. With `check`, messages that
+    say something else than the ids do (a rewritten tool call, other tools, a summary) are refused: spelling may
+    differ, meaning may not.
+
+    >>> from tokentrace import create_renderer
+    >>> from tokentrace.pocket import POCKET
+    >>> renderer = create_renderer(POCKET)
+    >>> asked = [{"role": "user", "content": "2+2?"}]
+    >>> prompt = renderer.render_ids(asked, add_generation_prompt=True)
+    >>> sampled = [*renderer.tokenizer.encode("4"), *renderer.tokenizer.encode("<|end|>")]
+    >>> history = [*asked, {"role": "assistant", "content": "4"}, {"role": "user", "content": "3+3?"}]
+    >>> spliced = splice_prefix(renderer, history, prompt, sampled)
+    >>> spliced[: len(prompt) + 2] == [*prompt, *sampled]
+    True
+    """
+    learned = renderer._for(tools)
+    checked = check_messages(messages, more_roles=learned.template.constants)
+    at, prompt, completion = _tokenized(checked, prompt_ids, completion_ids, message)
+    if not len(prompt):
+        return BridgeRefusal(RefusalReason.EMPTY_STREAM, "there are no exact ids to put in place")
+    bridger = renderer._bridger(learned, tools)
+    found = bridger.rendered_after(checked, at, tools)
+    if isinstance(found, BridgeRefusal):
+        return found
+    spliced = bridger.joined(prompt, check_ids(completion, COMPLETION_IDS), completion, found)
+    if check and isinstance(spliced, BridgedTokens):
+        refusal = _rewritten(renderer, spliced, checked[: at + 1], tools)
+        if refusal is not None:
+            return refusal
+    return spliced
+
+
+def _tokenized(
+    messages: Sequence[Mapping[str, Any]], prompt_ids: Any, completion_ids: Any, message: int | None
+) -> tuple[int, Any, Any]:
+    """The message whose ids are known, and its ids."""
+    said = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
+    if prompt_ids is None:
+        said = [at for at in said if messages[at].get(PROMPT_IDS) is not None]
+    if message is None and not said:
+        raise InputError(
+            f"no assistant message carries {PROMPT_IDS}; pass prompt_ids and completion_ids"
+            if prompt_ids is None
+            else "there is no assistant message whose ids these could be"
+        )
+    at = said[-1] if message is None else message
+    if not 0 <= at < len(messages) or messages[at]["role"] != "assistant":
+        raise InputError("is no assistant's message, so it has no sampled ids", message=at)
+    own = messages[at]
+    prompt = own.get(PROMPT_IDS, ()) if prompt_ids is None else prompt_ids
+    completion = own.get(COMPLETION_IDS, ()) if completion_ids is None else completion_ids
+    check_ids(prompt, PROMPT_IDS)
+    return at, prompt, () if completion is None else completion
+
+
+def _rewritten(
+    renderer: Renderer, spliced: BridgedTokens, messages: Sequence[Mapping[str, Any]], tools: Any
+) -> BridgeRefusal | None:
+    """Whether the messages say something else than the ids. They are rendered as they stood when these were sampled:
+    what the template alone changes about the past later on is no change of theirs."""
+    try:
+        asked = renderer.render(messages[:-1], tools=tools, add_generation_prompt=True)
+        answered = renderer.render(messages, tools=tools)
+    except (TemplateError, InputError):
+        return None
+    turns = [answered.ids[turn.start : turn.stop] for turn in answered.turns if turn.message == len(messages) - 1]
+    expected = np.concatenate([asked.ids, *turns])
+    sampled = np.zeros(spliced.stream_length, np.bool_)
+    sampled[len(spliced.prompt) :] = True
+    found = explain_break(spliced.ids[: spliced.stream_length], expected, renderer, sampled=sampled)
+    if found is None or found.position >= len(expected):  # a stop token that the last turn of a rendering has not
+        return None
+    if found.cause is not BreakCause.UNKNOWN and not REWRITTEN & {found.cause, *found.later}:
+        return None
+    return BridgeRefusal(
+        RefusalReason.REWRITES_PAST,
+        f"the messages are not those that the ids were sampled for ({found.cause}: {found.detail}); "
+        "start a new branch, or pass check=False",
+    )

@@ -1,0 +1,1 @@
+"""Training rows: from conversations and from trajectories, cut, padded, packed."""

@@ -1,0 +1,228 @@
+"""Packing: several samples in one row, and what keeps them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SampleError
+from ..tokens.tokenizer import Ids
+from .collation import (
+    Columns,
+    Tensors,
+    as_index,
+    called,
+    columns_of,
+    converter,
+    has_all,
+    optional_columns,
+    padding_of,
+    rounded_up,
+)
+from .sample import Sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pack:
+    """One row that holds several samples, each a document of its own. Arrays are numpy's or torch's, as asked for.
+
+    The first token of each document carries no loss: nothing of its own document precedes it. Padding comes last,
+    and is a sequence of its own in `cu_seqlens` and `position_ids`, so that kernels for varying lengths see each
+    token of the row in exactly one sequence.
+    """
+
+    input_ids: Any
+    labels: Any
+    """The id where a token carries loss, else -100; not shifted."""
+    loss_mask: Any
+    """1 where `labels` is not -100."""
+    attention_mask: Any
+    """1 on tokens, 0 on padding. It does not keep documents apart."""
+    position_ids: Any
+    """From 0 in each document, and on the padding."""
+    document_ids: Any
+    """0, 1, … for each document in the row, -1 on padding."""
+    cu_seqlens: Any
+    """int32: 0, and where each sequence ends; the last is the length of the row."""
+    max_seqlen: int
+    """The length of the longest sequence, padding included."""
+    samples: tuple[int, ...]
+    """Which of the samples given each document is."""
+    logprobs: Any = None
+    """NaN on padding and wherever nothing was sampled, never 0."""
+    advantages: Any = None
+    """0 wherever `loss_mask` is 0."""
+    rewards: Any = None
+    """One for each document."""
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each document begins and ends."""
+        ends = self.cu_seqlens.tolist()
+        return list(pairwise(ends))[: len(self.samples)]
+
+    def __len__(self) -> int:
+        """The length of the row, padding included."""
+        return len(self.input_ids)
+
+    def __repr__(self) -> str:
+        return f"Pack({len(self.samples)} samples, {self.spans[-1][1]} of {len(self)} tokens)"
+
+
+def pack(
+    samples: Sequence[Sample],
+    length: int,
+    *,
+    pad_id: int,
+    multiple_of: int | None = None,
+    pad_to_length: bool = True,
+    tensors: Tensors = "numpy",
+) -> list[Pack]:
+    """Rows of at most `length` tokens that hold every sample once, by `first_fit_decreasing`.
+
+    Rows are padded to `length`; with ``pad_to_length=False`` only up to a multiple of `multiple_of`, or not at all.
+    In a row, samples stand in the order in which they were given. dtypes and refusals are those of `collate`; a
+    sample longer than `length` is a `SampleError`.
+
+    >>> kinds = np.array([0, 1, 1], np.uint8)
+    >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
+    >>> [row] = pack([sample, sample], 8, pad_id=0)
+    >>> row
+    Pack(2 samples, 6 of 8 tokens)
+    >>> row.labels.tolist()
+    [-100, 6, 7, -100, 6, 7, -100, -100]
+    >>> row.position_ids.tolist(), row.cu_seqlens.tolist()
+    ([0, 1, 2, 0, 1, 2, 0, 1], [0, 3, 6, 8])
+    """
+    to_tensor = converter(tensors)
+    as_index(pad_id, "pad_id", 0)
+    capacity = rounded_up(as_index(length, "length", 1), length, multiple_of)
+    optional, rewarded = optional_columns(samples), has_all(samples, "reward")
+    lengths = [len(sample) for sample in samples]
+    for number, count in enumerate(lengths):
+        if count > capacity:
+            raise SampleError(f"{called(samples, number)} has {count} tokens, and length is {capacity}: truncate() it")
+    packs = []
+    for members in first_fit_decreasing(lengths, capacity):
+        used = sum(lengths[number] for number in members)
+        width = capacity if pad_to_length else rounded_up(used, None, multiple_of)
+        packs.append(_lay_out(samples, members, width, pad_id, optional, rewarded, to_tensor))
+    return packs
+
+
+def flatten(samples: Sequence[Sample], *, tensors: Tensors = "numpy") -> Pack:
+    """All samples one after another in a single row without padding, for trainers that are padding-free.
+
+    >>> kinds = np.array([0, 1, 1], np.uint8)
+    >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
+    >>> flatten([sample, sample.slice(0, 2)]).input_ids.tolist()
+    [5, 6, 7, 5, 6]
+    """
+    to_tensor = converter(tensors)
+    optional, rewarded = optional_columns(samples), has_all(samples, "reward")
+    return _lay_out(samples, range(len(samples)), sum(map(len, samples)), 0, optional, rewarded, to_tensor)
+
+
+def unpack(row: Pack) -> list[Ids]:
+    """The ids of each document of a row, in the order of `Pack.samples`."""
+    ids = np.asarray(row.input_ids).astype(np.int32)
+    return [ids[start:stop] for start, stop in row.spans]
+
+
+def _lay_out(
+    samples: Sequence[Sample],
+    members: Sequence[int],
+    width: int,
+    pad_id: int,
+    optional: list[str],
+    rewarded: bool,
+    to_tensor: Any,
+) -> Pack:
+    lengths = [len(samples[number]) for number in members]
+    used = sum(lengths)
+    documents = [columns_of(samples, number, optional) for number in members]
+    row: Columns = {}
+    for name, first in documents[0].items():
+        row[name] = np.full(width, padding_of(name, pad_id), first.dtype)
+        np.concatenate([document[name] for document in documents], out=row[name][:used])
+    row["position_ids"][used:] = np.arange(width - used)
+    row["document_ids"] = np.full(width, -1, np.int64)
+    row["document_ids"][:used] = np.repeat(np.arange(len(members)), lengths)
+    sequences = [*lengths, width - used] if used < width else lengths
+    row["cu_seqlens"] = np.cumsum([0, *sequences], dtype=np.int32)
+    if rewarded:
+        row["rewards"] = np.array([samples[number].reward for number in members], np.float32)
+    tensors = {name: to_tensor(values) for name, values in row.items()}
+    return Pack(**tensors, max_seqlen=max(sequences), samples=tuple(members))
+
+
+def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: int) -> list[list[int]]:
+    """Indices of `lengths` in bins whose sum is at most `capacity`.
+
+    The longest go first, the earlier of equals before the later, each into the first bin that has room, or into a
+    new one. Bins come in the order in which they were opened, and indices in a bin in growing order. It takes
+    O(n log n). `SampleError` names the first length that is no length, or that fits no bin.
+
+    >>> first_fit_decreasing([3, 5, 4, 2, 1], 8)
+    [[0, 1], [2, 3, 4]]
+    """
+    room = as_index(capacity, "capacity", 1)
+    sizes = np.asarray(lengths)
+    if sizes.ndim != 1 or (len(sizes) and sizes.dtype.kind not in "iu"):
+        raise SampleError(f"lengths must be a row of integers, not {sizes.dtype} of shape {sizes.shape}")
+    if not len(sizes):
+        return []
+    wrong = (sizes < 0) | (sizes > room)
+    if wrong.any():
+        where = int(wrong.argmax())
+        raise SampleError(f"lengths[{where}] is {int(sizes[where])}: a bin takes 0 to {room}")
+    sizes = sizes.astype(np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    # Of any two bins the later holds something that did not fit into the earlier: their sum is over the capacity.
+    free = _FreeSpace(min(len(sizes), 2 * (int(sizes.sum()) // room) + 2), room)
+    placed = np.empty(len(sizes), np.int64)
+    # Equal lengths go together: they fill the first bin with room for one, then the next.
+    edges = [0, *(np.flatnonzero(np.diff(sizes[order])) + 1).tolist(), len(order)]
+    for start, stop in pairwise(edges):
+        size = int(sizes[order[start]])
+        while start < stop:
+            chosen, count = free.take(size, stop - start)
+            placed[order[start : start + count]] = chosen
+            start += count
+    grouped = np.argsort(placed, kind="stable")
+    cuts = np.flatnonzero(np.diff(placed[grouped])) + 1
+    return [cast(list[int], members.tolist()) for members in np.split(grouped, cuts)]
+
+
+class _FreeSpace:
+    """The room left in each bin, in a tree of maxima; bins that are not yet open have all of it."""
+
+    def __init__(self, bins: int, capacity: int) -> None:
+        self._leaves = 1 << (bins - 1).bit_length()
+        self._most = [capacity] * (2 * self._leaves)
+
+    def take(self, size: int, wanted: int) -> tuple[int, int]:
+        """Put as many of `wanted` equal items as fit into the first bin with room for one; its number, and how many."""
+        most, leaves = self._most, self._leaves
+        node = 1
+        while node < leaves:
+            node *= 2
+            if most[node] < size:
+                node += 1
+        count = min(wanted, most[node] // size) if size else wanted
+        chosen = node - leaves
+        left = most[node] - count * size
+        most[node] = left
+        while node > 1:
+            other = most[node ^ 1]
+            node //= 2
+            left = max(left, other)
+            if most[node] == left:
+                break
+            most[node] = left
+        return chosen, count

@@ -1,0 +1,210 @@
+"""Past turns: where a template writes a turn otherwise once it is no longer the last.
+
+Reasoning that is left out of the past the trace of a row shows. All else (an empty thinking block that only the last
+turn has, a stop token that history replaces) is found out once for every kind of turn, on a small conversation:
+written as the last message, and again with others after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import TokentraceError
+from ..rendering.history import reasoning_of
+from ..rendering.rendered import RenderedTokens
+from ..rendering.renderer import Renderer
+from ..study.turns import sections, stringified
+from ..template.trace import Rendering
+
+Messages = Sequence[Mapping[str, Any]]
+TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
+"""Has reasoning, tags of it in the content, content (its outline), calls; a user speaks later, an answer follows;
+there are tools."""
+
+REASONING_LEFT_OUT: Final = (
+    "trained without the reasoning that the template leaves out of the past; inference shows these turns with it. "
+    "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
+)
+REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn at all, and it is not trained"
+WRITTEN_OTHERWISE: Final = (
+    "the template writes these turns otherwise than the model wrote them when they were the last. "
+    "Choose past='expand' (a row for every turn) or 'template' (as it is)"
+)
+
+_USER: Final = {"role": "user", "content": "question"}
+_ANSWER: Final = {"role": "assistant", "content": "reply"}
+_CALL: Final = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
+_RESULT: Final = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": "result"}
+
+
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """What is to be said about the turns of a row."""
+
+    untrue: tuple[str, ...] = ()
+    """Turns that are not written as they were sampled."""
+    plain: tuple[str, ...] = ()
+
+
+class PastTurns:
+    """What becomes of turns that are no longer the last, for one renderer."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._changed: dict[TurnKind, bool] = {}
+        self._thinking: dict[tuple[str, bool, bool, bool], bool] = {}
+        self._stops: dict[tuple[str, bool], int | None] = {}
+
+    def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> Remarks:
+        """What is to be said about the chosen turns of a row."""
+        nowhere: list[int] = []
+        silent: list[int] = []
+        changed: list[int] = []
+        last_user = max((at for at, row in enumerate(messages) if row["role"] == "user"), default=-1)
+        answers = (at for at, row in enumerate(messages) if row["role"] == "assistant" and not row.get("tool_calls"))
+        last_answer = max(answers, default=-1)
+        shown = {origin[1:3] for origin in rendered.rendering.origins if origin is not None and len(origin) > 2}
+        for at in chosen:
+            message = messages[at]
+            if message["role"] != "assistant":
+                continue
+            thought = reasoning_of(message)
+            is_past = at < len(messages) - 1
+            is_hidden = thought is not None and not _is_shown(at, thought, shown, rendered)
+            if is_hidden and is_past and thought is not None and self._can_think(message, thought[1], tools):
+                silent.append(at)
+                continue
+            if is_hidden:
+                nowhere.append(at)
+            if is_past and self._is_changed(message, thought is not None, at < last_user, at < last_answer, tools):
+                changed.append(at)
+        found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE))
+        return Remarks(
+            untrue=tuple(f"{listed(who)}: {what}" for who, what in found if who),
+            plain=(f"{listed(nowhere)}: {REASONING_NOWHERE}",) if nowhere else (),
+        )
+
+    def _can_think(self, message: Mapping[str, Any], field: str, tools: Any) -> bool:
+        """Whether the template shows the reasoning of such a turn when it is the last."""
+        kind = (field, bool(message.get("content")), bool(message.get("tool_calls")), bool(tools))
+        if kind not in self._thinking:
+            turn: dict[str, Any] = {"role": "assistant", "content": "answer" if kind[1] else "", field: "thought"}
+            if field == "content":
+                turn["content"] = "<think>\nthought\n</think>\n\nanswer"
+            if message.get("tool_calls"):
+                turn["tool_calls"] = [_CALL]
+            try:
+                self._thinking[kind] = "thought" in self._asked([_USER, turn], tools=tools).text
+            except TokentraceError:  # the template refuses the probe: all that is known is that this row left it out
+                self._thinking[kind] = True
+        return self._thinking[kind]
+
+    def _asked(self, messages: Messages, tools: Any) -> RenderedTokens:
+        """A probe, with arguments as a mapping or, where the template wants that, as a JSON string."""
+        try:
+            return self._renderer.render(messages, tools=tools)
+        except TokentraceError:
+            return self._renderer.render([stringified(message) for message in messages], tools=tools)
+
+    def _is_changed(
+        self, message: Mapping[str, Any], thought: bool, user_follows: bool, answered: bool, tools: Any
+    ) -> bool:
+        content, called = message.get("content"), bool(message.get("tool_calls"))
+        inline = isinstance(content, str) and "</think>" in content
+        kind = (thought, inline, _outline(content), called, user_follows, answered, bool(tools))
+        if kind not in self._changed:
+            self._changed[kind] = self._probe(kind, tools)
+        return self._changed[kind]
+
+    def _probe(self, kind: TurnKind, tools: Any) -> bool:
+        """Whether a turn of this kind is written otherwise when others follow; False where none of it can be shown."""
+        thought, inline, spoken, called, user_follows, answered, _ = kind
+        turn: dict[str, Any] = {"role": "assistant", "content": spoken}
+        if inline:
+            turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
+        elif thought:
+            turn["reasoning_content"] = "thought"
+        if called:
+            turn["tool_calls"] = [_CALL]
+        answer = [_ANSWER] if answered else []
+        later = [_RESULT, *answer] if called else []
+        if user_follows or not called:
+            later += [_USER, *answer]
+        try:
+            alone = self._asked([_USER, turn], tools=tools)
+            whole = self._asked([_USER, turn, *later], tools=tools)
+        except TokentraceError:
+            return False
+        stop = max((one.stop for one in alone.turns if one.message == 1), default=0)
+        return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
+
+    def as_asked(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
+        """A conversation up to an assistant's turn, with the history that the prompt for that turn shows.
+
+        Some templates write what comes before a turn otherwise once it is there: Harmony's leaves out the reasoning
+        beside calls that are answered, Mistral's the system message. Then the turn is put after its prompt's history.
+        """
+        renderer, at = self._renderer, len(messages) - 1
+        own = next((section for section in sections(rendered.rendering) if section.message == at), None)
+        try:
+            asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True).rendering
+        except TokentraceError:  # nothing comes before it, or nothing that may be answered
+            return rendered
+        if own is None or rendered.text.startswith(asked.text[: asked.tail]):
+            return rendered
+        return renderer.encode_rendering(_joined(asked, rendered.rendering, own.start), messages, tools=tools)
+
+    def stop_before(self, messages: Messages, following: Mapping[str, Any], tools: Any) -> int | None:
+        """The token that ends the last turn of a conversation when `following` comes after it."""
+        key = (str(following["role"]), bool(tools))
+        if key not in self._stops:
+            try:
+                rendered = self._renderer.render([*messages, following], tools=tools)
+            except TokentraceError:
+                return None
+            ends = [turn.stop_token for turn in rendered.turns if turn.message == len(messages) - 1]
+            self._stops[key] = ends[-1] if ends else None
+        return self._stops[key]
+
+
+def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
+    """What a prompt shows up to its generation prompt, then a rendering from `start` on."""
+    out = Rendering(asked.text[: asked.tail] + whole.text[start:])
+    shift = asked.tail - start
+    for source, first, last, moved in ((asked, 0, asked.tail, 0), (whole, start, len(whole.text), shift)):
+        begin = 0
+        for end, turn, origin in zip(source.ends, source.turns, source.origins, strict=True):
+            if max(begin, first) < min(end, last):
+                out.ends.append(min(end, last) + moved)
+                out.turns.append(turn)
+                out.origins.append(origin)
+            begin = end
+    out.tail = len(out.text)
+    return out
+
+
+def _outline(content: Any) -> str:
+    """A short text that begins and ends with the same white space, some of which templates strip off the past."""
+    if not isinstance(content, str) or not content.strip():
+        return "answer" if content else ""
+    head, tail = content[:8], content[-8:]
+    return head[: len(head) - len(head.lstrip())] + "answer" + tail[len(tail.rstrip()) :]
+
+
+def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], rendered: RenderedTokens) -> bool:
+    """Whether a message's reasoning stands in the rendering."""
+    reasoning, field = thought
+    if field != "content":
+        return (at, field) in shown
+    origin = ("messages", at, "content")
+    text = "".join(piece for piece, _, whose in rendered.rendering.spans() if whose == origin)
+    return reasoning.strip() in text
+
+
+def listed(messages: Sequence[int]) -> str:
+    """``"message 2"``, ``"messages 2, 4"``."""
+    return f"message{'s' if len(messages) > 1 else ''} {', '.join(map(str, messages))}"

@@ -1,0 +1,377 @@
+"""Supervised samples: conversations to rows with an exact loss mask, in one render.
+
+A row of several turns can show the model what inference never shows it. A template that leaves past reasoning out
+writes every turn but the last without its own, so that a row trains answers nobody thought about; a row that keeps
+the reasoning shows later turns a past that such a template will not show them. `Past` is that choice. Where nobody
+chose, the template's own way is taken, and `HistoryWarning` says if it makes a difference for this row.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SampleError
+from ..rendering.rendered import RenderedTokens
+from ..rendering.renderer import Renderer
+from ..settings import choose
+from ..tokens.kinds import Kind, Part
+from .parts import PartFinder
+from .pasts import PastTurns, listed
+from .sample import Sample
+
+Messages = Sequence[Mapping[str, Any]]
+
+FLAGS: Final = ("train", "weight")
+"""Keys of a message that say whether it carries loss: ``train`` is true or false, ``weight`` (OpenAI's) 1 or 0."""
+
+
+class Turns(StrEnum):
+    """Which assistant turns carry loss."""
+
+    ALL = "all"
+    LAST = "last"
+    FLAGGED = "flagged"
+    """Those that do not say otherwise: a message with ``"train": false`` or ``"weight": 0`` carries none."""
+
+
+class Past(StrEnum):
+    """How turns are shown that are not the last."""
+
+    TEMPLATE = "template"
+    """In one row, as the template writes them."""
+    PRESERVE = "preserve"
+    """In one row, with all reasoning kept."""
+    EXPAND = "expand"
+    """In as many rows as it takes to show each turn as the model would have seen it when it was its turn."""
+
+
+class HistoryWarning(UserWarning):
+    """A row trains turns as inference never shows them."""
+
+
+TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
+"""All that an assistant samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """What carries loss, and how the past is shown. `build_supervised_sample` has the same as arguments."""
+
+    turns: Turns = Turns.ALL
+    parts: frozenset[Part] = frozenset(TRAINED_PARTS)
+    roles: frozenset[str] = frozenset({"assistant"})
+    past: Past | None = None
+    final_stop: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        turns: Any = Turns.ALL,
+        parts: Iterable[Any] = TRAINED_PARTS,
+        roles: Iterable[str] = ("assistant",),
+        past: Any = None,
+        final_stop: bool = False,
+    ) -> Supervision:
+        """The settings that names stand for, or RendererError/SampleError with all there are."""
+        given = [parts] if isinstance(parts, str) else list(parts)
+        whose = [roles] if isinstance(roles, str) else list(roles)
+        if not all(isinstance(role, str) for role in whose):
+            raise SampleError(f"roles is a list of strings, not {whose!r}")
+        return cls(
+            turns=choose(Turns, "turns", turns),
+            parts=frozenset(_part(one) for one in given),
+            roles=frozenset(whose),
+            past=None if past is None else choose(Past, "past", past),
+            final_stop=bool(final_stop),
+        )
+
+
+_BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
+
+
+def _part(given: Any) -> Part:
+    part = given if isinstance(given, Part) else _BY_NAME.get(given)
+    if part not in TRAINED_PARTS:
+        raise SampleError(f"parts are of {', '.join(map(repr, _BY_NAME))}, not {given!r}")
+    return part
+
+
+def build_supervised_sample(
+    renderer: Renderer,
+    messages: Any,
+    *,
+    tools: Any = None,
+    turns: str = "all",
+    parts: Iterable[Any] = TRAINED_PARTS,
+    roles: Iterable[str] = ("assistant",),
+    past: str | None = None,
+    final_stop: bool = False,
+    since: int = 0,
+) -> Sample:
+    """A conversation as one row: ids, loss mask, labels, and where each token came from, in one render.
+
+    - `turns`: which assistant turns carry loss: ``"all"``, ``"last"``, or ``"flagged"`` (all but those whose message
+      says ``"train": false`` or ``"weight": 0``); and none before message `since`.
+    - `parts`: what of them does: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with their delimiters), ``"stop"``.
+    - `roles`: whose messages do. Of other roles than the assistant's the text carries loss, and no scaffold.
+    - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default the renderer's own way, with
+      a `HistoryWarning` where that trains turns as inference never shows them.
+      `build_supervised_samples` also takes ``"expand"``.
+    - `final_stop`: where the template leaves the last turn without the token that the model ends it with (GLM's next
+      role marker), add that token.
+
+    Raises what `render` raises, and SampleError for settings that are none. A conversation without any assistant
+    turn gives a row that trains nothing.
+
+    >>> from tokentrace import create_renderer
+    >>> from tokentrace.pocket import POCKET
+    >>> messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    >>> renderer = create_renderer(POCKET)
+    >>> sample = build_supervised_sample(renderer, messages)
+    >>> renderer.tokenizer.decode(sample.ids[sample.mask])
+    '4<|end|>'
+    >>> ids, mask = sample
+    """
+    settings = Supervision.of(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
+    if settings.past is Past.EXPAND:
+        raise SampleError("past='expand' makes several rows: call build_supervised_samples")
+    found = supervisor_of(renderer, settings).samples(messages, tools, since)
+    _warn(found)
+    return found[0].sample
+
+
+def build_supervised_samples(
+    renderer: Renderer, messages: Any, *, tools: Any = None, since: int = 0, **settings: Any
+) -> list[Sample]:
+    """As `build_supervised_sample`, for any `past`: with ``"expand"`` as many rows as it takes.
+
+    Each assistant turn then is trained exactly once, in a row that shows what the model would have seen before it. A
+    row goes on with the next turn as long as that is the same history.
+    """
+    found = supervisor_of(renderer, Supervision.of(**settings)).samples(messages, tools, since)
+    _warn(found)
+    return [one.sample for one in found]
+
+
+def build_prompt_response_sample(
+    renderer: Renderer, prompt: Any, response: str, *, tools: Any = None, eos: str | None = None
+) -> Sample:
+    """A row of one turn: the prompt, the response, the end-of-sequence token; loss on the last two.
+
+    `prompt` is a list of messages, rendered with a generation prompt, or a string that is the prompt already. Prompt
+    and response are encoded apart, as at inference. `eos` is the tokenizer's own by default; a note says where the
+    template ends turns with another token.
+    """
+    tokenizer = renderer.tokenizer
+    if not isinstance(response, str):
+        raise SampleError(f"the response is a string, not a {type(response).__name__}")
+    end = tokenizer.variables.get("eos_token") if eos is None else eos
+    end_id = tokenizer.token_id(end) if end else None
+    if end_id is None:
+        raise SampleError(f"{end!r} is no control token of {tokenizer.name or 'the tokenizer'}; name one with eos=")
+    if isinstance(prompt, str):
+        head = tokenizer.encode(prompt)
+        owners, kinds = np.zeros(len(head), np.int32), np.full(len(head), Kind.CONTEXT, np.uint8)
+        count, notes = 1, list[str]()
+    else:
+        rendered = renderer.render(prompt, tools=tools, add_generation_prompt=True)
+        head, owners, kinds = rendered.ids, rendered.messages, PartFinder(renderer).find(rendered)[1]
+        count, notes = len(prompt), list(rendered.notes)
+    stops = renderer.turn_stop_ids()
+    if stops and end_id not in stops:
+        shown = ", ".join(repr(tokenizer.decode([index])) for index in sorted(stops))
+        notes.append(f"the row ends in {end!r}, and the template ends turns with {shown}")
+    body = np.append(tokenizer.encode(response), np.int32(end_id)).astype(np.int32)
+    parts = np.full(len(body), Part.CONTENT, np.uint8)
+    parts[-1] = Part.STOP
+    return Sample(
+        ids=np.concatenate((head, body)),
+        mask=np.concatenate((np.zeros(len(head), np.bool_), np.ones(len(body), np.bool_))),
+        messages=np.concatenate((owners, np.full(len(body), count, np.int32))),
+        kinds=np.concatenate((kinds, np.full(len(body), Kind.SAMPLED, np.uint8))),
+        parts=np.concatenate((np.zeros(len(head), np.uint8), parts)),
+        notes=tuple(notes),
+    )
+
+
+def supervisor_of(renderer: Renderer, settings: Supervision) -> Supervisor:
+    """The supervisor of a renderer for some settings: what it has learned of the template is learned once."""
+    kept = renderer.kept.get(settings)
+    if kept is None:
+        kept = renderer.kept[settings] = Supervisor(renderer, settings)
+    return cast(Supervisor, kept)
+
+
+def _warn(found: Sequence[Supervised]) -> None:
+    for one in found:
+        for problem in one.untrue:
+            warnings.warn(problem, HistoryWarning, stacklevel=3)
+            return
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Supervised:
+    """A row, and what it was rendered from."""
+
+    sample: Sample
+    rendered: RenderedTokens
+    """Its tokens with their origins; without the stop token that `final_stop` added."""
+    untrue: tuple[str, ...] = ()
+    """How it trains what inference never shows, where nobody chose that it should."""
+    trained: tuple[int, ...] = field(default=())
+    """The assistant messages that carry loss."""
+
+
+class Supervisor:
+    """Makes rows with one renderer and one choice of what carries loss; what it learns of the template is kept."""
+
+    def __init__(self, renderer: Renderer, settings: Supervision | None = None) -> None:
+        self.settings = settings or Supervision()
+        self.renderer = renderer.preserving() if self.settings.past is Past.PRESERVE else renderer
+        self._finder = PartFinder(self.renderer)
+        self._pasts = PastTurns(self.renderer)
+        self._whole = frozenset(TRAINED_PARTS) == self.settings.parts
+
+    def samples(self, messages: Any, tools: Any = None, since: int = 0) -> list[Supervised]:
+        """The rows of one conversation: one, or several where the past is expanded."""
+        checked = self.renderer.check_messages(messages, tools=tools)
+        chosen, notes = self._chosen(checked, since)
+        if self.settings.turns is Turns.FLAGGED:
+            checked = [{key: value for key, value in row.items() if key not in FLAGS} for row in checked]
+        if self.settings.past is Past.EXPAND:
+            return self._expanded(checked, tools, chosen, notes)
+        rendered = self.renderer.render(checked, tools=tools)
+        remarks = self._pasts.remarks(rendered, checked, tools, chosen)
+        untrue = remarks.untrue if self.settings.past is None else ()
+        return [self._finished(rendered, checked, tools, chosen, [*notes, *untrue, *remarks.plain], untrue)]
+
+    def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
+        """The messages that carry loss, assistant's and others'."""
+        whose = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
+        own = [at for at in whose if messages[at]["role"] == "assistant"]
+        flagged = {at: said for at in whose if (said := _flag(at, messages[at])) is not None}
+        if self.settings.turns is Turns.FLAGGED:
+            return [at for at in whose if flagged.get(at, True)], []
+        if self.settings.turns is Turns.LAST:
+            return [at for at in whose if at not in own[:-1]], []
+        refused = [at for at in own if flagged.get(at) is False]
+        notes = [f"{listed(refused)}: flagged not to be trained, and trained: use turns='flagged'"] if refused else []
+        return whose, notes
+
+    def _expanded(self, messages: Messages, tools: Any, chosen: list[int], notes: list[str]) -> list[Supervised]:
+        rows: list[tuple[RenderedTokens, list[int]]] = []
+        for at in chosen:
+            if messages[at]["role"] != "assistant":
+                continue
+            rendered = self.renderer.render(messages[: at + 1], tools=tools)
+            rendered = self._pasts.as_asked(rendered, messages[: at + 1], tools)
+            if rows and _extends(rendered, *rows[-1]):
+                rows[-1] = (rendered, [*rows[-1][1], at])
+            else:
+                rows.append((rendered, [at]))
+        if not rows:
+            rows = [(self.renderer.render(messages, tools=tools), [])]
+        out, before = [], -1
+        for rendered, own in rows:
+            last = own[-1] if own else len(messages) - 1
+            others = [at for at in chosen if before < at <= last and messages[at]["role"] != "assistant"]
+            out.append(self._finished(rendered, messages[: last + 1], tools, sorted([*own, *others]), notes, []))
+            before = last
+        return out
+
+    def _finished(
+        self,
+        rendered: RenderedTokens,
+        messages: Messages,
+        tools: Any,
+        chosen: list[int],
+        notes: Sequence[str],
+        untrue: Sequence[str],
+    ) -> Supervised:
+        parts, kinds = self._finder.find(rendered, tools=tools is not None)
+        mask = self._mask(rendered, messages, parts, chosen)
+        own = [at for at in chosen if messages[at]["role"] == "assistant"]
+        told = [*rendered.notes, *notes]
+        sample = Sample(
+            ids=rendered.ids,
+            mask=mask,
+            messages=rendered.messages,
+            kinds=kinds,
+            parts=parts,
+        )
+        last = rendered.turns[-1] if rendered.turns else None
+        if last is not None and last.stop_token is None and last.message in own and last.stop == len(rendered.ids):
+            stop = self._stop_of(messages, tools) if last.message == len(messages) - 1 else None
+            if stop is not None and self.settings.final_stop:
+                sample = _with_stop(sample, stop, last.message, Part.STOP in self.settings.parts)
+            elif stop is not None:
+                shown = self.renderer.tokenizer.decode([stop])
+                told.append(
+                    f"message {last.message}: ends without the token {shown!r} that the model stops with: "
+                    "final_stop=True adds it"
+                )
+        return Supervised(sample.replace(notes=tuple(told)), rendered, tuple(untrue), tuple(own))
+
+    def _mask(
+        self, rendered: RenderedTokens, messages: Messages, parts: npt.NDArray[np.uint8], chosen: Sequence[int]
+    ) -> npt.NDArray[np.bool_]:
+        by_message = np.zeros(len(messages) + 1, np.bool_)  # the last is for tokens of no message, -1
+        by_message[list(chosen)] = True
+        picked = by_message[rendered.messages]
+        mask: npt.NDArray[np.bool_] = rendered.mask & picked
+        if not self._whole:
+            wanted = np.zeros(max(Part) + 1, np.bool_)
+            wanted[list(self.settings.parts)] = True
+            wanted[Part.OTHER] = wanted[Part.CONTENT]
+            mask &= wanted[parts]
+        if any(messages[at]["role"] != "assistant" for at in chosen):
+            others = np.asarray([row["role"] != "assistant" for row in messages] + [False], np.bool_)
+            mask |= picked & others[rendered.messages] & (parts == Part.CONTENT) & ~rendered.mask
+        return mask
+
+    def _stop_of(self, messages: Messages, tools: Any) -> int | None:
+        """The token that ends the last turn where another message follows it."""
+        called = messages[-1].get("tool_calls")
+        if called:
+            name = (called[0].get("function") or called[0]).get("name", "")
+            following = {"role": "tool", "name": name, "content": "result"}
+            if called[0].get("id"):
+                following["tool_call_id"] = called[0]["id"]
+        else:
+            following = {"role": "user", "content": "and then?"}
+        return self._pasts.stop_before(messages, following, tools)
+
+
+def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
+    for name in FLAGS:
+        value = message.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or value in (0, 1):
+            return bool(value)
+        raise SampleError(f"message {at}, {name}: must be true or false (1 or 0), not {value!r}")
+    return None
+
+
+def _extends(rendered: RenderedTokens, before: RenderedTokens, own: Sequence[int]) -> bool:
+    """Whether a rendering goes on with another one, up to the end of that one's last trained turn."""
+    stop = max((turn.stop for turn in before.turns if turn.message == own[-1]), default=len(before.ids))
+    return bool(np.array_equal(rendered.ids[:stop], before.ids[:stop]))
+
+
+def _with_stop(sample: Sample, stop: int, message: int, trained: bool) -> Sample:
+    return sample.replace(
+        ids=np.append(sample.ids, np.int32(stop)),
+        mask=np.append(sample.mask, trained),
+        messages=np.append(sample.messages, np.int32(message)),
+        kinds=np.append(sample.kinds, np.uint8(Kind.SAMPLED)),
+        parts=None if sample.parts is None else np.append(sample.parts, np.uint8(Part.STOP)),
+    )

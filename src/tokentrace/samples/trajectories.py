@@ -1,0 +1,211 @@
+"""Trajectories to samples: one row for each branch that has something to train, and a count over many rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SampleError
+from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import Branch, Turn, VersionSpan
+from .sample import Sample
+
+Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
+"""One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
+
+
+def trajectory_samples(
+    trajectory: Trajectory, *, reward: float | None = None, advantage: Advantage | None = None
+) -> list[Sample]:
+    """One row for each branch that owns sampled tokens, in the order of branches: its whole stream.
+
+    Over all rows each sampled token carries loss exactly once, in the branch that owns it. Logprobs and versions are
+    those of the whole stream, shared prefixes included; a trajectory that has no logprobs gives rows without.
+
+    `reward` goes to each row; by default it is the number in ``trajectory.metadata["reward"]``, if there is one.
+    `advantage` is a float for all turns, a function that is called once for each turn, or one value for each turn of
+    the whole trajectory in write order, and is laid out over the tokens that carry loss. `SampleError` names the turn
+    whose advantage is no finite float32, and how many values there should be.
+
+    >>> trajectory = Trajectory(name="demo")
+    >>> trajectory.begin([1, 2, 3], messages=1)
+    >>> turn = trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
+    >>> [row] = trajectory_samples(trajectory, reward=1.0, advantage=0.5)
+    >>> row
+    Sample('demo', 5 tokens, 2 trained)
+    >>> row.advantages.tolist()
+    [0.0, 0.0, 0.0, 0.5, 0.5]
+    """
+    carried = _reward_of(trajectory, reward)
+    values = None if advantage is None else _advantages(trajectory, advantage)
+    return [_row(trajectory, branch, carried, values) for branch in trajectory.branches if branch.sampled]
+
+
+def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: dict[int, float] | None) -> Sample:
+    index = branch.index
+    ids, mask = trajectory.stream(index), trajectory.loss_mask(index)
+    turns = trajectory.turns(index)
+    advantages = None
+    if values is not None:
+        advantages = np.zeros(len(ids), np.float32)
+        for turn in turns:
+            if turn.branch == index:
+                advantages[turn.start : turn.stop] = values[turn.write]
+    return Sample(
+        ids=ids,
+        mask=mask,
+        messages=trajectory.message_indices(index),
+        kinds=trajectory.kinds(index),
+        logprobs=trajectory.logprobs(index) if trajectory.has_logprobs else None,
+        advantages=advantages,
+        reward=reward,
+        versions=tuple(
+            VersionSpan(version, turn.start + start, turn.start + stop)
+            for turn in turns
+            for version, start, stop in turn.versions
+            if start < stop
+        ),
+        name=trajectory.name,
+        branch=index,
+    )
+
+
+def _reward_of(trajectory: Trajectory, reward: float | None) -> float | None:
+    if reward is None:
+        recorded = trajectory.metadata.get("reward")
+        return _finite(recorded, "the reward in its metadata", trajectory) if _is_number(recorded) else None
+    return _finite(reward, "the reward", trajectory)
+
+
+def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float]:
+    """The advantage of each turn, by the number of its write."""
+    owned = (turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k)
+    turns = sorted(owned, key=lambda turn: turn.write)
+    if callable(advantage):
+        values: Sequence[Any] = [advantage(turn) for turn in turns]
+    elif isinstance(advantage, np.ndarray | Sequence) and not isinstance(advantage, str | bytes):
+        if len(advantage) != len(turns):
+            raise SampleError(
+                f"{_called(trajectory)}{len(advantage)} advantages for {len(turns)} turns: give one value for each "
+                "turn, in the order in which they were written"
+            )
+        values = [*advantage]
+    else:
+        values = [advantage] * len(turns)
+    return {
+        turn.write: _finite(value, f"the advantage of turn {number} ({_place(turn)})", trajectory)
+        for number, (turn, value) in enumerate(zip(turns, values, strict=True))
+    }
+
+
+def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
+    """A number that float32 can hold, as float."""
+    if _is_number(value):
+        with np.errstate(over="ignore"):
+            try:
+                fine = bool(np.isfinite(np.float32(value)))
+            except OverflowError:  # an int beyond floats
+                fine = False
+        if fine:
+            return float(value)
+    raise SampleError(f"{_called(trajectory)}{what} is {value!r}: it must be a finite number (float32)")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _called(trajectory: Trajectory) -> str:
+    return f"trajectory {trajectory.name!r}: " if trajectory.name else ""
+
+
+def _place(turn: Turn) -> str:
+    return f"branch {turn.branch}, message {turn.message}, tokens {turn.start}..{turn.stop}"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutReport:
+    """What many rollouts come to as rows. `str()` of it is a few lines for people."""
+
+    rollouts: int
+    samples: int
+    """How many rows they make: branches that own sampled tokens."""
+    breaks: int
+    """How many times a history was rewritten: the branches beyond the first of each."""
+    tokens: int
+    """How many tokens are recorded; one that branches share counts once."""
+    sampled: int
+    """How many of them were sampled, and are trained: each once."""
+    tokens_in_rows: int
+    """How many tokens the rows hold: a shared prefix counts in each row that begins with it."""
+    unsampled: int
+    """How many branches own no sampled token, and make no row."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """Why histories were rewritten, the most frequent first; ``"unknown"`` where nobody said."""
+
+    @property
+    def samples_per_rollout(self) -> float:
+        """1 where no history was rewritten; NaN where there are no rollouts."""
+        return self.samples / self.rollouts if self.rollouts else math.nan
+
+    def __str__(self) -> str:
+        ratio = f" ({self.samples_per_rollout:.2f} each)" if self.rollouts else ""
+        why = ", ".join(f"{cause}: {count}" for cause, count in self.causes.items())
+        none = f"; {self.unsampled} without a sampled token make no row" if self.unsampled else ""
+        return "\n".join(
+            [
+                f"rollouts  {self.rollouts:,}, as {self.samples:,} samples{ratio}",
+                f"breaks    {self.breaks:,}{f' ({why})' if why else ''}",
+                f"branches  {self.samples + self.unsampled:,}{none}",
+                f"tokens    {self.tokens:,} recorded, {self.sampled:,} sampled, {self.tokens_in_rows:,} in rows",
+            ]
+        )
+
+
+def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
+    """Count samples, breaks with their causes, and tokens; one trajectory is looked at after the other.
+
+    >>> trajectory = Trajectory()
+    >>> trajectory.begin([1, 2, 3])
+    >>> turn = trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
+    >>> branch = trajectory.branch([1, 2, 4], cause="compaction")
+    >>> turn = trajectory.append_completion([9], [-0.5], finish_reason="stop")
+    >>> print(report_rollouts([trajectory]))
+    rollouts  1, as 2 samples (2.00 each)
+    breaks    1 (compaction: 1)
+    branches  2
+    tokens    7 recorded, 3 sampled, 9 in rows
+    """
+    counts: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
+    for trajectory in trajectories:
+        branches = trajectory.branches
+        rows = [branch for branch in branches if branch.sampled]
+        causes.update(branch.cause or "unknown" for branch in branches[1:])
+        counts.update(
+            rollouts=1,
+            samples=len(rows),
+            breaks=len(branches[1:]),
+            tokens=trajectory.num_tokens,
+            sampled=trajectory.num_sampled,
+            tokens_in_rows=sum(branch.stop for branch in rows),
+            unsampled=len(branches) - len(rows),
+        )
+    ordered = dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
+    return RolloutReport(
+        rollouts=counts["rollouts"],
+        samples=counts["samples"],
+        breaks=counts["breaks"],
+        tokens=counts["tokens"],
+        sampled=counts["sampled"],
+        tokens_in_rows=counts["tokens_in_rows"],
+        unsampled=counts["unsampled"],
+        causes=ordered,
+    )

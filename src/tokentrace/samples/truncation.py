@@ -1,0 +1,183 @@
+"""Samples that are too long: refused, left out, or cut where a cut does no harm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SampleError
+from ..tokens.kinds import Kind, Part
+from .sample import Sample
+
+
+class Overlong(StrEnum):
+    """What becomes of a sample that is too long."""
+
+    ERROR = "error"
+    """It is refused with `SampleError`."""
+    DROP = "drop"
+    """It is left out."""
+    TURNS = "turns"
+    """It keeps the messages from the beginning that fit whole."""
+    RIGHT = "right"
+    """It keeps tokens from the beginning; the cut may fall inside a message, never inside the template's own tokens."""
+    LEFT = "left"
+    """It keeps the messages at the end that fit whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """What became of a sample."""
+
+    sample: Sample | None
+    """None where it is left out."""
+    reason: str | None = None
+    """Why it is left out; None where it is not."""
+    cut: int = 0
+    """How many tokens are gone."""
+
+
+@dataclass(slots=True)
+class _Message:
+    """Where a message stands: from its header on, its last own token, and what closes it."""
+
+    start: int
+    end: int
+    stop: int
+    number: int
+
+
+def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
+    """Make a sample fit into `length` tokens.
+
+    One that fits is returned as it is, the same object. What is kept of another is a run of its tokens, with a note:
+
+    - ``error``: `SampleError`. ``drop``: nothing.
+    - ``turns``: as many messages from the beginning as fit whole.
+    - ``right``: as many tokens from the beginning as fit. A cut moves back where it would fall inside a run of
+      scaffold or of a synthetic close within one message, or leave a message of which nothing but scaffold is left.
+    - ``left``: as many messages at the end as fit whole. What stands before all messages (a BOS token, tools) is gone.
+
+    A message has with it the tokens of no message that belong to it: the generation prompt or the header before it,
+    the close after it. A sample of which nothing that carries loss would remain, though it had some, is left out with
+    a reason; so is one of which no whole message fits.
+
+    >>> codes = np.array([0, 0, 1, 1, 1], np.int32)
+    >>> kinds = np.array([0, 0, 1, 1, 1], np.uint8)
+    >>> sample = Sample(np.arange(5, dtype=np.int32), kinds == Kind.SAMPLED, codes, kinds)
+    >>> truncate(sample, 4, "right")
+    Truncated(sample=Sample(4 tokens, 2 trained), reason=None, cut=1)
+    >>> truncate(sample, 4, "turns").reason
+    'nothing that carries loss is left within 4 tokens'
+    """
+    try:
+        policy = Overlong(policy)
+    except ValueError:
+        choices = ", ".join(map(str, Overlong))
+        raise SampleError(f"there is no policy {policy!r} for samples that are too long: choose of {choices}") from None
+    if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
+        raise SampleError(f"length must be a positive integer, not {length!r}")
+    count = len(sample)
+    if count <= length:
+        return Truncated(sample)
+    if policy is Overlong.ERROR:
+        label = f"sample {sample.name!r}" if sample.name else "the sample"
+        raise SampleError(
+            f"{label} has {count} tokens, and {length} are allowed: cut it with another policy, or leave it out"
+        )
+    if policy is Overlong.DROP:
+        return Truncated(None, f"it has {count} tokens, and {length} are allowed", count)
+    start, stop = _kept(sample, length, policy)
+    if start == stop:
+        what = "no token is left within" if policy is Overlong.RIGHT else "no whole message fits into"
+        return Truncated(None, f"{what} {length} tokens", count)
+    if sample.mask.any() and not sample.mask[start + 1 : stop].any():  # nothing precedes the first: it never trains
+        return Truncated(None, f"nothing that carries loss is left within {length} tokens", count)
+    end = "first" if start == 0 else "last"
+    note = f"cut to the {end} {stop - start} of {count} tokens ({policy})"
+    kept = sample.slice(start, stop)
+    return Truncated(kept.replace(notes=(*kept.notes, note)), None, count - (stop - start))
+
+
+def _kept(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
+    """The range of tokens to keep; empty where nothing fits."""
+    messages = _messages(sample)
+    count = len(sample)
+    if policy is Overlong.RIGHT:
+        return 0, _cut_right(sample, messages, length)
+    if policy is Overlong.TURNS:
+        fitting = [message for message in messages if message.end <= length]
+        if not fitting:
+            return 0, 0
+        last = fitting[-1]  # its close goes with it, or is cut off where it does not fit: nothing learns from it
+        return 0, last.stop if last.stop <= length else last.end
+    # A sampled token has its generation prompt in the message before: who spoke would not be said.
+    opened = sample.mask | (sample.kinds == Kind.SAMPLED)
+    starts = [message.start for message in messages if message.start >= count - length and not opened[message.start]]
+    return (starts[0], count) if starts else (0, 0)
+
+
+def _cut_right(sample: Sample, messages: list[_Message], length: int) -> int:
+    """The last good place for a cut, at `length` or before it."""
+    borders = {0, *(at for message in messages for at in (message.start, message.stop))}
+    written = [sample.kinds == Kind.SCAFFOLD, sample.kinds == Kind.SYNTHETIC]
+    if sample.parts is not None:
+        written.append(sample.parts == Part.SCAFFOLD)
+
+    def inside(cut: int) -> bool:
+        return cut not in borders and any(run[cut - 1] and run[cut] for run in written)
+
+    cut = length
+    while inside(cut):
+        cut -= 1
+    begun = max(at for at in borders if at <= cut)
+    silent = np.logical_or.reduce([run[begun:cut] for run in written]) & ~sample.mask[begun:cut]
+    return begun if silent.all() else cut
+
+
+def _messages(sample: Sample) -> list[_Message]:
+    """The messages of a sample, in order: each run of one number, with the tokens of none that go with it."""
+    scaffold = _scaffold(sample)
+    found: list[_Message] = []
+    loose: int | None = None
+    for start, stop, number in _runs(sample.messages):
+        if number < 0:
+            loose = start
+            continue
+        begin = start
+        if not found:
+            begin = 0
+        elif loose is not None:
+            if found[-1].number == number:  # a turn that was resumed
+                found[-1].end = found[-1].stop = stop
+                loose = None
+                continue
+            begin = start if scaffold[start] else _after_close(sample, loose, start)
+            found[-1].stop = begin
+        found.append(_Message(begin, stop, stop, number))
+        loose = None
+    if found and loose is not None:
+        found[-1].stop = _after_close(sample, loose, len(sample))
+    return found
+
+
+def _after_close(sample: Sample, start: int, stop: int) -> int:
+    """Where the synthetic close that begins at `start` ends."""
+    closing = sample.kinds[start:stop] == Kind.SYNTHETIC
+    return stop if closing.all() else start + int(closing.argmin())
+
+
+def _scaffold(sample: Sample) -> npt.NDArray[np.bool_]:
+    scaffold: npt.NDArray[np.bool_] = sample.kinds == Kind.SCAFFOLD
+    return scaffold if sample.parts is None else scaffold | (sample.parts == Part.SCAFFOLD)
+
+
+def _runs(numbers: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    if not len(numbers):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    return [(start, stop, int(numbers[start])) for start, stop in pairwise(cuts)]

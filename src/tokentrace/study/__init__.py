@@ -1,0 +1,1 @@
+"""What is learned of one template: turns, stops, prompts, grammar, closing."""

@@ -1,0 +1,307 @@
+"""Reading a grammar off a template: small conversations are rendered, and the trace says what stands where.
+
+Reasoning with content shows how reasoning opens and closes, content alone what is written in its place, and what
+stands around content. Calls are `formats.derive_calls`. Nothing here knows a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import TemplateError
+from ..formats.grammar import CallGrammar, Channels, Frame, TurnGrammar
+from ..template.chat_template import Template, wrap_variables
+from ..template.trace import Rendering
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.vocabulary import Vocabulary
+from .derive_calls import CallDeriver
+from .prefixes import missing_turns, turns_by_prefix
+from .probes import USER, Draw, Prober, Turn, call, leading, trailing
+from .turns import Messages, sections
+
+NO_CALLS: Final = "the template shows no tool calls"
+ONE_CALL: Final = "the template writes one call a turn"
+SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
+BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
+
+
+def derive_grammar(
+    draw: Draw,
+    vocabulary: Vocabulary,
+    *,
+    prompt: str,
+    stops: Sequence[str],
+    constants: frozenset[str] = frozenset(),
+    toggles: Sequence[Mapping[str, Any]] = (),
+) -> TurnGrammar:
+    """The grammar of a template's turns.
+
+    `toggles` are template variables that may show reasoning where it is hidden, `constants` the strings that the
+    template compares things with.
+    """
+    return _Deriver(Prober(draw, vocabulary, stops), prompt, constants, toggles).derive()
+
+
+def template_grammar(
+    template: Template, variables: Mapping[str, Any], tokenizer: Tokenizer, ends: Iterable[int]
+) -> TurnGrammar:
+    """The grammar of a template's turns. `ends` are the tokens that end them."""
+
+    def run(messages: Messages, prompt: bool, changes: Mapping[str, Any] | None = None) -> Rendering:
+        changed = {**variables, **wrap_variables(changes or {})}
+        return template.render(messages, None, add_generation_prompt=prompt, variables=changed)
+
+    def draw(messages: Messages, changes: Mapping[str, Any]) -> tuple[Rendering, int, int] | None:
+        rendering = run(messages, False, changes)
+        turns, last = sections(rendering), len(messages) - 1
+        if last in missing_turns(rendering, turns, messages):
+            again = functools.partial(run, changes=changes)
+            turns = turns_by_prefix(rendering, [last], messages, again, tokenizer)[0]
+        own = [section for section in turns if section.message == last and section.start < section.end]
+        return (rendering, own[0].start, own[-1].end) if own else None
+
+    try:
+        rendering = run([USER], True)
+        prompt = rendering.text[rendering.tail :]
+    except TemplateError:
+        prompt = ""
+    added = tokenizer.vocabulary.added
+    return derive_grammar(
+        draw,
+        tokenizer.vocabulary,
+        prompt=prompt,
+        stops=[added[index].text for index in sorted(ends) if index in added],
+        constants=template.constants,
+        toggles=[{name: value} for name in sorted(template.variables) for value in (True, False)],
+    )
+
+
+class _Deriver:
+    def __init__(
+        self, prober: Prober, prompt: str, constants: frozenset[str], toggles: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.prober = prober
+        self.prompt = prompt
+        self.constants = constants
+        self.toggles = toggles
+
+    def derive(self) -> TurnGrammar:
+        prober = self.prober
+        plain = prober.turn({"content": "answer"})
+        closing = self._closing(plain)
+        if closing.close:
+            prober.ends.append(closing.close)
+            plain = prober.turn({"content": "answer"})
+        thought = self._reasoned()
+        channels = self._channels(thought)
+        if channels is not None:
+            return TurnGrammar(head=self.prompt, prompt=self.prompt, channels=channels, notes=tuple(prober.notes))
+        frame, opening = self._frames(thought, plain)
+        if self.prompt.strip() and opening.startswith(self.prompt):
+            prober.notes.append(SEVERAL_MESSAGES)
+            return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(prober.notes))
+        if frame is None:
+            frame = self._hidden(plain)
+        head, opened, after_empty = self._head(plain, thought, frame, opening)
+        content = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
+        grammar = TurnGrammar(head, self.prompt, frame, after_empty, content)
+        calls = self._calls(grammar)
+        return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(prober.notes)))
+
+    def _reasoned(self) -> Turn | None:
+        """A turn that shows reasoning, with content if that can be, or with calls."""
+        calls = {"tool_calls": [call(1, {"key": "value"})]}
+        text_calls = {"tool_calls": [call(1, '{"key": "value"}')]}
+        beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
+        for variables, more in itertools.product(({}, *self.toggles), (*beside, {"content": None, **text_calls})):
+            turn = self.prober.turn({"reasoning_content": "thought", **more}, variables)
+            if turn is not None and turn.first("reasoning") is not None:
+                return turn
+        return None
+
+    # -- content
+
+    def _closing(self, plain: Turn | None) -> Frame:
+        """What the template writes after content: letters that close the turn, or white space before its stop."""
+        said = plain.first("content") if plain else None
+        after = plain.text[said.stop :] if plain is not None and said is not None else ""
+        if not after.strip():
+            return Frame(trail=after)
+        return Frame(trail=leading(after), close=after.strip(), after=trailing(after))
+
+    # -- reasoning
+
+    def _frames(self, turn: Turn | None, plain: Turn | None) -> tuple[Frame | None, str]:
+        """What stands around reasoning, and what opens content after it."""
+        reasoning = turn.first("reasoning") if turn else None
+        if turn is None or reasoning is None:
+            return None, ""
+        after = [hole for hole in turn.holes if hole.start >= reasoning.stop]
+        if not after:
+            return None, ""
+        between = turn.text[reasoning.stop : after[0].start]
+        closing = self.prober.mark.search(between)
+        if closing is None or between[: closing.start()].strip():
+            closing = re.search(r"\S(?:.*\S)?", between, re.DOTALL) if after[0].field == "content" else None
+        if closing is None:
+            self.prober.notes.append("nothing that could be looked for closes the reasoning")
+            return None, ""
+        opened, lead = self._opening(turn.text[: reasoning.start], plain, closing[0])
+        if not opened or opened == closing[0]:
+            self.prober.notes.append("nothing opens the reasoning, so that it is not to be told from content")
+            return None, ""
+        rest = between[closing.end() :] if after[0].field == "content" else ""
+        space = leading(rest) if rest else leading(between[closing.end() :])
+        frame = Frame(
+            open=opened,
+            lead=lead,
+            trail=between[: closing.start()],
+            close=closing[0],
+            after=space,
+        )
+        return frame, rest.lstrip() if rest.strip() else ""
+
+    def _opening(self, before: str, plain: Turn | None, closed: str) -> tuple[str, str]:
+        """What opens reasoning, and the white space after it.
+
+        That is the last mark before it, or all that is not the head; or what the generation prompt ends with where it
+        goes further than that.
+        """
+        said = plain.first("content") if plain else None
+        head = plain.text[: said.start] if plain is not None and said is not None else ""
+        marks = [match for match in self.prober.mark.finditer(before) if not before[match.end() :].strip()]
+        if marks and (marks[-1][0] not in head or closed in head):
+            return marks[-1][0], before[marks[-1].end() :]
+        rest = before[len(self.prober.common_prefix(before, head or self.prompt)) :]
+        if not rest.strip() and self.prompt.startswith(before):
+            rest = self.prompt[len(before) :]
+        return (rest.strip(), trailing(rest)) if rest.strip() else ("", "")
+
+    def _hidden(self, plain: Turn | None) -> Frame | None:
+        """Reasoning that is never shown, known by what the template looks for in content, or by what it prompts.
+
+        How the model sets it off is then not to be seen: nothing is taken for white space of the grammar.
+        """
+        said = plain.first("content") if plain else None
+        before = plain.text[: said.start] if plain is not None and said is not None else ""
+        prompt = self.prompt.rstrip()
+        for opened, closed in self._tags(before):
+            beyond = prompt.endswith(opened) and opened not in before
+            turn = self.prober.turn({"content": f"{opened}alpha{closed}omega"})
+            dropped = turn is not None and "omega" in turn.text and "alpha" not in turn.text
+            if beyond or dropped or prompt.endswith(closed) or (opened in before and closed in before):
+                self.prober.notes.append(
+                    f"the template never shows reasoning; it prompts with {opened} or looks for {closed}"
+                )
+                lead = self.prompt[self.prompt.rindex(opened) + len(opened) :] if beyond else ""
+                return Frame(opened, lead, "", closed, "")
+        return None
+
+    def _tags(self, before: str) -> list[tuple[str, str]]:
+        """Tags that stand in the generation prompt or before content, or that the template looks for in texts."""
+        found: dict[tuple[str, str], None] = {}
+        for text in (self.prompt, before, *sorted(self.constants)):
+            for left, name, right in re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", text):
+                found[f"{left}{name}{right}", f"{left}/{name}{right}"] = None
+        return list(found)
+
+    def _head(
+        self, plain: Turn | None, thought: Turn | None, frame: Frame | None, opening: str
+    ) -> tuple[str, str, str]:
+        """What a turn begins with, what opens content, and the white space after an empty place for reasoning."""
+        after_empty = frame.after if frame is not None else ""
+        prompt, prompted = self._before_reasoning(self.prompt, frame)
+        said = plain.first("content") if plain else None
+        if plain is None or said is None:
+            before = thought.text[: thought.holes[0].start] if thought is not None else ""
+            return self._before_reasoning(before, frame)[0] or prompt, opening, prompted or after_empty
+        before = plain.text[: said.start]
+        head, rest = self._before_reasoning(before, frame)
+        if opening and before.endswith(opening):
+            head = head.removesuffix(opening)
+            rest = rest.removesuffix(opening) if rest is not None else None
+        if rest is not None:
+            return head, opening, rest
+        if prompt.strip() and not opening:
+            common = self.prober.common_prefix(before, prompt)
+            if common.strip() and before[len(common) :].strip():
+                head, opening = common, before[len(common) :]
+        return head, opening, prompted if prompted is not None else after_empty
+
+    def _before_reasoning(self, text: str, frame: Frame | None) -> tuple[str, str | None]:
+        """What stands before a place for reasoning, and what comes after it where it is closed."""
+        if frame is None:
+            return text, None
+        after = None
+        if frame.close in text:
+            after = text[text.rindex(frame.close) + len(frame.close) :]
+            text = text[: text.rindex(frame.close)]
+        if frame.open and frame.open in text:
+            text = text[: text.rindex(frame.open)]
+        return text, after
+
+    # -- channels
+
+    def _channels(self, turn: Turn | None) -> Channels | None:
+        """Reasoning and content in messages of their own: both come after the same mark, with another header."""
+        reasoning, content = (turn.first("reasoning"), turn.first("content")) if turn else (None, None)
+        if turn is None or reasoning is None or content is None or content.start < reasoning.stop:
+            return None
+        before = list(self.prober.mark.finditer(turn.text[: reasoning.start]))
+        between = turn.text[reasoning.stop : content.start]
+        marks = list(self.prober.mark.finditer(between))
+        if not before or len(marks) != 4 or before[-1].end() != reasoning.start:
+            return None
+        end, start, channel, message = (match[0] for match in marks)
+        if before[-1][0] != message or len({end, start, channel, message}) < 4:
+            return None
+        lead = turn.text[: reasoning.start]
+        named = lead[lead.rindex(channel) + len(channel) : lead.rindex(message)]
+        said = between[between.rindex(channel) + len(channel) : between.rindex(message)]
+        return self._channel_calls(Channels(start, channel, message, end, named.strip(), said.strip()))
+
+    def _channel_calls(self, channels: Channels) -> Channels:
+        turn = self.prober.called({"key": "value"})
+        name = turn.first("name", 0) if turn else None
+        arguments = turn.arguments(0) if turn else []
+        if turn is None or name is None or not arguments:
+            self.prober.notes.append(NO_CALLS)
+            return channels
+        lead = turn.text[: name.start].rsplit(maxsplit=1)[-1]
+        recipient, _, namespace = lead.rpartition("=")
+        header = turn.text[name.stop : arguments[0].start]
+        words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
+        ending = self.prober.mark.match(turn.full, arguments[-1].stop)
+        return dataclasses.replace(
+            channels,
+            recipient=f"{recipient}=",
+            namespace=namespace,
+            call=words[0] if words else "",
+            content_type=" ".join(words[1:]),
+            call_end=ending[0] if ending else channels.call_end,
+        )
+
+    # -- calls
+
+    def _calls(self, grammar: TurnGrammar) -> CallGrammar | None:
+        prober = self.prober
+        one = prober.called({"key": "value"})
+        beside = prober.called({"key": "value"}, content="answer")
+        one = one or beside
+        if one is None:
+            prober.notes.append(NO_CALLS)
+            return None
+        if beside is None:
+            prober.notes.append("the template shows no content before tool calls")
+        two = prober.called({"key": "value"}, {"key": "value"})
+        if two is None:
+            prober.notes.append(ONE_CALL)
+        calls = CallDeriver(prober, grammar, one, beside, two).derive()
+        if calls is not None and beside is not None and (calls.section_open or calls.open).strip() in ("", "[", "{"):
+            prober.notes.append(BARE_CALLS)
+        return calls

@@ -1,0 +1,343 @@
+"""Reading the delimiters of tool calls off turns with one and with two of them.
+
+What two calls have in common belongs to a call, what they have not to the section around them. Where the trace shows
+no scaffold among the arguments they are one JSON; where name and arguments stand in one JSON object, that is the call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from ..formats.grammar import CallGrammar, Style, TurnGrammar, Value
+from .probes import Hole, Prober, Turn, leading
+
+AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
+_ARGUMENTS: Final = {"key": "value"}
+_CDATA: Final = ("<![CDATA[", "]]>")
+
+Extent = Callable[[Turn, int], tuple[int, int] | None]
+"""Where a call stands in a turn: from its first field to the end of its arguments."""
+
+
+class CallDeriver:
+    """Derives how calls are written. `one` has one call, `beside` one after content, `two` two of them."""
+
+    def __init__(self, prober: Prober, grammar: TurnGrammar, one: Turn, beside: Turn | None, two: Turn | None) -> None:
+        self.prober = prober
+        self.grammar = grammar
+        self.one = one
+        self.beside = beside
+        self.two = two
+
+    def derive(self) -> CallGrammar | None:
+        found = self._object(self.one, 0)
+        if found is not None:
+            return self._json_call(found[2])
+        arguments = self.one.arguments(0)
+        if self.one.called() is None or not arguments:
+            return self._not_understood("where the arguments stand is not to be seen")
+        gapless = all(left.stop == right.start for left, right in itertools.pairwise(arguments))
+        return self._json_arguments() if gapless else self._one_by_one()
+
+    def _not_understood(self, why: str) -> CallGrammar | None:
+        self.prober.notes.append(f"calls were not understood: {why}; choose a tool_parser")
+        return None
+
+    # -- one JSON object
+
+    def _object(self, turn: Turn, number: int) -> tuple[int, int, dict[str, Any]] | None:
+        """The JSON object that holds the name and the arguments of a call, if there is one."""
+        name = turn.first("name", number)
+        arguments = turn.arguments(number)
+        if name is None or not arguments:
+            return None
+        earlier = [hole.stop for hole in turn.holes if hole.stop <= name.start and hole.call == number - 1]
+        floor = max(earlier, default=0)
+        for match in re.finditer(r"\{", turn.text[floor : name.start]):
+            start = floor + match.start()
+            try:
+                value, stop = json.JSONDecoder().raw_decode(turn.text, start)
+            except ValueError:
+                continue
+            if isinstance(value, dict) and stop >= arguments[-1].stop:
+                return start, stop, value
+        return None
+
+    def _json_call(self, value: dict[str, Any]) -> CallGrammar | None:
+        wanted = {"probe1": "name", "call00001": "id"}
+        keys: list[tuple[str, tuple[str, ...]]] = []
+        for path, leaf in _leaves(value, ()):
+            if isinstance(leaf, str) and leaf in wanted:
+                keys.append((wanted[leaf], path))
+            elif leaf in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
+                keys.append(("arguments", path))
+        named_key = value == {"probe1": _ARGUMENTS}
+        if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
+            return self._not_understood("they are JSON, but name or arguments are not in it")
+
+        def extent(turn: Turn, number: int) -> tuple[int, int] | None:
+            found = self._object(turn, number)
+            return found[:2] if found is not None else None
+
+        around = self._around(extent)
+        return CallGrammar(
+            Style.JSON_CALL, keys=() if named_key else tuple(keys), named_key=named_key, ascii=self._ascii(), **around
+        )
+
+    # -- a name, and arguments that are JSON
+
+    def _json_arguments(self) -> CallGrammar | None:
+        head, begin = self._head(self.one, 0)
+        around = self._parts(self._up_to_arguments(), head)
+        opened, leads = around.pop("open"), around.pop("head")
+        id_is_name = all(field != "name" for _, field in leads)
+        if self.two is not None:
+            other = self._head(self.two, 1)[1]
+            shared = self.prober.common_suffix(begin, other)
+            if shared != begin and re.sub(r"\d+", "0", begin) == re.sub(r"\d+", "0", other):
+                # the call's number stands after its name: the two, with what is before them, are an id
+                begin, id_is_name, leads = shared, True, (("", "id"),)
+                opened = opened[: self.prober.groups(opened)[-1][1]] if self.prober.groups(opened) else opened
+        return CallGrammar(
+            Style.JSON_ARGUMENTS,
+            open=opened,
+            head=leads,
+            begin=begin,
+            id_is_name=id_is_name,
+            ascii=self._ascii(),
+            **around,
+        )
+
+    def _fields(self, turn: Turn, number: int = 0) -> list[Hole]:
+        """The fields of a call before its arguments."""
+        arguments = turn.arguments(number)
+        floor = arguments[0].start if arguments else len(turn.text)
+        return [hole for hole in turn.holes if hole.call == number and hole.field != "arguments" and hole.stop <= floor]
+
+    def _head(self, turn: Turn, number: int) -> tuple[list[tuple[str, str]], str]:
+        """The fields of a call with what stands between them, and what stands between the last and the arguments."""
+        fields, arguments = self._fields(turn, number), turn.arguments(number)
+        leads = ["", *(turn.text[left.stop : right.start] for left, right in itertools.pairwise(fields))]
+        begin = turn.text[fields[-1].stop : arguments[0].start] if fields and arguments else ""
+        return [(lead, hole.field) for lead, hole in zip(leads, fields, strict=True)], begin
+
+    # -- arguments one by one
+
+    def _one_by_one(self) -> CallGrammar | None:
+        prober = self.prober
+        several, number = prober.called({"key": "value", "more": "value"}), prober.called({"key": 7})
+        if several is None or number is None:
+            return self._not_understood("the template refuses several arguments")
+        keys = [hole for hole in several.arguments(0) if hole.is_key]
+        values = [hole for hole in several.arguments(0) if not hole.is_key]
+        if len(values) != 2 or len(keys) not in (2, 4):
+            return self._not_understood("keys and values are not to be told apart")
+        opened = several.text[keys[0].stop : values[0].start]
+        begin = several.text[self._fields(several)[-1].stop : keys[0].start]
+        if begin == "(" and opened.startswith("="):
+            return self._python()
+        if begin == "{" and opened.startswith(":"):
+            return self._braces(opened[1:].strip())
+        if len(keys) == 4:
+            return self._tree(several, keys, values)
+        return self._pairs(several, number, keys, values)
+
+    def _pairs(self, several: Turn, number: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
+        prober, text = self.prober, several.text
+        to_key = text[self._fields(several)[-1].stop : keys[0].start]
+        to_next = text[values[0].stop : keys[1].start]
+        value_open = text[keys[0].stop : values[0].start]
+        value_close = prober.common_prefix(to_next, text[values[1].stop :])
+        none = prober.called({})
+        named = self._fields(none) if none is not None else []
+        begin = prober.common_prefix(to_key, none.text[named[-1].stop :]) if none is not None and named else to_key
+        key_open = prober.common_suffix(to_next[len(value_close) :], to_key[len(begin) :])
+        if not key_open.strip():
+            key_open = prober.common_suffix(to_key, to_next[len(value_close) :])
+            begin = to_key[: len(to_key) - len(key_open)]
+        if not value_open.strip() or not key_open.strip() or not value_close.strip():
+            return self._not_understood("nothing stands around the arguments")
+        other = number.arguments(0)
+        other_open = number.text[other[0].stop : other[1].start] if len(other) > 1 else value_open
+
+        strings, others = self._values()
+        return CallGrammar(
+            Style.PAIRS,
+            begin=begin,
+            key_open=key_open,
+            value_open=other_open,
+            value_close=value_close,
+            string_open=value_open if other_open != value_open else "",
+            strings=strings,
+            others=others,
+            ascii=self._ascii(),
+            **self._parts(self._up_to_arguments(len(value_close)), self._head(several, 0)[0]),
+        )
+
+    def _tree(self, several: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
+        """Elements that are named after the arguments, at both ends."""
+        prober, text = self.prober, several.text
+        value_open = text[keys[0].stop : values[0].start]
+        to_key = text[self._fields(several)[-1].stop : keys[0].start]
+        key_open = prober.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
+
+        strings, others = self._values()
+        return CallGrammar(
+            Style.TREE,
+            begin=to_key[: len(to_key) - len(key_open)],
+            key_open=key_open,
+            value_open=value_open,
+            value_close=text[values[0].stop : keys[1].start],
+            item=self._item(key_open, value_open),
+            strings=strings,
+            others=others,
+            **self._parts(self._up_to_arguments(len(value_open)), self._head(several, 0)[0]),
+        )
+
+    def _item(self, key_open: str, value_open: str) -> str:
+        """The name of the elements of a list."""
+        listed = self.prober.called({"key": ["one", "two"]})
+        holes = listed.arguments(0) if listed is not None else []
+        opened = listed.text[holes[0].stop : holes[1].start] if listed is not None and len(holes) > 1 else ""
+        found = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
+        return found[-1] if found else ""
+
+    def _python(self) -> CallGrammar | None:
+        others = Value.PYTHON if self._value_text(True) == "True" else Value.JSON
+        return CallGrammar(Style.PYTHON, others=others, **self._around(self._bracketed(")")))
+
+    def _braces(self, quote: str) -> CallGrammar | None:
+        around = self._around(self._bracketed("}"))
+        opened, leads = self._split_open(around.pop("open"), self._head(self.one, 0)[0])
+        return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, **around)
+
+    def _bracketed(self, bracket: str) -> Extent:
+        def extent(turn: Turn, at: int) -> tuple[int, int] | None:
+            fields, arguments = self._fields(turn, at), turn.arguments(at)
+            stop = turn.text.find(bracket, arguments[-1].stop) if arguments else -1
+            return (fields[0].start, stop + 1) if fields and stop >= 0 else None
+
+        return extent
+
+    def _values(self) -> tuple[Value, Value]:
+        """How strings and other values are written."""
+        text = self._value_text(AWKWARD)
+        strings = Value.BARE
+        if text in (json.dumps(AWKWARD), json.dumps(AWKWARD, ensure_ascii=False)):
+            strings = Value.JSON
+        elif text == AWKWARD.join(_CDATA):
+            strings = Value.CDATA
+        elif text != AWKWARD:
+            self.prober.notes.append("strings among the arguments are changed by the template")
+        return strings, Value.PYTHON if self._value_text(True) == "True" else Value.JSON
+
+    def _value_text(self, value: Any) -> str | None:
+        turn = self.prober.called({"key": value})
+        holes = turn.arguments(0) if turn else []
+        if turn is None or len(holes) < 2:
+            return None
+        begin = self.one.arguments(0)
+        opened = self.one.text[begin[0].stop : begin[1].start]
+        closed = self.one.text[begin[-1].stop :] if not begin[-1].is_key else ""
+        start, stop = holes[0].stop + len(opened), len(turn.text) - len(closed)
+        inside = [hole for hole in holes if not hole.is_key]
+        return turn.text[start:stop] if closed else turn.text[inside[0].start : inside[-1].stop]
+
+    def _ascii(self) -> bool:
+        turn = self.prober.called({"key": "é"})
+        holes = turn.arguments(0) if turn else []
+        return bool(turn and holes and "\\u00e9" in turn.text[holes[0].start : holes[-1].stop])
+
+    # -- what stands around calls
+
+    def _up_to_arguments(self, more: int = 0) -> Extent:
+        """Calls from their first field to the end of their arguments, and so many characters more."""
+
+        def extent(turn: Turn, at: int) -> tuple[int, int] | None:
+            fields, arguments = self._fields(turn, at), turn.arguments(at)
+            return (fields[0].start, arguments[-1].stop + more) if fields and arguments else None
+
+        return extent
+
+    def _parts(self, extent: Extent, head: list[tuple[str, str]]) -> dict[str, Any]:
+        """What stands around calls, the delimiters of a call taken apart into outer and inner ones."""
+        around = self._around(extent)
+        opened, leads = self._split_open(around.pop("open"), head)
+        ended, closed = self._split_close(around.pop("close"))
+        return {**around, "open": opened, "head": leads, "end": ended, "close": closed}
+
+    def _around(self, extent: Extent) -> dict[str, Any]:
+        """Split what stands before, between and after calls into what belongs to a call and to the section."""
+        prober = self.prober
+        before, lead = self._lead(extent)
+        alone = extent(self.one, 0)
+        tail = self.one.text[alone[1] :] if alone is not None else ""
+        first, second = (extent(self.two, 0), extent(self.two, 1)) if self.two else (None, None)
+        if self.two is None or first is None or second is None:
+            groups = prober.groups(tail)
+            cut = groups[-1][1] if groups else len(tail.rstrip())
+            return {"before": before, "open": lead, "close": tail[:cut], "after": tail[cut:]}
+        between = self.two.text[first[1] : second[0]]
+        last = self.two.text[second[1] :]
+        if last != tail:
+            said = f"one call ends with {tail!r}, the last of two with {last!r}"
+            prober.notes.append(f"the template disagrees with itself: {said}")
+            tail = max(tail, last, key=len)
+        opened = prober.common_suffix(lead, between).lstrip()
+        closed = prober.common_prefix(between[: len(between) - len(opened)], tail)
+        groups = prober.groups(closed)
+        closed = closed[: groups[-1][1]] if groups else closed.rstrip()
+        section_open = lead[: len(lead) - len(opened)]
+        rest = tail[len(closed) :]
+        section_close = rest.rstrip() if section_open.strip() else ""
+        return {
+            "before": before,
+            "open": opened,
+            "close": closed,
+            "separator": between[len(closed) : len(between) - len(opened)],
+            "section_open": section_open,
+            "section_close": section_close,
+            "after": rest[len(section_close) :],
+        }
+
+    def _lead(self, extent: Extent) -> tuple[str, str]:
+        """The white space between content and calls, and what stands before the first call."""
+        content = self.beside.first("content") if self.beside else None
+        beside = extent(self.beside, 0) if self.beside is not None else None
+        if self.beside is not None and content is not None and beside is not None:
+            lead = self.beside.text[content.stop : beside[0]]
+            close = self.grammar.content.trail + self.grammar.content.close
+            lead = lead.removeprefix(close) if close.strip() else lead
+            return leading(lead), lead.lstrip()
+        alone = extent(self.one, 0)
+        lead = self.one.text[: alone[0]] if alone is not None else ""
+        for piece in (self.grammar.reasoning.close if self.grammar.reasoning else "", self.grammar.head.strip()):
+            if piece and piece in lead:
+                lead = lead[lead.rindex(piece) + len(piece) :]
+                break
+        return "", lead.lstrip()
+
+    def _split_open(self, opened: str, head: list[tuple[str, str]]) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """The outer delimiter of a call, and the head inside of it."""
+        groups = self.prober.groups(opened)
+        cut = len(opened)
+        if len(groups) > 1:
+            cut = groups[0][1] + len(leading(opened[groups[0][1] :]))
+        leads = [(opened[cut:] + head[0][0], head[0][1]), *head[1:]] if head else []
+        return opened[:cut], tuple(leads)
+
+    def _split_close(self, closed: str) -> tuple[str, str]:
+        groups = self.prober.groups(closed)
+        cut = groups[-1][0] if groups else 0
+        return closed[:cut], closed[cut:]
+
+
+def _leaves(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, inner in value.items():
+        yield (*path, key), inner
+        if isinstance(inner, dict):
+            yield from _leaves(inner, (*path, key))

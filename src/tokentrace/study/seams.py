@@ -1,0 +1,344 @@
+"""Seams: what a template writes after an assistant's turn when more messages follow.
+
+The bridge never renders the past. It renders ``[a small context, an assistant's turn, the new messages]`` and keeps
+what comes after that turn's end. This is right only if what comes after does not depend on what the context said,
+which is checked, not hoped for:
+
+- *values*: the trace says whose text stands there. Text of the context or of the stand-in for the assistant's turn
+  must not appear after the turn's end, unless it is known to be the true one (the name of the called function).
+- *control flow*: for each shape of new messages, several contexts and several stand-ins are tried once, and all of
+  them have to agree.
+- *order*: nothing of the new messages may stand before the turn's end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from ..conversation.messages import RESULT_ROLES
+from ..errors import InputError, TemplateError
+from ..template.trace import Rendering
+from ..tokens.encoding import Encoded
+from ..tokens.tokenizer import Ids
+from .turns import Messages, SampledTurn, Section, TurnFacts, is_role, turn_end
+
+
+class RefusalReason(StrEnum):
+    """Why the bridge cannot prove that a prompt extends the stream."""
+
+    EMPTY_STREAM = "empty_stream"
+    """There is no prompt to extend: its ids were lost or zeroed."""
+    TEMPLATE_REFUSED = "template_refused"
+    """The template refuses the new messages after an assistant's turn."""
+    NO_TURN_END = "no_turn_end"
+    """It cannot be told where the assistant's turn ends."""
+    MOVED = "moved"
+    """The template writes a new message before the assistant's turn: the past would change."""
+    CONTEXT_DEPENDENT = "context_dependent"
+    """What follows depends on earlier messages, which the bridge does not see."""
+    REPEATS_PAST = "repeats_past"
+    """The template writes text of an earlier message, which the bridge does not see, after the assistant's turn."""
+    UNKNOWN_VALUE = "unknown_value"
+    """The template repeats a value of the assistant's message that is not known."""
+    TRUNCATED = "truncated"
+    """The completion was cut off, and the policy is to refuse."""
+    REWRITES_PAST = "rewrites_past"
+    """The shipped template would write the past anew (history ``inference``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeRefusal:
+    """Why there is no bridge. `message` is the index of the new message that is to blame, if one is."""
+
+    reason: RefusalReason
+    detail: str
+    message: int | None = None
+
+    def __str__(self) -> str:
+        where = f"new message {self.message}: " if self.message is not None else ""
+        return f"{self.reason}: {where}{self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A rendering of ``[context, assistant, new messages]``, and where the assistant's turn ends in it."""
+
+    encoded: Encoded
+    conversation: Messages
+    first_new: int
+    turn: SampledTurn
+    section: Section
+    sections: list[Section]
+
+    @property
+    def tail(self) -> str:
+        """The text after the assistant's stop token."""
+        return self.encoded.rendering.text[self.cut :]
+
+    @property
+    def cut(self) -> int:
+        """Where the turn ends, in characters."""
+        return self.encoded.position(self.turn.stop)
+
+    @property
+    def shows_call(self) -> bool:
+        """Whether the turn holds text of a call. A template may show none, or not beside an answer."""
+        return self.shows(("tool_calls",))
+
+    def shows(self, fields: Sequence[str]) -> bool:
+        """Whether text of one of these fields of the assistant's message is written."""
+        paths = [("messages", self.first_new - 1, field) for field in fields]
+        return any(origin is not None and origin[:3] in paths for origin in self.encoded.rendering.origins)
+
+    @property
+    def ids(self) -> Ids:
+        """What follows the stop token."""
+        return self.encoded.ids[self.turn.stop :]
+
+
+Build = Callable[[Messages, int], "tuple[Encoded, list[Section]]"]
+"""Renders a conversation with a generation prompt. Told which message's turn has to be found."""
+
+
+def join(conversation: Messages, first_new: int, build: Build, facts: TurnFacts) -> Join | BridgeRefusal:
+    """Render, and find the end of the turn before the new messages."""
+    at = first_new - 1
+    try:
+        encoded, turns = build(conversation, at)
+    except TemplateError as error:
+        return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, error.problem)
+    except InputError as error:
+        raise error.renumbered(first_new) from None
+    own = [section for section in turns if section.message == at and section.start < section.end]
+    if not own:
+        return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn stands")
+    section = own[0]
+    turn = turn_end(encoded, section, facts)
+    if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != section.end:
+        return BridgeRefusal(
+            RefusalReason.NO_TURN_END, "no token ends where the assistant's turn ends: it runs into the next one"
+        )
+    return Join(encoded, conversation, first_new, turn, section, turns)
+
+
+# -- stand-ins
+
+_SYSTEM: Final = {"role": "system", "content": "instruction"}
+_USER: Final = {"role": "user", "content": "question"}
+_REPLY: Final = {"role": "assistant", "content": "answer"}
+_RESULT: Final = {"role": "tool", "name": "earlier", "tool_call_id": "call00009", "content": "result"}
+
+
+def _call(content: str | None, arguments: Any) -> Mapping[str, Any]:
+    function = {"name": "earlier", "arguments": arguments}
+    calls = [{"id": "call00009", "type": "function", "function": function}]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+Context = tuple[Mapping[str, Any], ...]
+
+
+def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
+    """A context with a call in it, in the ways that one or another template takes."""
+    ways: list[tuple[str | None, Any]] = [("", {}), (None, {}), ("", "{}"), (None, "{}")]
+    return tuple((*before, _call(content, arguments), _RESULT, *after) for content, arguments in ways)
+
+
+CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
+    ((_USER,),),
+    ((_SYSTEM, _USER),),
+    ((_USER, _REPLY, _USER),),
+    _with_call((_USER,), ()),
+    _with_call((_SYSTEM, _USER), (_REPLY, _USER)),
+)
+"""Conversations before the turn, each in the ways that one or another template takes."""
+
+
+def shows_earlier_call(rendering: Rendering) -> bool:
+    """Whether a context's call is written at all."""
+    return any(origin is not None and "tool_calls" in origin for origin in rendering.origins)
+
+
+STAND_IN_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
+UNKNOWN_NAME: Final = "unknown_function"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to write the stand-in for the assistant's turn."""
+
+    content: str | None = "answer"
+    reasoning: bool = False
+    calls: bool = False
+    text_arguments: bool = False
+    single: bool = False
+    """One call only, however many results follow: for templates that allow no more."""
+
+    def message(self, results: Messages, names: Sequence[str]) -> Mapping[str, Any]:
+        """The assistant's message that these results answer."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = "thought"
+        if self.calls:
+            answered = results[:1] if self.single else results
+            message["tool_calls"] = [
+                {
+                    "id": _call_id(result, at),
+                    "type": "function",
+                    "function": {
+                        "name": names[at] if at < len(names) else UNKNOWN_NAME,
+                        "arguments": "{}" if self.text_arguments else {},
+                    },
+                }
+                for at, result in enumerate(answered or [{}])
+            ]
+        return message
+
+
+def _call_id(result: Mapping[str, Any], at: int) -> str:
+    given = result.get("tool_call_id")
+    return given if isinstance(given, str) and given else f"call{at + 1:05}"
+
+
+def base_forms(after_call: bool) -> Iterator[Form]:
+    """Ways to write the turn, the likeliest first: what one template takes another refuses."""
+    if not after_call:
+        yield Form()
+        return
+    for single in (False, True):
+        for text_arguments in (False, True):
+            for content in ("", None, "answer"):
+                yield Form(content, calls=True, text_arguments=text_arguments, single=single)
+
+
+INLINE: Final = Form("<think>\nthought\n</think>\n\nanswer")
+"""Reasoning that a parser left in the content."""
+
+
+def variants(form: Form) -> Iterator[Form]:
+    """Other ways the turn could have gone: with reasoning, with words, with a call."""
+    for calls in (True,) if form.calls else (False, True):
+        for content in dict.fromkeys((form.content, "answer")):
+            for reasoning in (False, True):
+                yield Form(content, reasoning, calls, form.text_arguments, form.single)
+
+
+# -- shapes
+
+
+def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
+    """The tool results with which the new messages begin."""
+    out: list[Mapping[str, Any]] = []
+    for message in messages:
+        if message["role"] not in RESULT_ROLES:
+            break
+        out.append(message)
+    return out
+
+
+def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
+    """All of the messages that a template's control flow is likely to look at."""
+    return tuple(
+        (
+            message["role"],
+            tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role")),
+            _found(message.get("content"), words),
+        )
+        for message in messages
+    )
+
+
+def _found(content: Any, words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if word in content) if isinstance(content, str) else ()
+
+
+def _sketch(value: Any) -> str:
+    """What kind of value it is, and whether there is anything to it."""
+    if isinstance(value, str):
+        return "text" if value.strip() else "blank"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_sketch(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(_sketch(item) for item in value) + "]"
+    return type(value).__name__ + str(bool(value))
+
+
+# -- checks on one join
+
+
+def check_join(found: Join, known_names: int, *, true_context: bool = False) -> BridgeRefusal | None:
+    """Whether all that follows the turn is of the new messages, and all of the new messages follows it.
+
+    `true_context`: the messages before the turn are the real ones, so the template may repeat them.
+    """
+    rendering = found.encoded.rendering
+    cut, first = found.cut, found.first_new
+    begin = 0
+    for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+        if origin is not None and origin[0] == "messages" and not is_role(origin):
+            message = int(origin[1]) if len(origin) > 1 else -1
+            if message >= first and begin < cut:
+                return BridgeRefusal(
+                    RefusalReason.MOVED,
+                    f"the template writes its {_path(origin)} before the assistant's turn, and the past would change",
+                    message - first,
+                )
+            if message == first - 1 and end > cut and "tool_calls" not in origin:
+                return BridgeRefusal(
+                    RefusalReason.REPEATS_PAST,
+                    f"the template writes {_path(origin)} of the assistant's message after what answers it",
+                )
+            if message == first - 1 and end > cut and not _is_known(origin, known_names):
+                return BridgeRefusal(
+                    RefusalReason.UNKNOWN_VALUE,
+                    f"the template repeats {_path(origin)} of the assistant's message after its turn; "
+                    "give tool results the name of the function they answer",
+                )
+            if message < first - 1 and end > cut and not true_context:
+                return BridgeRefusal(
+                    RefusalReason.REPEATS_PAST,
+                    f"the template writes {_path(origin)} of an earlier message after the assistant's turn; "
+                    "pass messages=, the conversation so far",
+                )
+        begin = end
+    return None
+
+
+def _is_known(origin: Sequence[str | int], names: int) -> bool:
+    """Whether a value of the stand-in turn is the true one: ids and names of calls, where results bring them."""
+    return origin[-1] == "id" or (origin[-1] == "name" and int(origin[3]) < names)
+
+
+def _path(origin: Sequence[str | int]) -> str:
+    return ".".join(map(str, origin[2:])) or "text"
+
+
+def shows_tools(rendering: Rendering, cut: int) -> bool:
+    """Whether tool schemas are written after the turn."""
+    begin = 0
+    for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+        if end > cut and origin is not None and origin[0] == "tools" and begin < end:
+            return True
+        begin = end
+    return False
+
+
+def tools_key(tools: Any) -> str:
+    """Equal for equal tools."""
+    if not tools:
+        return repr(tools)
+    try:
+        return json.dumps(tools, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        return repr(tools)

@@ -1,0 +1,298 @@
+"""Every conversation of the matrix, cut at every turn: the next prompt extends the stream, and where the template
+itself would have left the stream as it is, the bridge writes what the full render writes, id for id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.conversations import (
+    ANSWER,
+    ASK,
+    CONVERSATIONS,
+    HI,
+    PARIS,
+    RAINY,
+    ROME,
+    SIMPLE,
+    SUNNY,
+    SYS,
+    Conversation,
+    assistant,
+    call,
+    developer,
+    result,
+    system,
+    user,
+)
+from tests.rendering.bridge.rollouts import (
+    Cut,
+    check_credit,
+    check_extension,
+    cut,
+    cuts,
+    rendered,
+    trl_renderer,
+    turn_ends,
+)
+from tests.support import make_renderer, some, templates_of_trl, variable_choices
+from tokentrace import BridgeRefusal, Kind, RefusalReason, Renderer, create_renderer
+from tokentrace.pocket import POCKET
+from tokentrace.study.turns import is_role
+
+MOVES_SYSTEM_MESSAGES = {
+    *("deepseek-v3", "deepseek-r1", "deepseek-v3.1"),
+    *("deepseekv3", "deepseekv3_training", "deepseek_r1_distill", "deepseek_r1_distill_training"),
+}
+"""Templates that write a system message at the head of the prompt wherever it stands: the past would change."""
+
+LOOKS_BACK = {"cohere2", "cohere2_training"}
+"""Templates that write a later system message only if there was none before."""
+
+REPEATS_THE_PAST = {
+    *("mistral-nemo", "diffusion_gemma", "diffusion_gemma_training", "gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"),
+}
+"""Templates that move words of the past behind the new turn (the system message to the last user message, what was
+said beside a call behind its results). The bridge leaves them where they are.
+"""
+
+
+class Tally:
+    """What was compared, and what was found."""
+
+    def __init__(self, family: str, renderer: Renderer) -> None:
+        self.family = family
+        self.renderer = renderer
+        self.failures: list[str] = []
+        self.count: Counter[str] = Counter()
+
+    def take(self, name: str, made: Cut, **settings: Any) -> Any:
+        """Bridge one cut, hold it against the full render; the bridge, or None where it was refused."""
+        bridged = made.bridge(self.renderer, **settings)
+        place = f"{self.family}, {name}, message {made.at}"
+        if isinstance(bridged, BridgeRefusal):
+            self.count[bridged.reason] += 1
+            if made.append_only or not self.may_refuse(bridged):
+                self.failures.append(f"{place}: {bridged}")
+            return None
+        check_extension(made, bridged)
+        if bridged.closed:
+            self.failures.append(f"{place}: closed a turn that was not cut off")
+        if made.append_only:
+            self.count["equal"] += 1
+            self.compare(place, "the full render", bridged.token_ids, made.full.token_ids)
+        if made.stop is not None and bridged.new_ids.tolist() == made.full.token_ids[made.stop :]:
+            self.count["same tail"] += 1
+            self.compare_credit(place, made, bridged)
+        elif self.family not in REPEATS_THE_PAST:
+            tail = made.full.token_ids[made.stop or 0 :]
+            self.compare(place, "what the full render writes after the turn", bridged.new_ids.tolist(), tail)
+        else:
+            check_credit(made, bridged)
+        return bridged
+
+    def may_refuse(self, refusal: BridgeRefusal) -> bool:
+        if refusal.reason is RefusalReason.MOVED:
+            return self.family in MOVES_SYSTEM_MESSAGES
+        return refusal.reason is RefusalReason.CONTEXT_DEPENDENT and self.family in LOOKS_BACK
+
+    def compare(self, place: str, what: str, ours: list[int], theirs: list[int]) -> None:
+        if ours != theirs:
+            decode = self.renderer.tokenizer.decode
+            at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
+            self.failures.append(f"{place}: not {what}: {decode(ours[at:])!r} instead of {decode(theirs[at:])!r}")
+
+    def compare_credit(self, place: str, made: Cut, bridged: Any) -> None:
+        """Kinds and messages are those that the full render tells of."""
+        check_credit(made, bridged)
+        origins = made.full.origins[made.stop :]
+        context = [origin is not None and origin[0] == "messages" and not is_role(origin) for origin in origins]
+        owners = made.full.messages[made.stop :].tolist()
+        for turn in made.full.turns:  # a head at which nobody stopped belongs to the turn that it begins
+            if made.stop is not None and turn.stop > made.stop and turn.stop_token is not None:
+                at = turn.stop - made.stop - 1
+                owners[at] = bridged.messages[at] + made.at + 1
+        owners = [max(index - made.at - 1, -1) for index in owners]
+        if (bridged.kinds == Kind.CONTEXT).tolist() != context or bridged.messages.tolist() != owners:
+            self.failures.append(f"{place}: kinds or messages are not those of the full render")
+
+
+# -- the whole matrix
+
+EQUAL = {"qwq-32b": 0, "deepseek-r1": 3}
+"""At least so many cuts at which the template is append-only, by family; 15 for all others."""
+SAME_TAIL = {"deepseek-r1": 35, "deepseek-v3.1": 35, "gemma-3": 25}
+"""At least so many cuts at which what follows the turn was compared, by family; 80 for all others."""
+
+
+def test_a_bridge_at_any_cut_is_the_full_render_where_the_template_is_append_only(any_family: str) -> None:
+    tally = Tally(any_family, make_renderer(any_family))
+    for name, conversation in CONVERSATIONS.items():
+        for made in cuts(tally.renderer, conversation):
+            tally.take(name, made)
+    assert not tally.failures, some(tally.failures)
+    assert tally.count["equal"] >= EQUAL.get(any_family, 15)
+    assert tally.count["same tail"] >= SAME_TAIL.get(any_family, 80)
+    assert (tally.count[RefusalReason.MOVED] > 0) == (any_family in MOVES_SYSTEM_MESSAGES)
+
+
+ROLLED = {"gemma-3": 1, "deepseek-r1": 6, "deepseek-v3.1": 6}
+"""At least so many prompts that were made of a bridged one, by family; 15 for all others."""
+
+
+def roll(tally: Tally, name: str, conversation: Conversation) -> None:
+    """The conversation turn by turn, each prompt made of the one before it; a refusal begins a new stream."""
+    prompt: list[int] | None = None
+    for at, end in turn_ends(conversation.messages):
+        made = cut(tally.renderer, conversation.messages, at, end, conversation.tools, prompt)
+        if made is None or (end == at + 1 and end == len(conversation.messages)):  # refused, or nothing comes then
+            prompt = None
+            continue
+        bridged = tally.take(name, made)
+        tally.count["turns"] += prompt is not None
+        prompt = None if bridged is None else bridged.token_ids
+
+
+def test_a_rollout_bridged_turn_by_turn_is_one_stream(any_family: str) -> None:
+    tally = Tally(any_family, make_renderer(any_family))
+    for name, conversation in CONVERSATIONS.items():
+        roll(tally, name, conversation)
+    assert not tally.failures, some(tally.failures)
+    assert tally.count["turns"] >= ROLLED.get(any_family, 15)
+
+
+# -- other settings
+
+SOME = (
+    *("multi_turn_open", "reasoning_every_turn", "reasoning_mixed", "calls_parallel_answered", "result_then_user"),
+    *("agentic", "agentic_json_arguments_content_none", "calls_parallel_json_arguments", "agentic_open"),
+)
+
+
+def test_template_variables_hold_for_the_bridge_too(any_family: str) -> None:
+    for variables in variable_choices(any_family)[1:]:
+        tally = Tally(any_family, make_renderer(any_family, **variables))
+        for name in SOME:
+            roll(tally, f"{name} with {variables}", CONVERSATIONS[name])
+        assert not tally.failures, some(tally.failures)
+        assert tally.count["same tail"] >= 5
+
+
+@pytest.mark.parametrize("setting", ["preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched"])
+def test_a_bridge_is_the_full_render_however_history_is_kept(any_family: str, setting: str) -> None:
+    tally = Tally(any_family, make_renderer(any_family, **{setting: True}))
+    for name in SOME:
+        roll(tally, name, CONVERSATIONS[name])
+    assert not tally.failures, some(tally.failures)
+    assert tally.count["same tail"] >= 3
+
+
+# -- what else new messages can be
+
+CALL_JSON = call("get_weather", '{"city": "Paris"}')
+INJECTED = {
+    "answer, user": [ASK, ANSWER, assistant("And warm."), user("Thanks")],
+    "user, answer, user": [SYS, HI, assistant("Yes?"), ASK, ANSWER, user("Thanks")],
+    "result, answer, user": [ASK, assistant("", PARIS), SUNNY, ANSWER, user("Thanks")],
+    "result, answer, user, JSON": [ASK, assistant(None, CALL_JSON), SUNNY, ANSWER, user("Thanks")],
+    "result, call, result": [ASK, assistant("", PARIS), SUNNY, assistant("", ROME), RAINY],
+    "result, thoughtful answer, user": [
+        *(ASK, assistant("", PARIS, reasoning="Look.")),
+        *(SUNNY, assistant("Sunny.", reasoning="So it says."), user("Thanks")),
+    ],
+    "user, answer": [HI, assistant("Yes?"), ASK, ANSWER],
+}
+"""Conversations of which all that follows the first turn is put in by the caller: other assistants' turns too."""
+
+
+@pytest.mark.parametrize("setting", ["plain", "preserve_all_thinking"])
+def test_turns_put_in_by_the_caller_are_written_as_in_the_full_render(any_family: str, setting: str) -> None:
+    tally = Tally(any_family, make_renderer(any_family, **({} if setting == "plain" else {setting: True})))
+    for name, messages in INJECTED.items():
+        tools = SIMPLE if any(message["role"] == "tool" for message in messages) else None
+        at = next(turn_ends(messages))[0]
+        made = cut(tally.renderer, messages, at, len(messages), tools)
+        if made is not None:
+            bridged = tally.take(name, made)
+            assert bridged is not None
+            assert Kind.SAMPLED not in bridged.kinds
+    assert not tally.failures, some(tally.failures)
+    assert tally.count["same tail"] >= 1
+
+
+IN_THE_MIDDLE = {
+    "system": [HI, assistant("Yes?"), system("Be brief."), user("Why?")],
+    "system after system": [SYS, HI, assistant("Yes?"), system("Be brief."), user("Why?")],
+    "system at the end": [SYS, HI, assistant("Yes?"), user("Why?"), system("Be brief.")],
+    "system alone": [HI, assistant("Yes?"), system("Go on.")],
+    "developer": [HI, assistant("Yes?"), developer("Be brief."), user("Why?")],
+    "developer at the end": [SYS, HI, assistant("Yes?"), user("Why?"), developer("Be brief.")],
+    "system after a result": [ASK, assistant("", PARIS), SUNNY, system("Be brief.")],
+}
+
+
+def test_a_later_system_or_developer_message_is_written_as_in_the_full_render_or_refused(any_family: str) -> None:
+    tally = Tally(any_family, make_renderer(any_family))
+    for name, messages in IN_THE_MIDDLE.items():
+        tools = SIMPLE if any(message["role"] == "tool" for message in messages) else None
+        at, end = next(turn_ends(messages))
+        made = cut(tally.renderer, messages, at, end, tools)
+        if made is not None:
+            tally.take(name, made)
+        elif tools is None and (prompt := rendered(tally.renderer, messages[:at], tools, True)) is not None:
+            refused = tally.renderer.bridge(prompt.ids, [], messages[at + 1 :], tools=tools)
+            assert isinstance(refused, BridgeRefusal), name
+            assert refused.reason is RefusalReason.TEMPLATE_REFUSED
+            tally.count["refused by the template"] += 1
+    assert not tally.failures, some(tally.failures)
+    assert tally.count.total()
+
+
+THREE = [PARIS, ROME, call("add", {"a": 1, "b": 2}, "call00003")]
+RESULTS = [SUNNY, RAINY, result("3", "call00003")]
+
+
+def as_json(*calls: Any) -> list[Any]:
+    return [call(made["function"]["name"], "{}", made["id"]) for made in calls]
+
+
+def test_several_results_are_one_group(any_family: str) -> None:
+    """However many there are, in whatever order, with names or without: they are written as in the full render."""
+    tally = Tally(any_family, make_renderer(any_family))
+    named = [answer | {"name": made["function"]["name"]} for made, answer in zip(THREE, RESULTS, strict=True)]
+    for count in (1, 2, 3):
+        for calls, content in ((THREE[:count], ""), (as_json(*THREE[:count]), None)):
+            for results in (RESULTS[:count], named[:count]):
+                for after in ([], [user("So?")]):
+                    messages = [ASK, assistant(content, *calls), *results, *after]
+                    made = cut(tally.renderer, messages, 1, len(messages), SIMPLE)
+                    if made is not None:
+                        tally.take(f"{count} results", made)
+    assert not tally.failures, some(tally.failures)
+    if any_family != "gemma-3":  # has no tools
+        assert tally.count["same tail"] >= 4
+
+
+# -- templates without a vocabulary of their own
+
+
+@pytest.mark.parametrize("name", sorted(templates_of_trl()))
+def test_templates_of_trl_are_bridged_as_they_render(name: str) -> None:
+    tally = Tally(name, trl_renderer(name))
+    for label in (*SOME, "system_in_the_middle", "think_inline_in_history", "kimi_ids", "result_named", "long_code"):
+        roll(tally, label, CONVERSATIONS[label])
+    assert not tally.failures, some(tally.failures)
+    assert tally.count["same tail"] >= (0 if name.startswith("llava") else 2)
+
+
+def test_the_pocket_model_is_bridged_as_it_renders() -> None:
+    tally = Tally("pocket", create_renderer(POCKET))
+    for name, conversation in CONVERSATIONS.items():
+        roll(tally, name, conversation)
+        for made in cuts(tally.renderer, conversation):
+            tally.take(name, made)
+    assert not tally.failures, some(tally.failures)
+    assert tally.count["equal"] >= 150

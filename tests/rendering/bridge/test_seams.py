@@ -1,0 +1,436 @@
+"""Seams by family, spelled out: what was sampled, what closes it, what follows.
+
+`sampled` is read as a model writes it: control tokens are control tokens. `close` is what the bridge puts in, marked
+synthetic; `after` is all that follows, scaffold and the new message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.conversations import SIMPLE, assistant, call, result, user
+from tests.rendering.bridge.rollouts import Cut, check_extension, cut
+from tests.support import SPECIAL, load_family, make_renderer, tokenizer_json_for
+from tokentrace import BridgedTokens, BridgeRefusal, Kind, RefusalReason, Tokenizer, create_renderer
+
+HELLO = user("Hello")
+BYE = user("Bye")
+SUNNY = result("It is sunny", name="look")
+LOOK = [
+    {
+        "type": "function",
+        "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """One completion of one family."""
+
+    family: str
+    name: str
+    sampled: str
+    close: str
+    after: str
+    new: tuple[dict[str, Any], ...] = (BYE,)
+
+    @property
+    def tools(self) -> Any:
+        return LOOK if self.new[0] is SUNNY else None
+
+
+def texts(seam: Seam, bridged: BridgedTokens) -> tuple[str, str]:
+    """What is synthetic, and all that is not."""
+    decode = load_family(seam.family).decode
+    synthetic = bridged.kinds == Kind.SYNTHETIC
+    return decode(bridged.new_ids[synthetic]), decode(bridged.new_ids[~synthetic])
+
+
+def bridge(seam: Seam, **settings: Any) -> BridgedTokens | BridgeRefusal:
+    renderer = make_renderer(seam.family, **settings)
+    prompt = renderer.render([HELLO], tools=seam.tools, add_generation_prompt=True)
+    sampled = renderer.tokenizer.encode(seam.sampled) if seam.sampled else []
+    return renderer.bridge(prompt.ids, sampled, list(seam.new), tools=seam.tools)
+
+
+QWEN_USER = "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+QWEN_TOOL = "\n<|im_start|>user\n<tool_response>\nIt is sunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+QWEN = [
+    Seam("qwen3", "ended", "Hi!<|im_end|>", "", "\n" + QWEN_USER),
+    Seam("qwen3", "ended_and_newline", "Hi!<|im_end|>\n", "", QWEN_USER),
+    Seam("qwen3", "ended_and_next_head", "Hi!<|im_end|>\n<|im_start|>", "", QWEN_USER.removeprefix("<|im_start|>")),
+    Seam("qwen3", "other_stop", "Hi!<|endoftext|>", "", "\n" + QWEN_USER),
+    Seam("qwen3", "both_stops", "Hi!<|im_end|><|endoftext|>", "", "\n" + QWEN_USER),
+    Seam("qwen3", "in_words", "Hi", "<|im_end|>", "\n" + QWEN_USER),
+    Seam("qwen3", "empty", "", "<|im_end|>", "\n" + QWEN_USER),
+    Seam("qwen3", "in_reasoning", "<think>\nThey", "\n</think>\n\n<|im_end|>", "\n" + QWEN_USER),
+    Seam("qwen3", "reasoning_and_newline", "<think>\nThey.\n", "</think>\n\n<|im_end|>", "\n" + QWEN_USER),
+    Seam("qwen3", "after_reasoning", "<think>\nThey.\n</think>", "<|im_end|>", "\n" + QWEN_USER),
+    Seam(
+        "qwen3",
+        "twice_in_reasoning",
+        "<think>\nA\n</think>\n\n<think>\nB",
+        "\n</think>\n\n<|im_end|>",
+        "\n" + QWEN_USER,
+    ),
+    Seam("qwen3", "in_call", '<tool_call>\n{"name": "lo', "\n</tool_call><|im_end|>", QWEN_TOOL, (SUNNY,)),
+    Seam("qwen3", "after_call", "<tool_call>\n{}\n</tool_call>", "<|im_end|>", QWEN_TOOL, (SUNNY,)),
+    Seam("qwen3", "ended_call", "<tool_call>\n{}\n</tool_call><|im_end|>", "", QWEN_TOOL, (SUNNY,)),
+    Seam(
+        *("qwen3-thinking-2507", "in_prefilled_reasoning", "They", "\n</think>\n\n<|im_end|>"),
+        "\n" + QWEN_USER + "<think>\n",
+    ),
+    Seam("qwen3-thinking-2507", "empty", "", "</think>\n\n<|im_end|>", "\n" + QWEN_USER + "<think>\n"),
+]
+
+GLM_TOOL = "\n<tool_response>\nIt is sunny\n</tool_response><|assistant|>"
+GLM_CALL = "\n<think></think>\n<tool_call>look\n</tool_call>"
+GLM = [
+    Seam("glm-4.6", "next_head", "\n<think></think>\nHi!<|user|>", "", "\nBye<|assistant|>"),
+    Seam("glm-4.6", "next_head_and_newline", "\n<think></think>\nHi!<|user|>\n", "", "Bye<|assistant|>"),
+    Seam("glm-4.6", "other_stop", "\n<think></think>\nHi!<|endoftext|>", "", "<|user|>\nBye<|assistant|>"),
+    Seam("glm-4.6", "wrong_head", "\n<think></think>\nHi!<|observation|>", "", "<|user|>\nBye<|assistant|>"),
+    Seam("glm-4.6", "in_words", "\n<think></think>\nHi", "", "<|user|>\nBye<|assistant|>"),
+    Seam("glm-4.6", "in_reasoning", "\n<think>They", "</think>", "<|user|>\nBye<|assistant|>"),
+    Seam("glm-4.6", "ended_call", GLM_CALL + "<|observation|>", "", GLM_TOOL, (SUNNY,)),
+    Seam("glm-4.6", "call_then_user_head", GLM_CALL + "<|user|>", "", "<|observation|>" + GLM_TOOL, (SUNNY,)),
+    Seam("glm-4.6", "call_then_other_stop", GLM_CALL + "<|endoftext|>", "", "<|observation|>" + GLM_TOOL, (SUNNY,)),
+    Seam("glm-4.6", "after_call", GLM_CALL, "", "<|observation|>" + GLM_TOOL, (SUNNY,)),
+    Seam(
+        "glm-4.6",
+        "in_call",
+        "\n<think></think>\n<tool_call>lo",
+        "\n</tool_call>",
+        "<|observation|>" + GLM_TOOL,
+        (SUNNY,),
+    ),
+    Seam(
+        *("glm-4.6", "in_argument", "\n<think></think>\n<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>b"),
+        *("</arg_value>\n</tool_call>", "<|observation|>" + GLM_TOOL, (SUNNY,)),
+    ),
+    Seam("glm-5", "next_head", "They</think>Hi!<|user|>", "", "Bye<|assistant|><think>"),
+    Seam("glm-5", "in_prefilled_reasoning", "They", "</think>", "<|user|>Bye<|assistant|><think>"),
+    Seam("glm-5", "empty", "", "</think>", "<|user|>Bye<|assistant|><think>"),
+]
+
+MINIMAX_USER = "]~b]user\nBye[e~[\n]~b]ai\n<think>\n"
+MINIMAX = [
+    Seam("minimax-m2", "ended", "They\n</think>\n\nHi![e~[", "", "\n" + MINIMAX_USER),
+    Seam("minimax-m2", "ended_and_newline", "They\n</think>\n\nHi![e~[\n", "", MINIMAX_USER),
+    Seam("minimax-m2", "in_words", "They\n</think>\n\nHi", "[e~[", "\n" + MINIMAX_USER),
+    Seam("minimax-m2", "in_prefilled_reasoning", "They", "\n</think>\n\n[e~[", "\n" + MINIMAX_USER),
+    Seam("minimax-m2", "empty", "", "</think>\n\n[e~[", "\n" + MINIMAX_USER),
+]
+
+HARMONY_USER = "<|start|>user<|message|>Bye<|end|><|start|>assistant"
+HARMONY_TOOL = (
+    '<|start|>functions.look to=assistant<|channel|>commentary<|message|>"It is sunny"<|end|><|start|>assistant'
+)
+ANALYSIS = "<|channel|>analysis<|message|>They"
+FINAL = "<|channel|>final<|message|>Hi"
+CALLING = "<|end|><|start|>assistant to=functions.look<|channel|>commentary json<|message|>{"
+HARMONY = [
+    Seam("gpt-oss", "return", FINAL + "<|return|>", "", HARMONY_USER),
+    Seam("gpt-oss", "end", FINAL + "<|end|>", "", HARMONY_USER),
+    Seam("gpt-oss", "in_final", FINAL, "<|end|>", HARMONY_USER),
+    Seam("gpt-oss", "in_analysis", ANALYSIS, "<|end|>", HARMONY_USER),
+    Seam("gpt-oss", "in_header", "<|channel|>ana", "<|message|><|end|>", HARMONY_USER),
+    Seam(
+        "gpt-oss",
+        "in_second_header",
+        ANALYSIS + "<|end|><|start|>assistant<|channel|>",
+        "<|message|><|end|>",
+        HARMONY_USER,
+    ),
+    Seam("gpt-oss", "empty", "", "<|channel|>final<|message|><|end|>", HARMONY_USER),
+    Seam("gpt-oss", "call", ANALYSIS + CALLING + "}<|call|>", "", HARMONY_TOOL, (SUNNY,)),
+    Seam("gpt-oss", "in_call", ANALYSIS + CALLING, "<|end|>", HARMONY_TOOL, (SUNNY,)),
+]
+
+DEEPSEEK_USER = "<｜User｜>Bye<｜Assistant｜></think>"
+DEEPSEEK_END = "<｜end▁of▁sentence｜>"
+DEEPSEEK_CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"
+DEEPSEEK_TOOL = "<｜tool▁output▁begin｜>It is sunny<｜tool▁output▁end｜>"
+DSML = '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
+DSML_TOOL = "\n\n<function_results>\n<result>It is sunny</result>\n</function_results>\n\n</think>"
+DEEPSEEK = [
+    Seam("deepseek-v3.1", "ended", "Hi!" + DEEPSEEK_END, "", DEEPSEEK_USER),
+    Seam("deepseek-v3.1", "in_words", "Hi", DEEPSEEK_END, DEEPSEEK_USER),
+    Seam("deepseek-v3.1", "empty", "", DEEPSEEK_END, DEEPSEEK_USER),
+    Seam(
+        *("deepseek-v3.1", "in_call", DEEPSEEK_CALL),
+        *("<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + DEEPSEEK_END, DEEPSEEK_TOOL, (SUNNY,)),
+    ),
+    Seam(
+        *("deepseek-v3.1", "ended_call", DEEPSEEK_CALL + "}<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + DEEPSEEK_END, ""),
+        *(DEEPSEEK_TOOL, (SUNNY,)),
+    ),
+    Seam("deepseek-v3.2", "ended", "Hi!" + DEEPSEEK_END, "", DEEPSEEK_USER),
+    Seam("deepseek-v3.2", "in_words", "Hi", DEEPSEEK_END, DEEPSEEK_USER),
+    Seam("deepseek-v3.2", "ended_call", DSML + DEEPSEEK_END, "", DSML_TOOL, (SUNNY,)),
+    Seam("deepseek-v3.2", "after_call", DSML, DEEPSEEK_END, DSML_TOOL, (SUNNY,)),
+]
+
+KIMI_USER = "<|im_user|>user<|im_middle|>Bye<|im_end|><|im_assistant|>assistant<|im_middle|>"
+KIMI_TOOL = (
+    "<|im_system|>look<|im_middle|>## Return of call00001\nIt is sunny<|im_end|><|im_assistant|>assistant<|im_middle|>"
+)
+KIMI_CALL = "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{"
+LLAMA_HEAD = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+LLAMA_USER = "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>" + LLAMA_HEAD
+LLAMA_TOOL = '<|start_header_id|>ipython<|end_header_id|>\n\n"It is sunny"<|eot_id|>' + LLAMA_HEAD
+OTHERS = [
+    Seam("kimi-k2", "ended", "Hi!<|im_end|>", "", KIMI_USER),
+    Seam("kimi-k2", "other_stop", "Hi![EOS]", "", KIMI_USER),
+    Seam("kimi-k2", "in_words", "Hi", "<|im_end|>", KIMI_USER),
+    Seam(
+        *("kimi-k2", "in_call", KIMI_CALL, "<|tool_call_end|><|tool_calls_section_end|><|im_end|>", KIMI_TOOL),
+        (SUNNY,),
+    ),
+    Seam("llama-3.1", "ended", "Hi!<|eot_id|>", "", LLAMA_USER),
+    Seam("llama-3.1", "other_stop", '{"name": "look"}<|eom_id|>', "", LLAMA_TOOL, (SUNNY,)),
+    Seam("llama-3.1", "in_words", "Hi", "<|eot_id|>", LLAMA_USER),
+    Seam("llama-3.1", "in_call", '{"name": "lo', "<|eot_id|>", LLAMA_TOOL, (SUNNY,)),
+    Seam("llama-3.1", "empty", "", "<|eot_id|>", LLAMA_USER),
+    Seam("mistral-nemo", "ended", "Hi!</s>", "", "[INST]Bye[/INST]"),
+    Seam("mistral-nemo", "in_words", "Hi", "</s>", "[INST]Bye[/INST]"),
+    Seam(
+        *("mistral-nemo", "in_call", '[TOOL_CALLS][{"name": "lo', "</s>"),
+        *('[TOOL_RESULTS]{"content": It is sunny, "call_id": "call00001"}[/TOOL_RESULTS]', (SUNNY,)),
+    ),
+    Seam("gemma-3", "ended", "Hi!<end_of_turn>", "", "\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"),
+    Seam(
+        "gemma-3",
+        "ended_and_newline",
+        "Hi!<end_of_turn>\n",
+        "",
+        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+    ),
+    Seam("gemma-3", "other_stop", "Hi!<eos>", "", "\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"),
+    Seam(
+        "gemma-3", "in_words", "Hi", "<end_of_turn>", "\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
+    ),
+]
+
+SEAMS = [*QWEN, *GLM, *MINIMAX, *HARMONY, *DEEPSEEK, *OTHERS]
+
+
+def by_name(seams: list[Seam]) -> Any:
+    return pytest.mark.parametrize("seam", [pytest.param(seam, id=f"{seam.family}-{seam.name}") for seam in seams])
+
+
+@by_name(SEAMS)
+def test_a_seam_is_closed_and_joined_as_spelled_out(seam: Seam) -> None:
+    bridged = bridge(seam)
+    assert isinstance(bridged, BridgedTokens), bridged
+    assert texts(seam, bridged) == (seam.close, seam.after)
+    assert bridged.closed == bool(seam.close)
+    said = load_family(seam.family).decode(bridged.new_ids[bridged.kinds == Kind.CONTEXT])
+    assert seam.new[0]["content"].split()[-1] in said
+    assert bridged.messages[bridged.kinds == Kind.CONTEXT].tolist() == [0] * int((bridged.kinds == Kind.CONTEXT).sum())
+
+
+ENDED = [seam for seam in SEAMS if not seam.close and not seam.name.startswith(("in_", "after_"))]
+CUT_OFF = [seam for seam in SEAMS if seam not in ENDED]
+
+
+@by_name(CUT_OFF)
+def test_a_cut_off_turn_is_refused_if_that_is_the_policy(seam: Seam) -> None:
+    refused = bridge(seam, truncation="refuse")
+    assert isinstance(refused, BridgeRefusal)
+    assert refused.reason is RefusalReason.TRUNCATED
+
+
+@by_name(ENDED)
+def test_an_ended_turn_is_joined_whatever_the_policy(seam: Seam) -> None:
+    bridged = bridge(seam, truncation="refuse")
+    assert isinstance(bridged, BridgedTokens)
+    assert texts(seam, bridged) == ("", seam.after)
+
+
+# -- an open parameter
+
+IN_A_PARAMETER = [
+    Seam(
+        *("qwen3-coder", "parameter", "<tool_call>\n<function=look>\n<parameter=city>\nPar"),
+        *("\n</parameter>\n</function>\n</tool_call><|im_end|>", "", (SUNNY,)),
+    ),
+    Seam(
+        *("minimax-m2", "parameter"),
+        'They\n</think>\n\n\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Par',
+        *("</parameter>\n</invoke>\n</minimax:tool_call>[e~[", "", (SUNNY,)),
+    ),
+    Seam(
+        *("deepseek-v3.2", "parameter"),
+        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="city" string="true">Par',
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>" + DEEPSEEK_END,
+        *("", (SUNNY,)),
+    ),
+    Seam(
+        *("deepseek-v3.2", "between_tags"),
+        "\n\n<｜DSML｜function_calls>\n",
+        "</｜DSML｜function_calls>" + DEEPSEEK_END,
+        *("", (SUNNY,)),
+    ),
+]
+
+
+@by_name(IN_A_PARAMETER)
+def test_a_call_cut_off_inside_a_parameter_is_closed_tag_by_tag(seam: Seam) -> None:
+    bridged = bridge(seam)
+    assert isinstance(bridged, BridgedTokens)
+    assert texts(seam, bridged)[0] == seam.close
+
+
+# -- the template itself as the oracle
+
+NEVER_ALONE = {"gpt-oss"}
+"""Templates that write no reasoning without an answer: a cut-off analysis is closed by less than they would write."""
+
+NEVER_SHOWN = {"qwq-32b", "deepseek-r1"}
+"""Templates that prompt for reasoning and then never show it: there is nothing to compare with."""
+
+
+def controls(family: str, ids: list[int]) -> list[str]:
+    """The control tokens among the ids, as text."""
+    tokenizer = load_family(family)
+    found = [tokenizer.decode([index]) for index in ids if tokenizer.vocabulary.is_control[index]]
+    return ["<|end|>" if token == "<|return|>" else token for token in found]  # gpt-oss ends a turn with either
+
+
+def cut_within(family: str, made: Cut, words: str) -> list[list[int]]:
+    """The completion cut off after each of its tokens that ends inside of the words."""
+    decode = load_family(family).decode
+    found = []
+    for length in range(1, len(made.completion)):
+        said = decode(made.completion[:length])
+        if any(said.endswith(words[:count]) for count in range(2, len(words))):
+            found.append(made.completion[:length])
+    return found
+
+
+def test_a_closed_turn_has_the_control_tokens_that_the_template_would_have_written(any_family: str) -> None:
+    """Cut off in reasoning or in words, and closed, the turn is one that the template writes for what was said."""
+    if any_family in NEVER_SHOWN:
+        pytest.skip("the template never shows the reasoning that it prompts for")
+    renderer, oracle = make_renderer(any_family), make_renderer(any_family, use_patched=True)
+    prompt = renderer.render([HELLO], add_generation_prompt=True).text
+    thought = None if prompt.rstrip().endswith("</think>") else "Somebody greets."
+    answer = assistant("Enchanted indeed.", reasoning=thought)
+    made = cut(renderer, [HELLO, answer, BYE], 1, 3, None)
+    assert made is not None
+    decode = load_family(any_family).decode
+    checked = 0
+    for words, message in (
+        ("Somebody greets", lambda said: assistant("", reasoning=said)),
+        ("Enchanted indeed", lambda said: assistant(said, reasoning=thought)),
+    ):
+        if words.startswith("Some") and any_family in NEVER_ALONE:
+            continue
+        for completion in cut_within(any_family, made, words):
+            said = decode(completion)
+            said = said[said.rindex(words[:2]) :]
+            bridged = renderer.bridge(made.prompt, completion, [BYE])
+            assert isinstance(bridged, BridgedTokens)
+            check_extension(Cut(1, made.prompt, completion, [BYE], None, made.full, None), bridged)
+            full = oracle.render([HELLO, message(said), BYE], add_generation_prompt=True)
+            expected, ours = controls(any_family, full.token_ids), controls(any_family, bridged.token_ids)
+            assert ours == expected, f"{decode(completion)!r}: {ours} is not {expected}"
+            checked += 1
+    assert checked >= 1
+
+
+# -- what else can be at a seam
+
+
+@pytest.mark.parametrize(
+    ("family", "thought"),
+    [("qwen3", "<think>\nHm.\n</think>"), ("glm-4.6", "<think>Hm.</think>")],
+    ids=["qwen3", "glm-4.6"],
+)
+def test_reasoning_without_words_is_put_in_whole(family: str, thought: str) -> None:
+    """A turn of the caller's own that has reasoning and no words, with all reasoning kept."""
+    renderer = make_renderer(family, preserve_all_thinking=True)
+    prompt = renderer.render([HELLO], add_generation_prompt=True)
+    stop = renderer.get_stop_token_ids()[:1]
+    bridged = renderer.bridge(prompt.ids, stop, [BYE, assistant("", reasoning="Hm."), BYE])
+    assert isinstance(bridged, BridgedTokens)
+    text = renderer.tokenizer.decode(bridged.new_ids)
+    assert thought in text
+    assert text.count("<think>") == text.count("</think>") == 1
+
+
+def test_what_was_sampled_after_the_stop_token_stays() -> None:
+    """An engine that does not stop in time: all of it is the stream, and the last stop counts."""
+    seam = Seam("qwen3", "late", "Hi!<|im_end|>\nHi again!<|im_end|>", "", "\n" + QWEN_USER)
+    bridged = bridge(seam)
+    assert isinstance(bridged, BridgedTokens)
+    assert texts(seam, bridged) == ("", seam.after)
+
+
+def test_no_new_messages_give_another_generation_prompt() -> None:
+    seam = Seam("qwen3", "again", "Hi!<|im_end|>", "", "\n<|im_start|>assistant\n")
+    renderer = make_renderer("qwen3")
+    prompt = renderer.render([HELLO], add_generation_prompt=True)
+    bridged = renderer.bridge(prompt.ids, renderer.tokenizer.encode(seam.sampled), [])
+    assert isinstance(bridged, BridgedTokens)
+    assert texts(seam, bridged) == ("", seam.after)
+
+
+def test_names_of_results_come_from_the_completion() -> None:
+    """gpt-oss writes the name of the called function above its result; the result need not bring it."""
+    renderer = make_renderer("gpt-oss")
+    calls = [call("get_weather", {"city": "Paris"}), call("add", {"a": 1}, "call00002")]
+    for made, name in zip(calls, ("get_weather", "add"), strict=True):
+        messages = [HELLO, assistant("", made), result("42", made["id"])]
+        where = cut(renderer, messages, 1, 3, SIMPLE)
+        assert where is not None
+        bridged = where.bridge(renderer)
+        assert isinstance(bridged, BridgedTokens)
+        assert f"<|start|>functions.{name} to=assistant" in renderer.tokenizer.decode(bridged.new_ids)
+        assert bridged == where.full.token_ids
+
+
+def test_half_a_name_is_no_name() -> None:
+    """Cut off inside the name of the function, it is not known what was called."""
+    renderer = make_renderer("gpt-oss")
+    prompt = renderer.render([HELLO], tools=SIMPLE, add_generation_prompt=True)
+    sampled = renderer.tokenizer.encode(" to=functions.get")
+    refused = renderer.bridge(prompt.ids, sampled, [result("sunny")], tools=SIMPLE)
+    assert isinstance(refused, BridgeRefusal)
+    assert refused.reason is RefusalReason.UNKNOWN_VALUE
+
+
+TEXT_CLOSED = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}<assistant><think>"
+    "{{ message.reasoning_content or '' }}</think>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}"
+    "</assistant>\n{% else %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>{% endif %}"
+)
+"""A template that closes turns with text: only ``<think>`` and ``<tool_call>`` are control tokens."""
+
+
+@pytest.mark.parametrize(
+    ("completion", "added"),
+    [
+        ("Hm.</think>Hi!</assistant>\n", ""),
+        ("Hm.</think>Hi!</assistant>", "\n"),
+        ("Hm.</think>Hi!</s>", "</assistant>\n"),
+        ("Hm.</think>Hi", "</assistant>\n"),
+        ("Hm", "</think></assistant>\n"),
+        ("</think>", "</assistant>\n"),
+        ("</think><tool_call>look</tool_call>", "</assistant>\n"),
+    ],
+)
+def test_a_turn_that_ends_in_text_is_closed_once(completion: str, added: str) -> None:
+    tokenizer = Tokenizer(tokenizer_json_for(TEXT_CLOSED), variables=SPECIAL, fast=False)
+    renderer = create_renderer(tokenizer, "default", chat_template=TEXT_CLOSED)
+    prompt = renderer.render_ids([user("Hello.")], add_generation_prompt=True)
+    bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
+    assert bridged is not None
+    assert tokenizer.decode(bridged.new_ids) == f"{added}<user>Bye.</user>\n<assistant><think>"

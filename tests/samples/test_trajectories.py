@@ -1,0 +1,246 @@
+"""Rows from trajectories: every sampled token trained exactly once, with what the engine said about it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trajectory.walk import Walk
+from tokentrace.errors import SampleError
+from tokentrace.samples.trajectories import RolloutReport, report_rollouts, trajectory_samples
+from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory import Trajectory, Turn, VersionSpan
+
+SEEDS = range(60)
+
+
+def walked(seed: int, steps: int = 60) -> Walk:
+    one = Walk(seed)
+    for _ in range(steps):
+        one.random.choice(one.legal)() if one.model.branches else one.begin()
+    return one
+
+
+def forked() -> Trajectory:
+    """Two turns, and a branch that leaves inside the second."""
+    trajectory = Trajectory(name="forked", metadata={"reward": 1})
+    trajectory.begin([1, 2], messages=1, message_spans=[(0, 2, 0)])
+    trajectory.append_completion([10, 11], [-0.1, -0.2], finish_reason="stop", version=4)
+    trajectory.append_context([3], Kind.SCAFFOLD)
+    trajectory.append_completion(
+        [20, 21, 22], [-0.3, -0.4, -0.5], finish_reason="length", version=[(4, 0, 1), (5, 1, 3)]
+    )
+    trajectory.branch_at(7, [9], cause="retry")
+    trajectory.append_completion([30], [-0.6], finish_reason="stop", version=6)
+    return trajectory
+
+
+def turns_in_write_order(trajectory: Trajectory) -> list[Turn]:
+    found = {turn.write: turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if not turn.cut}
+    return [found[write] for write in sorted(found)]
+
+
+# -- rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rows_are_what_the_model_of_the_trajectory_says(seed: int) -> None:
+    one = walked(seed)
+    rows = trajectory_samples(one.trajectory)
+    owning = [
+        index
+        for index, branch in enumerate(one.model.branches)
+        if any(token.kind == Kind.SAMPLED and token.owner == index for token in branch.tokens)
+    ]
+    assert [row.branch for row in rows] == owning
+    assert len(rows) == one.trajectory.num_samples
+    for row in rows:
+        branch = one.model.branches[row.branch]
+        tokens = branch.tokens
+        assert row.token_ids == branch.ids
+        assert row.mask.tolist() == [token.kind == Kind.SAMPLED and token.owner == row.branch for token in tokens]
+        assert row.kinds.tolist() == [token.kind for token in tokens]
+        assert row.messages.tolist() == [token.message for token in tokens]
+        assert row.name == one.trajectory.name
+        versions: list[Any] = [None] * len(tokens)
+        for piece in branch.pieces:
+            if piece.turn is not None and piece.turn["by_token"]:
+                versions[piece.start : piece.stop] = piece.turn["by_token"][: piece.stop - piece.start]
+        laid_out: list[Any] = [None] * len(tokens)
+        for version, start, stop in row.versions:
+            assert start < stop
+            laid_out[start:stop] = [version] * (stop - start)
+        assert laid_out == versions
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_sampled_token_is_trained_exactly_once_with_the_engines_logprob(seed: int) -> None:
+    trajectory = walked(seed).trajectory
+    rows = trajectory_samples(trajectory)
+    assert sum(row.trained for row in rows) == trajectory.num_sampled
+    trained: dict[tuple[int, int], tuple[int, float]] = {}
+    for row in rows:
+        for position in np.flatnonzero(row.mask).tolist():
+            logprob = math.nan if row.logprobs is None else float(row.logprobs[position])
+            assert (row.branch, position) not in trained
+            trained[row.branch, position] = int(row.ids[position]), logprob
+    for turn in turns_in_write_order(trajectory):
+        logprobs = trajectory.completion_logprobs(turn).tolist() if trajectory.has_logprobs else [math.nan] * len(turn)
+        for position, index, logprob in zip(
+            range(turn.start, turn.stop), trajectory.completion(turn).tolist(), logprobs, strict=True
+        ):
+            found = trained.pop((turn.branch, position))
+            assert found[0] == index
+            assert found[1] == logprob or (math.isnan(logprob) and not trajectory.has_logprobs)
+    assert not trained
+
+
+@pytest.mark.parametrize("seed", SEEDS[::3])
+def test_advantages_stand_on_the_tokens_of_their_turn_and_nowhere_else(seed: int) -> None:
+    trajectory = walked(seed).trajectory
+    turns = turns_in_write_order(trajectory)
+    values = [0.5 + number for number in range(len(turns))]
+    by_write = {turn.write: value for turn, value in zip(turns, values, strict=True)}
+    asked: list[int] = []
+
+    def of_turn(turn: Turn) -> float:
+        asked.append(turn.write)
+        return by_write[turn.write]
+
+    for row, same in zip(
+        trajectory_samples(trajectory, advantage=values), trajectory_samples(trajectory, advantage=of_turn), strict=True
+    ):
+        wanted = np.zeros(len(row), np.float32)
+        for turn in turns:
+            if turn.branch == row.branch:
+                wanted[turn.start : turn.stop] = by_write[turn.write]
+        assert row.advantages is not None
+        assert same.advantages is not None
+        assert row.advantages.tolist() == wanted.tolist() == same.advantages.tolist()
+        assert ((row.advantages != 0) == row.mask).all()
+    assert asked == sorted(by_write)
+
+
+def test_a_branch_that_left_inside_a_turn_has_its_head_untrained_with_logprobs_and_versions() -> None:
+    first, second = trajectory_samples(forked(), advantage=[1.0, 2.0, 3.0])
+    assert first.token_ids == [1, 2, 10, 11, 3, 20, 21, 22]
+    assert second.token_ids == [1, 2, 10, 11, 3, 20, 21, 9, 30]
+    assert first.loss_mask == [0, 0, 1, 1, 0, 1, 1, 1]
+    assert second.loss_mask == [0, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert second.logprobs is not None
+    assert second.logprobs[[2, 6, 8]].tolist() == np.array([-0.1, -0.4, -0.6], np.float32).tolist()
+    assert np.isnan(second.logprobs[[0, 1, 4, 7]]).all()
+    assert first.versions == (VersionSpan(4, 2, 4), VersionSpan(4, 5, 6), VersionSpan(5, 6, 8))
+    assert second.versions == (VersionSpan(4, 2, 4), VersionSpan(4, 5, 6), VersionSpan(5, 6, 7), VersionSpan(6, 8, 9))
+    assert first.advantages is not None
+    assert second.advantages is not None
+    assert first.advantages.tolist() == [0, 0, 1, 1, 0, 2, 2, 2]
+    assert second.advantages.tolist() == [0] * 8 + [3]
+
+
+def test_a_trajectory_without_a_sampled_token_gives_no_rows() -> None:
+    trajectory = Trajectory()
+    assert trajectory_samples(trajectory, advantage=1.0) == []
+    trajectory.begin([1, 2])
+    assert trajectory_samples(trajectory) == []
+    trajectory.append_completion([], [], finish_reason="abort")
+    assert trajectory_samples(trajectory) == []
+
+
+def test_a_trajectory_without_logprobs_gives_rows_without() -> None:
+    trajectory = Trajectory(logprobs=False)
+    trajectory.begin([1])
+    trajectory.append_completion([2], None, finish_reason="stop")
+    [row] = trajectory_samples(trajectory)
+    assert row.logprobs is None
+    assert row.advantages is None
+
+
+# -- rewards
+
+
+@pytest.mark.parametrize(
+    ("metadata", "given", "wanted"),
+    [
+        ({}, None, None),
+        ({"reward": 1}, None, 1.0),
+        ({"reward": -0.25}, None, -0.25),
+        ({"reward": 1}, 0.5, 0.5),
+        ({"reward": "good"}, None, None),
+        ({"reward": True}, None, None),
+        ({"reward": None}, None, None),
+        ({"reward": 1}, np.float32(2), 2.0),
+    ],
+)
+def test_the_reward_is_the_one_given_or_the_number_in_the_metadata(metadata: Any, given: Any, wanted: Any) -> None:
+    trajectory = Trajectory(metadata=metadata)
+    trajectory.begin([1])
+    trajectory.append_completion([2], [-1.0], finish_reason="stop")
+    trajectory.branch([3])
+    trajectory.append_completion([2], [-1.0], finish_reason="stop")
+    assert [row.reward for row in trajectory_samples(trajectory, reward=given)] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300, 10**400, "1", True, [1.0]])
+def test_a_reward_that_is_no_finite_number_is_refused(bad: Any) -> None:
+    with pytest.raises(SampleError, match=r"trajectory 'forked': the reward is .*finite number"):
+        trajectory_samples(forked(), reward=bad)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300, None, "1", True])
+def test_an_advantage_that_is_no_finite_number_is_refused_with_its_turn(bad: Any) -> None:
+    place = r"turn 1 \(branch 0, message 2, tokens 5\.\.8\) is .*finite number"
+    with pytest.raises(SampleError, match=place):
+        trajectory_samples(forked(), advantage=[0.0, bad, 0.0])
+    with pytest.raises(SampleError, match=place):
+        trajectory_samples(forked(), advantage=lambda turn: bad if turn.start == 5 else 0.0)
+    if bad is not None:
+        with pytest.raises(SampleError, match="turn 0 "):
+            trajectory_samples(forked(), advantage=bad)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_advantages_must_be_one_for_each_turn(count: int) -> None:
+    with pytest.raises(SampleError, match=f"{count} advantages for 3 turns"):
+        trajectory_samples(forked(), advantage=np.ones(count))
+
+
+# -- the report
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_report_counts_what_the_rows_are(seed: int) -> None:
+    trajectories = [walked(1000 * seed + k, 30).trajectory for k in range(10)] + [Trajectory()]
+    report = report_rollouts(one for one in trajectories)
+    rows = [row for one in trajectories for row in trajectory_samples(one)]
+    assert report.rollouts == len(trajectories)
+    assert report.samples == len(rows)
+    assert report.samples_per_rollout == len(rows) / len(trajectories)
+    assert report.sampled == sum(row.trained for row in rows)
+    assert report.tokens_in_rows == sum(map(len, rows))
+    assert report.tokens == sum(one.num_tokens for one in trajectories)
+    assert report.breaks == sum(max(one.num_branches - 1, 0) for one in trajectories) == sum(report.causes.values())
+    assert report.samples + report.unsampled == sum(one.num_branches for one in trajectories)
+    assert [*report.causes.values()] == sorted(report.causes.values(), reverse=True)
+    assert "" not in report.causes
+
+
+def test_the_report_reads_well() -> None:
+    unknown = forked()
+    unknown.branch([5])
+    assert str(report_rollouts([forked(), unknown])).splitlines() == [
+        "rollouts  2, as 4 samples (2.00 each)",
+        "breaks    3 (retry: 2, unknown: 1)",
+        "branches  5; 1 without a sampled token make no row",
+        "tokens    21 recorded, 12 sampled, 34 in rows",
+    ]
+
+
+def test_a_report_of_nothing_has_no_ratio() -> None:
+    report = report_rollouts([])
+    assert report == RolloutReport(0, 0, 0, 0, 0, 0, 0, {})
+    assert math.isnan(report.samples_per_rollout)
+    assert str(report).startswith("rollouts  0, as 0 samples\n")

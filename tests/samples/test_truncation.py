@@ -1,0 +1,358 @@
+"""What is kept of a sample that is too long: always one run of it, cut where it was promised, never without loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokentrace.errors import SampleError
+from tokentrace.samples.sample import Sample
+from tokentrace.samples.trajectories import trajectory_samples
+from tokentrace.samples.truncation import Overlong, Truncated, truncate
+from tokentrace.tokens.kinds import Kind, Part
+from tokentrace.trajectory import Trajectory, VersionSpan
+
+CUTTING = [Overlong.TURNS, Overlong.RIGHT, Overlong.LEFT]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some tokens of one message and one kind."""
+
+    message: int
+    kind: Kind
+    count: int
+    trained: bool = False
+
+
+def sample_of(pieces: list[Piece], with_parts: bool = False) -> Sample:
+    """A sample whose ids are its positions, so that what is kept tells where it was."""
+    counts = [piece.count for piece in pieces]
+    total = sum(counts)
+    kinds = np.repeat(np.array([piece.kind for piece in pieces], np.uint8), counts)
+    mask = np.repeat(np.array([piece.trained for piece in pieces], np.bool_), counts)
+    parts = np.full(total, Part.CONTENT, np.uint8)
+    parts[(kinds == Kind.SCAFFOLD) | (kinds == Kind.SYNTHETIC)] = Part.SCAFFOLD
+    return Sample(
+        ids=np.arange(total, dtype=np.int32),
+        mask=mask,
+        messages=np.repeat(np.array([piece.message for piece in pieces], np.int32), counts),
+        kinds=kinds,
+        parts=parts if with_parts else None,
+        logprobs=np.where(kinds == Kind.SAMPLED, -np.arange(total), np.nan).astype(np.float32),
+        advantages=np.where(mask, np.arange(total) + 0.5, 0).astype(np.float32),
+        reward=1.0,
+        versions=tuple(VersionSpan(k // 3, k, min(k + 3, total)) for k in range(0, total, 3)),
+        name="synthetic",
+    )
+
+
+pieces = st.builds(
+    lambda message, kind, count, trained: Piece(message, kind, count, trained and kind == Kind.SAMPLED),
+    st.integers(-1, 3),
+    st.sampled_from(Kind),
+    st.integers(1, 4),
+    st.booleans(),
+)
+anything = st.builds(sample_of, st.lists(pieces, min_size=1, max_size=12), st.booleans())
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[Sample, list[tuple[int, int, int]]]:
+    """A row as a rollout makes it, and where its messages are: start, end of their own tokens, end with the close."""
+    laid: list[Piece] = []
+    spans: list[tuple[int, int, int]] = []
+    counts = st.integers(1, 3)
+
+    def put(message: int, kind: Kind, count: int, trained: bool = False) -> None:
+        if count:
+            laid.append(Piece(message, kind, count, trained))
+
+    def here() -> int:
+        return sum(piece.count for piece in laid)
+
+    put(-1, Kind.SCAFFOLD, draw(st.integers(0, 2)))
+    for number in range(draw(st.integers(1, 7))):
+        start = here() if number else 0
+        if draw(st.booleans()):
+            put(-1, Kind.SCAFFOLD, draw(counts))  # the generation prompt
+            put(number, Kind.SAMPLED, draw(counts), draw(st.booleans()))
+            end = here()
+            put(-1, Kind.SYNTHETIC, draw(st.integers(0, 2)))
+        else:
+            put(number, Kind.SCAFFOLD, draw(counts))
+            put(number, Kind.CONTEXT, draw(st.integers(0, 3)))
+            put(number, Kind.SCAFFOLD, draw(counts))
+            end = here()
+        spans.append((start, end, here()))
+    put(-1, Kind.SCAFFOLD, draw(st.integers(0, 2)))
+    return sample_of(laid, draw(st.booleans())), spans
+
+
+def assert_same_run(sample: Sample, kept: Sample, start: int) -> None:
+    stop = start + len(kept)
+    for name in ("ids", "mask", "messages", "kinds", "parts", "logprobs", "advantages"):
+        whole, part = getattr(sample, name), getattr(kept, name)
+        assert (whole is None) == (part is None)
+        if whole is not None:
+            assert part.tobytes() == whole[start:stop].tobytes(), name
+    spread = [version for version, first, last in sample.versions for _ in range(first, last)]
+    assert [version for version, first, last in kept.versions for _ in range(first, last)] == spread[start:stop]
+    assert (kept.name, kept.reward, kept.branch) == (sample.name, sample.reward, sample.branch)
+
+
+def expected(
+    sample: Sample, spans: list[tuple[int, int, int]], length: int, policy: Overlong
+) -> tuple[int, int] | None:
+    """What is to be kept, found by trying every cut; None for nothing."""
+    count = len(sample)
+    if policy is Overlong.TURNS:
+        fits = [cut for _, end, stop in spans for cut in (end, stop) if cut <= length]
+        return (0, max(fits)) if fits else None
+    if policy is Overlong.LEFT:
+        starts = [start for start, _, _ in spans if count - start <= length]
+        return (min(starts), count) if starts else None
+    borders = {0, *(at for start, _, stop in spans for at in (start, stop))}
+    kinds = sample.kinds.tolist()
+    fixed = [Kind.SCAFFOLD, Kind.SYNTHETIC]
+
+    def good(cut: int) -> bool:
+        if cut in borders:
+            return True
+        whole = not (kinds[cut - 1] == kinds[cut] and kinds[cut] in fixed)
+        if sample.parts is not None:
+            whole &= not (sample.parts[cut - 1] == sample.parts[cut] == Part.SCAFFOLD)
+        begun = max(border for border in borders if border < cut)
+        return whole and any(kind not in fixed for kind in kinds[begun:cut])
+
+    cut = max(cut for cut in range(length + 1) if good(cut))
+    return (0, cut) if cut else None
+
+
+# -- laws
+
+
+@settings(deadline=None, max_examples=400)
+@given(anything, st.integers(1, 50), st.sampled_from([Overlong.DROP, *CUTTING]))
+def test_what_is_kept_is_one_run_of_the_sample_that_fits(sample: Sample, length: int, policy: Overlong) -> None:
+    result = truncate(sample, length, policy)
+    if len(sample) <= length:
+        assert result == Truncated(sample, None, 0)
+        assert result.sample is sample
+        return
+    assert (result.sample is None) == (result.reason is not None)
+    if result.sample is None:
+        assert result.cut == len(sample)
+        return
+    kept = result.sample
+    assert 0 < len(kept) <= length
+    assert result.cut == len(sample) - len(kept)
+    assert_same_run(sample, kept, int(kept.ids[0]))
+    assert kept.ids[0] == 0 or (policy is Overlong.LEFT and kept.ids[-1] == len(sample) - 1)
+    assert kept.notes == (
+        f"cut to the {'last' if policy is Overlong.LEFT else 'first'} {len(kept)} of {len(sample)} tokens ({policy})",
+    )
+
+
+@settings(deadline=None, max_examples=400)
+@given(anything, st.integers(1, 50), st.sampled_from(CUTTING))
+def test_a_completion_is_never_emptied_in_silence(sample: Sample, length: int, policy: Overlong) -> None:
+    result = truncate(sample, length, policy)
+    if len(sample) > length and sample.trained and result.sample is not None:
+        assert result.sample.mask[1:].any()
+    if sample.trained == 0 and result.sample is not None:
+        assert result.sample.trained == 0
+
+
+@settings(deadline=None, max_examples=400)
+@given(anything, st.integers(1, 50))
+def test_a_cut_on_the_right_is_never_inside_scaffold_of_one_message(sample: Sample, length: int) -> None:
+    kept = truncate(sample, length, "right").sample
+    if kept is None or kept is sample:
+        return
+    cut = len(kept)
+    if sample.messages[cut - 1] == sample.messages[cut]:
+        assert not (sample.kinds[cut - 1] == sample.kinds[cut] and sample.kinds[cut] in (Kind.SCAFFOLD, Kind.SYNTHETIC))
+
+
+@settings(deadline=None, max_examples=400)
+@given(anything, st.integers(1, 50))
+def test_a_cut_on_the_left_begins_a_message_and_no_sampled_token(sample: Sample, length: int) -> None:
+    kept = truncate(sample, length, "left").sample
+    if kept is None or kept is sample:
+        return
+    start = int(kept.ids[0])
+    assert kept.kinds[0] != Kind.SAMPLED
+    assert not kept.mask[0]
+    before, after = int(sample.messages[start - 1]), int(sample.messages[start])
+    assert before != after or (before == -1 and sample.kinds[start - 1] == Kind.SYNTHETIC != sample.kinds[start])
+
+
+@settings(deadline=None, max_examples=800)
+@given(conversations(), st.integers(1, 60), st.sampled_from(CUTTING))
+def test_of_a_rollout_exactly_as_much_is_kept_as_the_policy_promises(
+    made: tuple[Sample, list[tuple[int, int, int]]], length: int, policy: Overlong
+) -> None:
+    sample, spans = made
+    if len(sample) <= length:
+        return
+    result = truncate(sample, length, policy)
+    wanted = expected(sample, spans, length, policy)
+    if wanted is None:
+        assert result.sample is None
+        assert result.reason is not None
+        return
+    if sample.trained and not sample.mask[wanted[0] : wanted[1]].any():
+        assert result.reason == f"nothing that carries loss is left within {length} tokens"
+        return
+    assert result.sample is not None
+    assert (int(result.sample.ids[0]), int(result.sample.ids[-1]) + 1) == wanted
+
+
+# -- cases
+
+
+def chat() -> Sample:
+    """user, assistant, tool, assistant: as ChatML lays them out, the second answer cut off and closed."""
+    return sample_of(
+        [
+            Piece(0, Kind.PROMPT, 5),
+            Piece(-1, Kind.PROMPT, 3),  # 5: generation prompt
+            Piece(1, Kind.SAMPLED, 4, True),  # 8
+            Piece(-1, Kind.SCAFFOLD, 1),  # 12: the newline after the stop token
+            Piece(2, Kind.SCAFFOLD, 3),  # 13: header
+            Piece(2, Kind.CONTEXT, 4),  # 16
+            Piece(2, Kind.SCAFFOLD, 2),  # 20: close
+            Piece(-1, Kind.SCAFFOLD, 3),  # 22: generation prompt
+            Piece(3, Kind.SAMPLED, 5, True),  # 25
+            Piece(-1, Kind.SYNTHETIC, 2),  # 30
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "length", "kept"),
+    [
+        ("turns", 31, (0, 30)),  # the close does not fit whole
+        ("turns", 29, (0, 22)),
+        ("turns", 21, (0, 13)),
+        ("turns", 12, (0, 12)),
+        ("turns", 11, None),
+        ("right", 31, (0, 30)),
+        ("right", 27, (0, 27)),
+        ("right", 25, (0, 22)),  # a generation prompt and nothing after it
+        ("right", 24, (0, 22)),
+        ("right", 21, (0, 20)),
+        ("right", 17, (0, 17)),
+        ("right", 16, (0, 13)),  # a header and nothing after it
+        ("right", 14, (0, 13)),
+        ("right", 12, (0, 12)),
+        ("right", 11, (0, 11)),  # the stop token is gone; what is left is still predicted right
+        ("right", 9, (0, 9)),
+        ("right", 8, None),
+        ("left", 31, (5, 32)),
+        ("left", 26, (13, 32)),
+        ("left", 18, (22, 32)),
+        ("left", 10, (22, 32)),
+        ("left", 9, None),
+    ],
+)
+def test_where_a_rollout_is_cut(policy: str, length: int, kept: tuple[int, int] | None) -> None:
+    result = truncate(chat(), length, policy)
+    if kept is None:
+        assert result.sample is None
+    else:
+        assert result.sample is not None
+        assert result.sample.token_ids == [*range(*kept)]
+
+
+def test_reasons_say_what_is_missing() -> None:
+    assert truncate(chat(), 11, "turns").reason == "nothing that carries loss is left within 11 tokens"
+    assert truncate(chat(), 4, "turns").reason == "no whole message fits into 4 tokens"
+    assert truncate(chat(), 9, "left").reason == "no whole message fits into 9 tokens"
+    assert truncate(chat(), 7, "right").reason == "nothing that carries loss is left within 7 tokens"
+    assert truncate(chat(), 31, "drop") == Truncated(None, "it has 32 tokens, and 31 are allowed", 32)
+    header = sample_of([Piece(0, Kind.SCAFFOLD, 4), Piece(0, Kind.CONTEXT, 2)])
+    assert truncate(header, 3, "right").reason == "no token is left within 3 tokens"
+
+
+def test_an_untrained_sample_is_cut_as_asked() -> None:
+    sample = chat().replace(mask=np.zeros(32, np.bool_))
+    kept = truncate(sample, 8, "right").sample
+    assert kept is not None
+    assert len(kept) == 8
+
+
+def test_loss_on_the_first_token_alone_is_no_loss() -> None:
+    sample = sample_of([Piece(0, Kind.SAMPLED, 3, True)])
+    assert truncate(sample, 1, "right").reason == "nothing that carries loss is left within 1 tokens"
+
+
+def test_parts_say_what_is_scaffold_where_kinds_do_not() -> None:
+    sample = sample_of([Piece(0, Kind.PROMPT, 3), Piece(1, Kind.PROMPT, 3), Piece(1, Kind.SAMPLED, 3, True)])
+    parts = np.repeat(np.array([Part.CONTENT, Part.SCAFFOLD, Part.CONTENT], np.uint8), 3)
+    untrained = sample.replace(mask=np.zeros(9, np.bool_))
+    kept = truncate(untrained, 5, "right").sample
+    assert kept is not None
+    assert len(kept) == 5
+    for length in (4, 5, 6):
+        kept = truncate(untrained.replace(parts=parts), length, "right").sample
+        assert kept is not None
+        assert len(kept) == 3
+
+
+def test_scaffold_that_carries_loss_is_not_dropped_as_a_header() -> None:
+    sample = sample_of([Piece(0, Kind.CONTEXT, 2), Piece(1, Kind.SCAFFOLD, 1, True), Piece(1, Kind.SAMPLED, 3, True)])
+    kept = truncate(sample, 3, "right").sample
+    assert kept is not None
+    assert kept.token_ids == [0, 1, 2]
+
+
+def test_what_stands_between_a_turn_and_a_message_with_its_own_header_goes_with_the_turn() -> None:
+    """Also where only parts tell that the message has a header."""
+    pieces = [
+        Piece(0, Kind.CONTEXT, 2),
+        Piece(1, Kind.SAMPLED, 2, True),
+        Piece(-1, Kind.CONTEXT, 1),
+        Piece(2, Kind.CONTEXT, 4),
+        Piece(3, Kind.SAMPLED, 2),
+    ]
+    sample = sample_of(pieces)
+    parts = np.full(len(sample), Part.CONTENT, np.uint8)
+    parts[4:7] = Part.SCAFFOLD
+    for given_parts, wanted in ((None, 4), (parts, 5)):
+        kept = truncate(sample.replace(parts=given_parts), 6, "turns").sample
+        assert kept is not None
+        assert len(kept) == wanted
+
+
+def test_a_resumed_turn_is_one_message() -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1, 2], messages=1, message_spans=[(0, 2, 0)])
+    trajectory.append_completion([3, 4], [-1.0, -1.0], finish_reason="abort")
+    trajectory.append_context([5], Kind.SCAFFOLD)
+    trajectory.append_completion([6, 7], [-1.0, -1.0], finish_reason="stop", continues=True)
+    [row] = trajectory_samples(trajectory)
+    assert truncate(row, 6, "turns").reason == "nothing that carries loss is left within 6 tokens"
+
+
+def test_an_error_names_the_sample_and_both_lengths() -> None:
+    with pytest.raises(SampleError, match="sample 'synthetic' has 32 tokens, and 31 are allowed"):
+        truncate(chat(), 31, Overlong.ERROR)
+    assert truncate(chat(), 32, "error").cut == 0
+
+
+@pytest.mark.parametrize("length", [0, -1, True, 2.5, None])
+def test_a_length_that_is_none_is_refused(length: Any) -> None:
+    with pytest.raises(SampleError, match="length must be a positive integer"):
+        truncate(chat(), length, "right")
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(SampleError, match=r"no policy 'middle'.*error, drop, turns, right, left"):
+        truncate(chat(), 5, "middle")
