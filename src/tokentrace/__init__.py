@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .compare.breaks import Break, BreakCause, explain_break
     from .compare.histories import compare_histories
     from .compare.incremental import tokenize_incrementally
+    from .conversation.forms import Change
     from .data.job import tokenize_files
     from .data.tables import read_samples, write_samples
     from .data.tokenizing import TokenizeSettings, tokenize_rows
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         ControlTokenError,
         ExtensionError,
         InputError,
+        LostTextError,
+        LostTextWarning,
         RendererError,
         SampleError,
         TemplateError,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from .parsing.parser import StreamingParser
     from .parsing.response import CallStatus, ParsedResponse, ParsedToolCall
     from .rendering.bridged import BridgedTokens
+    from .rendering.lost import Lost
     from .rendering.rendered import RenderedTokens, TokenSpan
     from .rendering.renderer import Renderer, RendererPool, create_renderer, create_renderer_pool
     from .rendering.splicing import splice_prefix
@@ -76,6 +80,7 @@ _HOMES = {
     "Budget": "rollout.loop",
     "CallGrammar": "formats.grammar",
     "CallStatus": "parsing.response",
+    "Change": "conversation.forms",
     "ChatTemplate": "template",
     "ControlPolicy": "tokens",
     "ControlTokenError": "errors",
@@ -90,6 +95,9 @@ _HOMES = {
     "Kind": "tokens.kinds",
     "Loss": "parsing.losses",
     "LossKind": "parsing.losses",
+    "Lost": "rendering.lost",
+    "LostTextError": "errors",
+    "LostTextWarning": "errors",
     "Overlong": "samples.truncation",
     "Pack": "samples.packing",
     "ParsedResponse": "parsing.response",
@@ -159,6 +167,7 @@ __all__ = [
     "Budget",
     "CallGrammar",
     "CallStatus",
+    "Change",
     "ChatTemplate",
     "ControlPolicy",
     "ControlTokenError",
@@ -173,6 +182,9 @@ __all__ = [
     "Kind",
     "Loss",
     "LossKind",
+    "Lost",
+    "LostTextError",
+    "LostTextWarning",
     "Overlong",
     "Pack",
     "ParsedResponse",
