@@ -58,6 +58,7 @@ _ABORTED_ID: Final = "generate-tokens-"
 """What vLLM puts before the id of a request; an abort without it is answered 200, and nothing happens."""
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
+_LOGPROBS: Final = {GENERATE: "content", COMPLETIONS: "token_logprobs"}
 
 
 class VLLMEngine:
@@ -290,10 +291,12 @@ class _Reader(Arriving):
         return None
 
 
-def _pieces(choice: Any, path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
+def _pieces(choice: dict[str, Any], path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
     ids = answered_ids(part(choice, "token_ids"), "token_ids", vocab_size)
     if not len(ids):
-        return ids, answered_logprobs([], ids, "logprobs")
+        told = choice.get("logprobs")
+        given = None if told is None else table(told, "logprobs").get(_LOGPROBS[path])
+        return ids, answered_logprobs([] if given is None else given, ids, "logprobs")
     if path == COMPLETIONS:
         given = part(choice, "logprobs", "token_logprobs")
         logprobs = answered_logprobs(given, ids, "logprobs.token_logprobs")

@@ -183,13 +183,13 @@ def _cut(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
 
 
 def _is_place(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _is_finite(value: Any) -> bool:
     """Whether it is a number that a float can hold."""
     try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        return type(value) is not bool and isinstance(value, Real) and math.isfinite(value)
     except (OverflowError, ValueError):
         return False
 

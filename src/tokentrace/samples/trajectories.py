@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -89,11 +89,15 @@ def _completion(turn: Turn) -> CompletionSpan:
         turn.start,
         turn.stop,
         turn.logprobs_kind,
-        float(temperature) if _is_number(temperature) else None,
-        float(top_p) if _is_number(top_p) else None,
-        top_k if type(top_k) is int and abs(top_k) < 2**31 else None,
+        temperature if type(temperature) is float else float(temperature) if _is_small(temperature) else None,
+        top_p if type(top_p) is float else float(top_p) if _is_small(top_p) else None,
+        top_k if _is_small(top_k) else None,
         turn.cached_tokens,
     )
+
+
+def _is_small(value: Any) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < 2**31
 
 
 def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
@@ -101,7 +105,7 @@ def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
     odd = [
         f"{kind}, sampled at temperature {temperature:g}"
         for _, _, kind, temperature, *_ in completions
-        if temperature is not None and temperature != 1 and kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
+        if temperature not in (None, 0, 1) and kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
     ]
     if not odd:
         return ()
