@@ -10,13 +10,15 @@ import pytest
 
 from tokentrace import InputError
 from tokentrace.demo.rollouts import FollowUps, question_reward
+from tokentrace.demo.source import SOURCES
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import row_task
 from tokentrace.rollout.config import ConfigError, load_interaction, load_object, load_tools, read_config
 from tokentrace.rollout.cutting import Keep
 from tokentrace.rollout.loop import Budget
-from tokentrace.rollout.setup import read_run
+from tokentrace.rollout.setup import Run
+from tokentrace.rollout.setup import read_run as read_any_run
 from tokentrace.rollout.tools import as_tools
 
 TOOLS = '''
@@ -50,6 +52,11 @@ engine: {kind: embedded}
 data: {file: rows.jsonl}
 output: out
 """
+
+
+def read_run(path: Path, **options: Any) -> Run:
+    """As the command line reads it: it knows the demo's questions."""
+    return read_any_run(path, sources=SOURCES, **options)
 
 
 def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
@@ -120,13 +127,13 @@ BAD = {
     "wrong type": (POCKET_RUN + "budget:\n  turns: many\n", "line 6: budget.turns: must be a whole number, not 'many'"),
     "true is no number": (POCKET_RUN + "concurrency: true\n", "line 5: concurrency: must be a whole number, not True"),
     "too small": (POCKET_RUN + "concurrency: 0\n", "line 5: concurrency: must be at least 1, not 0"),
-    "no budget": (POCKET_RUN + "budget: {turns: 0}\n", "line 5: budget.turns: must be more than 0"),
+    "no budget": (POCKET_RUN + "budget: {turns: 0}\n", "line 5: budget.turns: must be at least 1, not 0"),
     "empty value": (POCKET_RUN + "budget: {turns: }\n", "line 5: budget.turns: has no value"),
     "odd choice": (
         POCKET_RUN + "budget: {result_keep: haed}\n",
         "result_keep: there is no 'haed'; did you mean 'head'",
     ),
-    "sampling": (POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n", "line 7: sampling.top_p: top_p cannot be 2"),
+    "sampling": (POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n", "line 7: sampling.top_p: cannot be 2"),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
     "negative seed": (POCKET_RUN + "seed: -1\n", "line 5: seed: must be at least 0, not -1"),
@@ -169,7 +176,10 @@ BAD = {
         POCKET_RUN + "tools: [{function: own_tools.add}, {function: own_tools.add}]\n",
         "two tools are called",
     ),
-    "questions and tools": (POCKET_RUN + "tools: [{function: own_tools.add}]\n", "line 5: tools: pocket's questions"),
+    "questions and tools": (
+        POCKET_RUN + "tools: [{function: own_tools.add}]\n",
+        "line 5: tools: data.questions brings tools",
+    ),
     "tools file": (POCKET_RUN + "tools_file: none.yaml\n", "line 5: tools_file: there is no file"),
     "interaction": (POCKET_RUN + "interaction: {class_name: own_tools.Table}\n", "line 5: .*BaseInteraction"),
     "renderer": (POCKET_RUN + "renderer: {control_tokens: odd}\n", "line 5: renderer: .*control_tokens"),
