@@ -252,6 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
         entries = [{"id": one, "prob": 0.5} for one in ids]
         answer = {
             "tokens": ids,
+            "tokens_cached": len(prompt) - 1 + len(ids),
             "tokens_evaluated": len(prompt),
             "stop_type": "eos",
             "completion_probabilities": entries,
@@ -290,26 +291,34 @@ def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers
     urls = ", ".join(server.url for server in servers)
     config.write_text(
         f"engine: {{kind: llama.cpp, urls: [{urls}], http: {{retries: 0}}}}\ntokenizer: {POCKET}\n"
-        "tools_file: tools.yaml\ndata: {file: rows.jsonl}\noutput: out\n",
+        "tools_file: tools.yaml\ndata: {file: rows.jsonl}\noutput: out\npatience: 0\n",
         encoding="utf-8",
     )
     out = tmp_path / "out"
     for server in servers:
         server.broken = True
-    failed = run(config, "-o", out)
-    assert failed.exit_code == 1, failed.output
-    assert "engine 4" in failed.stdout
-    for server in servers:
-        server.broken = False
-    result = run(config, "-o", out, "--retry", "--json", "-q")
+    stopped = run(config, "-o", out)
+    assert stopped.exit_code == 3, stopped.output
+    assert "stopped: the engine did not answer for 0 s: no endpoint answered" in stopped.stderr
+    assert "0 of 4 rollouts are finished and kept; the same command goes on with the rest" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    servers[0].broken = False
+    result = run(config, "-o", out, "--json")
     assert result.exit_code == 0, result.output
     metrics = json.loads(result.stdout)
+    assert [one["name"] for one in metrics["circuits"]] == [server.url for server in servers]
+    assert [one["state"] for one in metrics["circuits"]] == ["closed", "open"]
+    assert metrics["circuits"][1]["failed"] >= 1
+    assert f"{servers[0].url} closed; {servers[1].url} open for" in result.stderr
     assert (metrics["ends"], metrics["tool_calls"], metrics["reward"]) == ({"answer": 4}, 4, 1.25)
     store = RolloutStore(out)
     streams = [trajectory.stream().tolist() for _, trajectory in store.trajectories()]
     finished = {row["metadata"]["level"]: row["messages"] for row in store.finished}
     store.close()
     assert [finished[number][2]["content"] for number in range(4)] == [f"the word is w{number}" for number in range(4)]
+    servers[1].broken = False
+    both = run(config, "-o", tmp_path / "both", "--json", "-q")
+    assert {one["failed"] for one in json.loads(both.stdout)["circuits"]} == {0}
     assert all(server.prompts for server in servers), "both were used"
     for prompt in [prompt for server in servers for prompt in server.prompts]:
         assert any(stream[: len(prompt)] == prompt for stream in streams), "what was sent is what is kept"
