@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -18,8 +19,14 @@ from click.testing import CliRunner, Result
 
 from tokentrace import create_renderer
 from tokentrace.cli import main
+from tokentrace.cli.rollout import _Display
 from tokentrace.data.tables import read_metadata, read_samples
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines.routing import Router
+from tokentrace.engines.scripted import Fault, ScriptedEngine
 from tokentrace.pocket import POCKET
+from tokentrace.rollout.loop import Agent, Task
+from tokentrace.rollout.patience import Outage
 from tokentrace.rollout.store import RolloutStore
 
 ROOT = Path(__file__).parents[2]
@@ -252,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         entries = [{"id": one, "prob": 0.5} for one in ids]
         answer = {
             "tokens": ids,
-            "tokens_cached": len(prompt) - 1 + len(ids),
+            "timings": {"cache_n": len(prompt) - 1},
             "tokens_evaluated": len(prompt),
             "stop_type": "eos",
             "completion_probabilities": entries,
@@ -311,6 +318,8 @@ def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers
     assert metrics["circuits"][1]["failed"] >= 1
     assert f"{servers[0].url} closed; {servers[1].url} open for" in result.stderr
     assert (metrics["ends"], metrics["tool_calls"], metrics["reward"]) == ({"answer": 4}, 4, 1.25)
+    assert metrics["prompt_tokens"] - metrics["cached_tokens"] == 8, "all but one token of each prompt"
+    assert "cached tokens" in result.stderr
     store = RolloutStore(out)
     streams = [trajectory.stream().tolist() for _, trajectory in store.trajectories()]
     finished = {row["metadata"]["level"]: row["messages"] for row in store.finished}
@@ -324,3 +333,34 @@ def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers
         assert any(stream[: len(prompt)] == prompt for stream in streams), "what was sent is what is kept"
     trained = [sample.ids[sample.mask].tolist() for sample in read_samples(out / "rows.parquet")]
     assert trained == [CALL + ANSWER] * 4
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["a file", "a terminal"])
+def test_progress_shows_circuits_and_outages(
+    terminal: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(_Display, "_EVERY", 0.0)
+    engines = [ScriptedEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
+    engines[1].faults.append(Fault.UNAVAILABLE)
+    router = Router(engines, names=["http://a", "http://b"])
+    asyncio.run(router.generate([1], SamplingParams(1), session="x"))
+    asyncio.run(router.generate([1], SamplingParams(1), session="y"))
+    store = RolloutStore(tmp_path)
+    with _Display(2, store, False, router) as display:
+        display.outage(Outage("connection refused", 0, 1, 60))
+        display.outage(Outage("connection refused", 1, 2, 59))
+        display.outage(None)
+        display.update(asyncio.run(Agent(router, RENDERER).run(Task([{"role": "user", "content": "?"}]))))
+    store.close()
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("asking again in 1 s, the run stops in 60 s; connection refused") == 1
+    assert "asking again in 2 s" not in said, "now and then, not each time"
+    assert "the engine answers again" in said
+    assert "engines: 1 closed, http://b open for" in said
+    assert "1 of 2 rollouts" in said or terminal
+    quiet = _Display(2, store, True, engines[0])
+    quiet.outage(Outage("connection refused", 0, 1, 60))
+    assert capsys.readouterr().err == ""

@@ -155,9 +155,6 @@ BAD = {
     ),
     "budget zero": (POCKET_RUN + "budget: {reward_timeout: 0}\n", "line 5: budget.reward_timeout: must be more than 0"),
     "limit name": (POCKET_RUN + "budget: {reward_timout: 9}\n", "did you mean 'reward_timeout'"),
-        FILE_RUN.replace("rows.jsonl", "x") + "reward: questions\n",
-        "there is no file or folder 'x'",
-    ),
     "no engine": ("data: {questions: {count: 1}}\n", "'engine' is missing"),
     "engine kind": (
         POCKET_RUN.replace("embedded", "vlm"),
@@ -314,7 +311,7 @@ def test_aliases_that_would_make_billions_of_values_are_refused_with_their_line(
     with pytest.raises(ConfigError, match=r"aliases repeat what is here too often"):
         read_config(written(tmp_path, f"long: &long {'x' * 100_000}\n" + f"all: [{', '.join(['*long'] * 200)}]\n"))
     with pytest.raises(ConfigError, match="the name of a setting must be text"):
-        read_config(written(tmp_path, bomb(30) + "? *a29\n: 1\n"))
+        read_config(written(tmp_path, bomb(3) + "? *a2\n: 1\n"))
     few = read_config(written(tmp_path, "base: &base {turns: 3}\none: *base\ntwo: *base\n"))
     assert few.plain() == {"base": {"turns": 3}, "one": {"turns": 3}, "two": {"turns": 3}}
     assert read_config(written(tmp_path, bomb(4))).plain()["a3"][9][9][9] == ["x"] * 10, "what is small is read"
@@ -331,5 +328,5 @@ def test_passwords_in_addresses_are_not_shown(tmp_path: Path) -> None:
     engine = "engine: {kind: vllm, url: 'http://me:secret@127.0.0.1:9/v1?key=secret', http: {retries: 0}}\n"
     run = read_run(written(tmp_path, engine + f"tokenizer: {POCKET}\n" + POCKET_RUN.partition("\n")[2]))
     with pytest.raises(ConfigError, match=r"line 1: engine.url: http://127.0.0.1:9/v1: ") as raised:
-        asyncio.run(run.connect())  # type: ignore[arg-type]
+        asyncio.run(run.connect())
     assert "secret" not in str(raised.value).partition("http://127.0.0.1:9/v1: ")[0]

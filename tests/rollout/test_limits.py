@@ -41,7 +41,7 @@ class Engine(ScriptedEngine):
         session = str(options.get("session"))
         at = self.counts[session] = self.counts.get(session, -1) + 1
         ids = RENDERER.tokenizer.encode(self._turns[min(at, len(self._turns) - 1)])
-        self._script = lambda *_: ids  # type: ignore[misc]
+        self._script = lambda *_: ids
         made = await super().generate(prompt_ids, sampling, **options)
         return Completion(made.ids, made.logprobs, made.finish_reason, made.versions, 10 * at)
 
@@ -107,7 +107,7 @@ def test_rollouts_of_one_name_that_are_under_way_together_are_told_apart(name: s
     rollouts = asyncio.run(go())
     assert [rollout.reward for rollout in rollouts] == list(range(8))
     assert len({rollout.instance for rollout in rollouts}) == 8
-    assert len(one.engine.counts) == 8  # type: ignore[attr-defined]  # what the engine is told, too
+    assert len(one.engine.counts) == 8  # what the engine is told, too
     again = asyncio.run(one.run(valued(1, "same")[0]))
     assert again.instance == "same", "a name is free again when its rollout is over"
 
@@ -128,11 +128,11 @@ def test_a_name_that_is_there_twice_is_refused_before_anything_runs() -> None:
     for given in (tasks, list(grouped(tasks, 2))):
         with pytest.raises(InputError, match=r"are both called 'a.*grouped\(tasks, n\)"):
             asyncio.run(run_rollouts(one, given))
-    assert not one.engine.requests  # type: ignore[attr-defined]
+    assert not one.engine.requests
     with pytest.raises(InputError, match="tasks 0 and 2"):
         asyncio.run(run_rollouts(one, iter(tasks)))
     with pytest.raises(InputError, match=r"task 1 is \{'prompt'.*row_task"):
-        asyncio.run(run_rollouts(one, [tasks[0], {"prompt": "?"}]))  # type: ignore[list-item]
+        asyncio.run(run_rollouts(one, [tasks[0], {"prompt": "?"}]))
 
 
 # -- limits
@@ -196,7 +196,7 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
 
     def loop() -> asyncio.AbstractEventLoop:
         made = asyncio.new_event_loop()
-        made.time = lambda: now  # type: ignore[method-assign]
+        made.time = lambda: now
         return made
 
     async def hang(*_: Any, **__: Any) -> None:
@@ -242,7 +242,7 @@ class Broken(Table):
 
 def failing_engine() -> Rollout:
     made = agent(CALL, ANSWER, tools=[look], reward=lambda _: 1.0)
-    made.engine.faults.extend([None, Fault.GARBAGE])  # type: ignore[attr-defined]
+    made.engine.faults.extend([None, Fault.GARBAGE])
     return asyncio.run(made.run(Task(QUESTION, name="one", metadata={"reward": 5.0})))
 
 
@@ -395,7 +395,7 @@ def test_an_odd_budget_is_refused_by_name(name: str, value: Any) -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    budget = Budget(turns=np.int64(3), seconds=np.float32(2), result_keep="tail")  # type: ignore[arg-type]
+    budget = Budget(turns=np.int64(3), seconds=np.float32(2), result_keep="tail")
     assert (type(budget.turns), type(budget.seconds), budget.result_keep) == (int, float, "tail")
 
 
@@ -438,7 +438,7 @@ def test_odd_settings_of_a_run_are_refused_by_name() -> None:
         ({"seed": "1"}, "seed must be a whole number"),
     ):
         with pytest.raises(InputError, match=said):
-            asyncio.run(run_rollouts(agent(), [Task(QUESTION)], **options))  # type: ignore[arg-type]
+            asyncio.run(run_rollouts(agent(), [Task(QUESTION)], **options))
     with pytest.raises(InputError, match="size of a group must be at least 1"):
         grouped([], 0)
 

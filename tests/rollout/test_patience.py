@@ -167,7 +167,7 @@ def test_waiting_for_the_engine_is_not_the_rollouts_time() -> None:
 
     def loop() -> asyncio.AbstractEventLoop:
         made = asyncio.new_event_loop()
-        made.time = clock  # type: ignore[method-assign]  # the loop's time is the clock's: a limit that counted would be over
+        made.time = clock  # the loop's time is the clock's: a limit that counted would be over
         return made
 
     with asyncio.Runner(loop_factory=loop) as runner:
