@@ -125,7 +125,7 @@ class Agent:
         metadata = {**task.metadata, "task": task.name}
         vocab = self.renderer.tokenizer.vocabulary.size
         trajectory = Trajectory(name=task.name, vocab_size=vocab, metadata=metadata)
-        tools = self.tools if task.tools is None else as_tools(task.tools)
+        tools = self.tools if task.tools is None else task.tools
         began = self._clock()
         with _instance(task.name) as instance:
             rollout = Rollout(task, trajectory, tools, list(task.messages), instance=instance)

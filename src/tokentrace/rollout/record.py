@@ -12,7 +12,7 @@ from ..trajectory.trajectory import Trajectory
 from .checks import is_list, seconds, shown, whole
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
-from .tools import BaseTool, ToolUse
+from .tools import BaseTool, ToolUse, as_tools
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -80,8 +80,8 @@ class Task:
             raise InputError(f"a task's messages must be a list of messages, not {shown(self.messages)}")
         if not isinstance(self.name, str) or not _is_text(self.name):
             raise InputError(f"a task's name must be text, not {shown(self.name)}")
-        if self.tools is not None and not is_list(self.tools):
-            raise InputError(f"a task's tools must be a list of tools, not {shown(self.tools)}")
+        if self.tools is not None:
+            object.__setattr__(self, "tools", as_tools(self.tools))
         for name in ("tool_settings", "interaction_settings"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
