@@ -18,6 +18,7 @@ import numpy as np
 
 from ..conversation.forms import Adapted, Change, MessageForm, adapt
 from ..conversation.messages import check_messages, check_tools
+from ..conversation.values import plain_json
 from ..errors import ControlTokenError, InputError, RendererError, TemplateError, TokentraceError
 from ..formats import families
 from ..formats.dialects import with_parsers
@@ -474,6 +475,8 @@ class Renderer:
         try:
             key = json.dumps(checked)
         except (TypeError, ValueError, RecursionError):
+            if self.messages is MessageForm.ADAPT:
+                checked = [plain_json(tool, field=f"tools.{at}") for at, tool in enumerate(checked)]
             return wrap_tools(checked)
         wrapped = self._tools.get(key)
         if wrapped is None:

@@ -234,17 +234,15 @@ def _runs(rendered: RenderedTokens) -> list[tuple[int, int, int]]:
 
 def _remarks(rendered: RenderedTokens) -> str:
     """Notes and changes, where there are any."""
-    notes = "".join(f"<li>{_text(note)}</li>" for note in rendered.notes)
+    said = [*(f"lost: {one}" for one in rendered.lost), *rendered.notes]
+    notes = "".join(f"<li>{_text(note)}</li>" for note in said)
     changes = "".join(
         f"<li><b>message {made.message}</b> {_text(made.what)}{_change(made.before, made.after)}</li>"
         for made in rendered.changes
     )
     out = f'<details class="tt-notes" open><summary>Notes</summary><ul>{notes}</ul></details>' if notes else ""
     if changes:
-        out += (
-            '<details class="tt-changes" open><summary>Changes against the shipped template</summary>'
-            f"<ul>{changes}</ul></details>"
-        )
+        out += f'<details class="tt-changes" open><summary>Changes</summary><ul>{changes}</ul></details>'
     return out
 
 
