@@ -38,6 +38,7 @@ from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sample
 from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
 from ..template.traced import UNKNOWN, Origin, TracedList
+from ..tokens.control import Trust
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -427,7 +428,9 @@ class Renderer:
     def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:
         trusted = self._trust(rendering.origins, messages)
         try:
-            return encode_spans(self.tokenizer, rendering, trusted, self.control_tokens)
+            return encode_spans(
+                self.tokenizer, rendering, [Trust.ANY if ok else Trust.NONE for ok in trusted], self.control_tokens
+            )
         except ForgedControl as forged:
             raise _forged(forged, rendering.origins[forged.span], messages, tools) from None
         except UnicodeEncodeError as error:
