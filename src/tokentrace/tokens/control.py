@@ -6,6 +6,7 @@ each piece between them and looks there for the others, by what the normalizer m
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,10 +60,18 @@ class Spans:
             start = end
         return out
 
-    def first_forbidding(self, first: int, last: int, token: ControlToken) -> int | None:
-        """The first of the spans `first` to `last` (inclusive) that may not hold a token."""
-        least = Trust.INNER if token.id in self.inner else Trust.ANY
-        return next((span for span in range(first, last + 1) if self.trust[span] < least), None)
+    def least(self, found: Found) -> Trust:
+        """What the least trusted of the spans may hold that a token touches."""
+        return min(self.trust[span] for span in self._touched(found))
+
+    def first_forbidding(self, found: Found) -> int | None:
+        """The first span that a token touches and that may not hold it."""
+        least = Trust.INNER if found.token.id in self.inner else Trust.ANY
+        return next((span for span in self._touched(found) if self.trust[span] < least), None)
+
+    def _touched(self, found: Found) -> range:
+        first, last = bisect.bisect_right(self.ends, found.text_start), bisect.bisect_left(self.ends, found.text_end)
+        return range(first, last + 1)
 
 
 class Pattern:

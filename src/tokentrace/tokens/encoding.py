@@ -189,7 +189,9 @@ def _encode_apart(
     everything = split(text, Spans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
     parts = everything
     if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
-        spans = Spans(rendering.ends, trust, inner() if Trust.INNER in trust else frozenset())
+        spans = Spans(rendering.ends, trust)
+        if Trust.INNER in trust and any(spans.least(found) is Trust.INNER for found in _tokens(everything)):
+            spans = Spans(rendering.ends, trust, inner())
         if policy is ControlPolicy.REJECT:
             _reject_forged(everything, spans)
         parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
@@ -255,8 +257,7 @@ def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[Found | Plain], *, chec
 def _reject_forged(everything: Sequence[Found | Plain], spans: Spans) -> None:
     """Raise ForgedControl for the first control token that touches a span that may not hold it."""
     for found in _tokens(everything):
-        first, last = bisect.bisect_right(spans.ends, found.text_start), bisect.bisect_left(spans.ends, found.text_end)
-        span = spans.first_forbidding(first, last, found.token)
+        span = spans.first_forbidding(found)
         if span is not None:
             raise ForgedControl(span, found.token.text)
 

@@ -106,6 +106,27 @@ class Tokenizer:
         token = self.vocabulary.control.get(text)
         return None if token is None else token.id
 
+    # -- copying and pickling: by its ``tokenizer.json``; what is made of that is shared inside a process
+
+    def __copy__(self) -> Tokenizer:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: Any) -> Tokenizer:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("name", "templates", "variables", "eos_ids")
+        given = {name: getattr(self, name) for name in names}
+        return {"spec_json": self._core.encoder.spec_json, "fast": self._core.fast, **given}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+        _unpickled[self.digest] = self._core
+        while len(_unpickled) > 2:
+            del _unpickled[next(iter(_unpickled))]
+
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, {self.vocabulary.size} ids, {self.backend})"
 
@@ -120,6 +141,7 @@ class _Core:
             raise TokenizerError(f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}") from error
         self.digest = digest
         self.name = name
+        self.fast = fast
         controls = sorted(self.vocabulary.control)[:40]
         sample = _SAMPLE + "".join(f"{text} x\n{text}" for text in controls)
         self.encoder = _Encoder(spec_json, name, sample=sample if fast else None)
@@ -152,6 +174,8 @@ class _Core:
 
 
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
+_unpickled: dict[str, _Core] = {}
+"""The last ones that came out of a pickle: a worker is sent the same one with each task, and lets go of it after."""
 
 
 def _shared_core(spec_json: str, name: str, fast: bool) -> _Core:
@@ -166,7 +190,7 @@ class _Encoder:
     """One ``tokenizer.json`` under both libraries. `fast` is None where fastokens cannot be relied upon."""
 
     def __init__(self, spec_json: str, name: str, *, sample: str | None) -> None:
-        self._json = spec_json
+        self.spec_json = spec_json
         self._name = name
         self.fast: Any = self._load_fast(sample) if sample is not None else None
 
@@ -175,7 +199,7 @@ class _Encoder:
         import tokenizers
 
         try:
-            tokenizer = tokenizers.Tokenizer.from_str(self._json)
+            tokenizer = tokenizers.Tokenizer.from_str(self.spec_json)
         except Exception as error:
             raise TokenizerError(f"{self._name or 'the tokenizer'} does not load: {error}") from error
         tokenizer.no_truncation()
@@ -188,7 +212,7 @@ class _Encoder:
         expected = self.slow.encode(sample, add_special_tokens=False).ids
         problem = "its ids differ from those of tokenizers"
         try:
-            fast = fastokens.Tokenizer.from_json_str(self._json)
+            fast = fastokens.Tokenizer.from_json_str(self.spec_json)
             fast.no_truncation()
             fast.no_padding()
             if fast.encode(sample).ids == expected:
