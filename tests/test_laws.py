@@ -1,6 +1,6 @@
 """The laws of rendering, for every family and for text made to break them.
 
-- No control token comes from a field of an untrusted role or from a schema, and none that ends a turn or begins one from
+- No control token comes from a field of an untrusted role or from a schema, none that ends or begins a turn from
   an assistant's; with nobody trusted, none from any field.
 - The control tokens of a conversation are those of its scaffold, whatever its fields say.
 - Ids, messages, fields and mask have one entry per token; only assistants sample.

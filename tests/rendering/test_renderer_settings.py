@@ -26,7 +26,6 @@ from tokentrace import (
     create_renderer,
     create_renderer_pool,
 )
-from tokentrace.cli.inputs import parse_kwargs
 from tokentrace.data.sources import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.pocket import POCKET
@@ -112,7 +111,7 @@ def test_a_row_with_a_variable_that_nobody_reads_is_a_bad_row() -> None:
     assert rows.tokenize(Row(1, 1, good), "x").bad is None
     problem = rows.tokenize(Row(2, 2, bad), "x").bad
     assert problem is not None
-    assert "enable_thinking" in problem.problem
+    assert "enable_thinking" in problem.reason
     with pytest.raises(RendererError, match="did you mean"):
         RowTokenizer(TokenizeSettings(str(POCKET), template_kwargs={"enable_thinkin": False}))
 
@@ -121,14 +120,6 @@ def test_a_rows_own_variables_are_data() -> None:
     rows = RowTokenizer(TokenizeSettings(str(POCKET)))
     mine = rows._supervisor({"enable_thinking": "<|end|>"}).renderer
     assert "kwargs" not in mine.trusted
-
-
-def test_the_command_line_reads_python_and_json() -> None:
-    given = ["a=True", "b=False", "c=None", "d=true", "e=null", 'f="True"', "g=Truely", "h=[1, true]", "i="]
-    assert parse_kwargs(given) == {
-        **{"a": True, "b": False, "c": None, "d": True, "e": None},
-        **{"f": "True", "g": "Truely", "h": [1, True], "i": ""},
-    }
 
 
 # -- selections

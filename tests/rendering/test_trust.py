@@ -2,7 +2,7 @@
 
 Vocabularies are those of `tests.formats.small`, with each control token special or not as in the family's own. What
 ends or begins a turn is found out here in another way than the library does: by looking at what stands around the
-texts of users, systems and results, and at where turns end.
+texts of users and results, and at where turns end.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def attempt(made: Renderer, messages: Any, tools: Any = None, **options: Any) ->
 
 @cache
 def ends_or_begins(family: str) -> frozenset[int]:
-    """Control tokens that end a turn or begin another: all that stand in the turns of others, and where turns end."""
+    """Control tokens that end a turn or begin another: all in the turns of users and tools, and where turns end."""
     made = renderer(family)
     found = set(made.get_stop_token_ids())
     named = ("bos_token", "eos_token", "pad_token")
@@ -87,7 +87,7 @@ def ends_or_begins(family: str) -> frozenset[int]:
             continue
         for at, index in enumerate(rendered.token_ids):
             own = rendered.message_indices[at]
-            if rendered.control[at] and own >= 0 and messages[own]["role"] != "assistant":
+            if rendered.control[at] and own >= 0 and messages[own]["role"] in ("user", "tool"):
                 found.add(index)
         found |= {turn.stop_token for turn in rendered.turns} - {None}
     prompted = attempt(made, [USER], add_generation_prompt=True)
@@ -166,8 +166,10 @@ def test_nor_in_a_bridge(family: str) -> None:
         bridged = made.bridge_to_next_turn(prompt.token_ids, completion, new)
         if bridged is None:
             continue
-        said = [i for i, kind in zip(bridged.ids.tolist(), bridged.kinds.tolist(), strict=True) if kind == Kind.CONTEXT]
-        assert not bounds & set(said)
+        new_ids = bridged.ids[len(bridged.ids) - len(bridged.kinds) :]
+        said = new_ids[bridged.kinds == Kind.CONTEXT]
+        assert len(said) > len(text) // 2
+        assert not bounds & set(said.tolist())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
