@@ -280,7 +280,7 @@ def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict
     assert settings_of(other) == settings_of(renderer)
     assert other.render_ids(CHAT) == renderer.render_ids(CHAT)
     assert other.get_stop_token_ids() == renderer.get_stop_token_ids()
-    assert other.kept == {}
+    assert way is copy.copy or other.kept == {}
     assert other.tokenizer._core is renderer.tokenizer._core  # loaded once
 
 

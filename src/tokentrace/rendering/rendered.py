@@ -6,13 +6,14 @@ import copy
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.forms import Change
 from ..conversation.messages import ROLES
 from ..errors import RendererError, SampleError
 from ..settings import shown, whole
@@ -22,7 +23,7 @@ from ..template.trace import Rendering
 from ..template.traced import UNKNOWN, Origin
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids, Tokenizer
-from .history import Change
+from .lost import Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,10 @@ class RenderedTokens:
 
     `mask_means` is ``"sampled"``; in a training row, whose mask is what carries loss, it is ``"trained"``.
 
-    `turns` are the sampled turns with their stop tokens, `changes` what was changed against the shipped template
-    (`preserve_*`, `use_patched`), `notes` what could not be settled or does not agree.
+    `turns` are the sampled turns with their stop tokens, `changes` what was changed in the messages so that the
+    template reads them (``messages="adapt"``) and in the text against the shipped template's (`preserve_*`,
+    `use_patched`), `lost` what was given and reached no token, `dropped` what the template leaves out of the past by
+    design, `notes` what could not be settled or does not agree.
     """
 
     def __init__(
@@ -60,12 +63,14 @@ class RenderedTokens:
         prompted: bool,
         changes: Sequence[Change] = (),
         notes: Sequence[str] = (),
+        find_lost: Callable[[], tuple[list[Lost], list[Lost]]] | None = None,
     ) -> None:
         self.ids: Ids = encoded.ids
         self.mask = mask
         self.mask_means = "sampled"
         self.turns = list(turns)
         self.changes = list(changes)
+        self._find_lost = find_lost
         self.notes = list(notes)
         self._tokenizer = tokenizer
         self._encoded = encoded
@@ -88,6 +93,20 @@ class RenderedTokens:
     def span_indices(self) -> npt.NDArray[np.int32]:
         """Which span of `rendering` each token begins in."""
         return self._encoded.spans
+
+    @functools.cached_property
+    def _left_out(self) -> tuple[list[Lost], list[Lost]]:
+        return self._find_lost() if self._find_lost is not None else ([], [])
+
+    @property
+    def lost(self) -> list[Lost]:
+        """Given fields of which some text, or all, reached no token: message, field, why, and the text."""
+        return self._left_out[0]
+
+    @property
+    def dropped(self) -> list[Lost]:
+        """What the template drops from the past by design, with the name of that policy."""
+        return self._left_out[1]
 
     @functools.cached_property
     def messages(self) -> npt.NDArray[np.int32]:
