@@ -37,7 +37,7 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     if not all(isinstance(name, str) for name in names):
         raise RendererError(f"trusted is a set of roles, which are strings, not {shown(names)}")
     usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
-    known = usual.union(*(template.constants for template in templates))
+    known = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1) or [", ".join(sorted(usual))]
