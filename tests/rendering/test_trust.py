@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.assets import FAMILIES, family_dir
 from tests.formats.small import small_tokenizer
-from tests.support import PYTHON_FORMATS
+from tests.support import PYTHON_FORMATS, byte_tokenizer_json
 from tokentrace import ControlTokenError, Renderer, RendererError, Tokenizer, TokentraceError, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.tokens.kinds import Kind
@@ -274,3 +274,17 @@ def test_template_variables_documents_and_schemas_are_trusted_by_name(trusted: A
 def test_a_name_that_nobody_has_is_not_trusted(trusted: Any) -> None:
     with pytest.raises(RendererError, match="trusted"):
         create_renderer(POCKET, trusted=trusted)
+
+
+def test_a_role_that_nobody_knows_puts_no_control_token_together() -> None:
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    vocabulary = Tokenizer(byte_tokenizer_json(["<|user|>", "<|reminder|>", "<|end|>"]))
+    made = create_renderer(vocabulary, "default", chat_template=source)
+    known = create_renderer(
+        vocabulary, "default", chat_template=source + "{% if messages[0].role == 'reminder' %}{% endif %}"
+    )
+    for role, one, other in (("user", 2, 2), ("reminder", 1, 2), ("end", 1, 1)):
+        messages = [{"role": role, "content": "x"}]
+        assert made.render(messages).control.sum() == one
+        if role != "end":
+            assert known.render(messages).control.sum() == other

@@ -580,8 +580,9 @@ class Renderer:
         return rendering, changes, notes
 
     def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:
-        trust = trust_of(rendering.origins, messages, self.trusted)
-        inner = functools.partial(self._inner_tokens, self._for(tools))
+        learned = self._for(tools)
+        trust = trust_of(rendering.origins, messages, self.trusted, learned.template.constants)
+        inner = functools.partial(self._inner_tokens, learned)
         try:
             return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
         except ForgedControl as forged:

@@ -45,9 +45,15 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     return frozenset(names)
 
 
-def trust_of(origins: Sequence[Origin | None], messages: Messages, trusted: frozenset[str]) -> list[Trust]:
-    """For each span, which control tokens it may hold. Roles may hold any: only known ones come this far."""
+def trust_of(
+    origins: Sequence[Origin | None], messages: Messages, trusted: frozenset[str], roles: frozenset[str]
+) -> list[Trust]:
+    """For each span, which control tokens it may hold, or be a part of.
+
+    A role is scaffold where the template knows it (`roles`), or all do: ``<|`` + role + ``|>`` is a token then.
+    """
     by_message = [_of_role(message["role"], trusted) for message in messages]
+    named = [message["role"] in ROLES or message["role"] in roles for message in messages]
     out: list[Trust] = []
     for origin in origins:
         if origin is None:
@@ -55,7 +61,7 @@ def trust_of(origins: Sequence[Origin | None], messages: Messages, trusted: froz
         elif origin[0] == "messages":
             whole = len(origin) == 1  # the list of all messages, printed as it is
             own = min(by_message) if whole else by_message[origin[1]]  # type: ignore[index]
-            out.append(Trust.ANY if is_role(origin) else own)
+            out.append(Trust.ANY if is_role(origin) and named[origin[1]] else own)  # type: ignore[index]
         else:
             out.append(Trust.ANY if _source(origin) & trusted else Trust.NONE)
     return out
