@@ -140,6 +140,17 @@ def test_kwargs_are_json_where_they_can_be() -> None:
     assert parse_kwargs(given) == {
         "a": 2, "b": True, "c": "plain text", "d": {"x": [1]}, "e": "x=y", "f": "", "g": None,
     }  # fmt: skip
+    assert parse_kwargs(["a=True", "b=False", "c=None", 'd="True"', "e=Truely"]) == {
+        "a": True, "b": False, "c": None, "d": "True", "e": "Truely",
+    }  # fmt: skip
+
+
+def test_kwargs_that_the_template_does_not_read_are_refused_with_the_nearest_name(chat: Path) -> None:
+    result = run("render", chat, "-g", "--kwargs", "enable_thinkin=False")
+    assert result.exit_code != 0
+    assert "did you mean enable_thinking?" in result.stderr
+    silent = run("render", chat, "-g", "--kwargs", "enable_thinking=False", "-f", "json")
+    assert json.loads(silent.stdout)["text"].endswith("<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize(
