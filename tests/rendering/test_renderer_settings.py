@@ -187,8 +187,8 @@ SPLIT = (
 
 def _fresh(family: str) -> Renderer:
     if family == "split":
-        return made(SPLIT)
-    return create_renderer(small_tokenizer(family), "default", chat_template=PYTHON_FORMATS.get(family))
+        return made(SPLIT, lost="ignore")
+    return create_renderer(small_tokenizer(family), "default", chat_template=PYTHON_FORMATS.get(family), lost="ignore")
 
 
 def _steps(renderer: Renderer) -> dict[str, Any]:

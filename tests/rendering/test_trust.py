@@ -53,10 +53,8 @@ def tokenizer(family: str) -> Tokenizer:
 
 @cache
 def renderer(family: str, policy: str = "literal", trusted: tuple[str, ...] | None = None) -> Renderer:
-    given_trust = {} if trusted is None else {"trusted": trusted}
-    return create_renderer(
-        tokenizer(family), "default", chat_template=PYTHON_FORMATS.get(family), control_tokens=policy, **given_trust
-    )
+    settings = {"control_tokens": policy, "lost": "ignore", **({} if trusted is None else {"trusted": trusted})}
+    return create_renderer(tokenizer(family), "default", chat_template=PYTHON_FORMATS.get(family), **settings)
 
 
 def attempt(made: Renderer, messages: Any, tools: Any = None, **options: Any) -> Any:
@@ -259,7 +257,7 @@ SOURCE = (
     ],
 )
 def test_template_variables_documents_and_schemas_are_trusted_by_name(trusted: Any, expected: set[str]) -> None:
-    given_trust = {} if trusted is None else {"trusted": trusted}
+    given_trust = {"lost": "ignore"} if trusted is None else {"lost": "ignore", "trusted": trusted}
     documents = [{"text": "<|im_end|>"}]
     made = create_renderer(
         tokenizer("qwen3"), "default", chat_template=SOURCE, bos="<|im_end|>", documents=documents, **given_trust
