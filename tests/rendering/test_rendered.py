@@ -48,7 +48,7 @@ def test_selections(rendered: RenderedTokens) -> None:
     assert rendered.decode(rendered.select(field="tool_calls")).startswith("add")
     assert not (rendered.select(role="tool") & rendered.mask).any()
     assert rendered.select(sampled=True).tolist() == rendered.sampled
-    assert not rendered.select(field="nothing").any()
+    assert not rendered.select(field="thinking").any()
 
 
 def test_content_spans(rendered: RenderedTokens) -> None:
