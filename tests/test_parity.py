@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,6 @@ from tokentrace.conversation.messages import check_messages, check_tools
 from tokentrace.template import wrap_tools, wrap_variables
 
 GOLDEN = Path(__file__).parent / "golden"
-
-
-@pytest.fixture(autouse=True)
-def _forget_oracles() -> Iterator[None]:
-    """One oracle at a time: each holds a whole vocabulary."""
-    yield
-    hf_tokenizer.cache_clear()
 
 
 def spells_control(conversation: Conversation, controls: list[str]) -> bool:
