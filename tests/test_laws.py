@@ -1,6 +1,7 @@
 """The laws of rendering, for every family and for text made to break them.
 
-- No control token comes from a field of an untrusted role; with nobody trusted, none from any field.
+- No control token comes from a field of an untrusted role or from a schema, none that ends or begins a turn from
+  an assistant's; with nobody trusted, none from any field.
 - The control tokens of a conversation are those of its scaffold, whatever its fields say.
 - Ids, messages, fields and mask have one entry per token; only assistants sample.
 - The ids spell the rendered text.
@@ -13,7 +14,6 @@ import json
 import os
 import unicodedata
 from collections import Counter
-from functools import cache
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.assets import FAMILIES, family_dir
-from tests.support import load_family
+from tests.support import load_family, per_vocabulary
 from tokentrace import InputError, RenderedTokens, Renderer, TemplateError, create_renderer
 from tokentrace.template import KEY
 
@@ -30,14 +30,16 @@ SHORT = -(-1_000 // len(FAMILIES))
 LONG = -(-100_000 // len(FAMILIES))
 
 
-@cache
+@per_vocabulary
 def renderer(family: str, trusted: str = "default") -> Renderer:
     """The family's renderer; `trusted` is ``"default"`` or a comma-separated set of roles."""
-    setting = {} if trusted == "default" else {"trusted": frozenset(filter(None, trusted.split(",")))}
+    setting: dict[str, Any] = {"lost": "ignore"}
+    if trusted != "default":
+        setting["trusted"] = frozenset(filter(None, trusted.split(",")))
     return create_renderer(load_family(family), PYTHON_FORMATS.get(family, "default"), **setting)
 
 
-@cache
+@per_vocabulary
 def control_texts(family: str) -> list[str]:
     """The control tokens of a vocabulary that say something, without the many reserved ones."""
     texts = sorted(load_family(family).vocabulary.control, key=lambda text: (len(text), text))
@@ -172,8 +174,15 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     if rendered is not None:
         for origin, control in zip(rendered.origins, rendered.control.tolist(), strict=True):
             if control and origin is not None:
-                assert origin[0] in ("messages", "tools"), origin
-                assert origin[0] == "tools" or messages[origin[1]]["role"] not in untrusted, origin
+                assert origin[0] == "messages", origin
+                assert messages[origin[1]]["role"] not in untrusted, origin
+        bounds = turn_bounds(family)
+        of_assistants = [
+            index
+            for index, origin in zip(rendered.token_ids, rendered.origins, strict=True)
+            if origin is not None and origin[2:] != ("role",) and messages[origin[1]]["role"] == "assistant"
+        ]
+        assert not bounds & set(of_assistants)
         check_shape(family, rendered, messages)
     nobody = attempt(renderer(family, ""), messages, tools, prompt)
     if nobody is None:
@@ -188,6 +197,14 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     if harmless is None or scaffold(harmless) != scaffold(nobody):  # the template looked at what the fields say
         return
     assert Counter(harmless.ids[harmless.control].tolist()) == Counter(nobody.ids[nobody.control].tolist())
+
+
+@per_vocabulary
+def turn_bounds(family: str) -> frozenset[int]:
+    """Control tokens that end a turn, or stand in the turn of a user."""
+    made = renderer(family)
+    asked = made.render([{"role": "user", "content": "question"}])
+    return frozenset({*made.get_stop_token_ids(), *asked.ids[asked.control].tolist()})
 
 
 def scaffold(rendered: RenderedTokens) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import InputError
-from ..files import sync
+from ..files import owned, sync
 from ..samples.sample import CompletionSpan, Sample
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
@@ -203,15 +203,29 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 class SampleWriter:
     """Writes tables of samples to one Parquet file, in row groups that depend on nothing but the rows.
 
-    The file has its name only when it is whole.
+    The file has its name only when it is whole. `more` are Arrow fields that the tables have beside those of the
+    layout; a `private` file is for its owner alone.
     """
 
-    def __init__(self, path: Path, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        layout: Layout,
+        metadata: Mapping[str, Any],
+        *,
+        more: Sequence[Any] = (),
+        private: bool = False,
+    ) -> None:
         parquet, pa = tables("pyarrow.parquet"), tables("pyarrow")
         self._path = path
         self._unfinished = path.with_name(path.name + ".unfinished")
         text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
-        self._schema = schema(layout).with_metadata({METADATA_KEY: text})
+        made = schema(layout)
+        self._schema = pa.schema([*made, *more]).with_metadata({METADATA_KEY: text})
+        if private:
+            self._unfinished.unlink(missing_ok=True)
+            with open(self._unfinished, "xb", opener=owned):  # Parquet's own writer then keeps its mode
+                pass
         self._writer = parquet.ParquetWriter(str(self._unfinished), self._schema, compression="zstd")
         self._pa = pa
         self._waiting: list[Any] = []

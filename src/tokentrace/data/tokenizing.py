@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..errors import InputError, SampleError, TemplateError, TokentraceError
 from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer, create_renderer
+from ..rendering.trust import TRUSTED
 from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
@@ -34,6 +35,9 @@ class TokenizeSettings:
     """The source of a template, or the name of one that the tokenizer carries."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     control_tokens: str = "literal"
+    messages: str = "adapt"
+    lost: str = "error"
+    """What becomes of a row of which some text reaches no token: ``"error"`` makes it a bad row."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     supervision: Supervision = field(default_factory=Supervision)
@@ -61,6 +65,8 @@ class TokenizeSettings:
             "renderer": self.renderer,
             "template_kwargs": dict(self.template_kwargs),
             "control_tokens": self.control_tokens,
+            "messages": self.messages,
+            "lost": self.lost,
             "preserve_thinking_between_tool_calls": self.preserve_thinking_between_tool_calls,
             "use_patched": self.use_patched,
             "turns": str(supervision.turns),
@@ -159,13 +165,17 @@ class RowTokenizer:
 
     def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
         settings = self.settings
+        mine = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
         return create_renderer(
             self._tokenizer,
             settings.renderer,
             chat_template=settings.chat_template,
             control_tokens=settings.control_tokens,
+            messages=settings.messages,
+            lost=settings.lost,
             preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
             use_patched=settings.use_patched,
+            trusted=(TRUSTED - {"kwargs"}) | mine,  # a row's own variables are data
             **{**settings.template_kwargs, **variables},
         )
 

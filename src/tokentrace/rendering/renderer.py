@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import gc
+import inspect
 import json
 import queue
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from ..conversation.forms import Adapted, Change, MessageForm, adapt
 from ..conversation.messages import check_messages, check_tools
-from ..errors import ControlTokenError, InputError, RendererError, TemplateError, TokentraceError
+from ..conversation.values import plain_json
+from ..errors import InputError, RendererError, TemplateError, TokentraceError
 from ..formats import families
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -30,38 +32,48 @@ from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
 from ..settings import choose
 from ..study.derive import template_grammar
+from ..study.forms import TemplateForms
+from ..study.inner import inner_tokens
 from ..study.outline import recognise
 from ..study.prefixes import missing_turns, turns_by_prefix
 from ..study.probes import USER
-from ..study.seams import BridgeRefusal
+from ..study.seams import STAND_IN_TOOL, BridgeRefusal
 from ..study.skeleton import Skeleton
-from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
+from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, sections
 from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
-from ..template.traced import UNKNOWN, Origin, TracedList
+from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Ids, Tokenizer
 from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
-from .history import Change, compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
-from .rendered import RenderedTokens, field_name
-
-TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
-"""Whose text may hold control tokens: the operator's own. ``"tools"`` stands for tool schemas."""
+from .collector import no_collection
+from .history import compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
+from .lost import LostPolicy, find_lost, report_lost
+from .prefill import left_open, with_mark
+from .rendered import RenderedTokens
+from .trust import TRUSTED, check_trusted, forged_error, trust_of, unencodable_error
+from .variables import check_variables
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(slots=True)
 class _Learned:
-    """What a renderer found out about one template: how it prompts, how its turns end."""
+    """What a renderer found out about one template, with tools or without: how it prompts, ends turns, what it reads.
 
+    It is found out with a stand-in for the tools, so that it does not depend on what was rendered first.
+    """
+
+    name: str
     template: Template
     tails: PromptTails
+    stand_in: TracedList | None
     facts: TurnFacts | None = None
     bridger: Bridger | None = None
     compiled: Compiled | None = None
+    forms: TemplateForms | None = None
 
 
 class Renderer:
@@ -85,6 +97,8 @@ class Renderer:
         tool_parser: Any = None,
         reasoning_parser: Any = None,
         trusted: Iterable[str] = TRUSTED,
+        messages: MessageForm = MessageForm.ADAPT,
+        lost: LostPolicy = LostPolicy.WARN,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -99,11 +113,18 @@ class Renderer:
         self.reasoning_parser = reasoning_parser
         with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
         self.trusted = frozenset(trusted)
+        self.messages = messages
+        self.lost = lost
         self.template_kwargs = dict(variables or {})
         self._variables = {**tokenizer.variables, **wrap_variables(self.template_kwargs)}
-        self._learned = {
-            name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
+        stand_ins = {False: None, True: wrap_tools([STAND_IN_TOOL])}
+        self._learned: dict[tuple[str, bool], _Learned] = {
+            (name, with_tools): _Learned(name, template, PromptTails(template.constants), stand_in)
+            for name, template in templates.items()
+            for with_tools, stand_in in stand_ins.items()
         }
+        self._grammars: dict[tuple[str, frozenset[int]], TurnGrammar] = {}
+        self._inner: dict[str, frozenset[int]] = {}
         self._tools: dict[str, TracedList] = {}
         self.kept: dict[Hashable, Any] = {}
         """What others have found out about this renderer, for as long as it lives."""
@@ -111,26 +132,74 @@ class Renderer:
 
     # -- rendering
 
-    def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> RenderedTokens:
+    def render(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+    ) -> RenderedTokens:
         """Render a conversation: ids, origins and the loss mask, in one render.
+
+        `add_generation_prompt` ends it with the prompt for a new reply, `continue_final_message` leaves the last
+        message, an assistant's, open after its content. Either way it is a prompt: nothing of the turn that the model
+        is about to write counts as sampled, not what it was given of it either.
 
         Raises InputError (naming message and field) for a conversation that is none, TemplateError where the
         template refuses it, ControlTokenError where untrusted text spells a control token and the policy is
-        ``reject``.
+        ``reject``. Given text that reaches no token is in `lost` of the result; a `LostTextWarning` says so, or, with
+        ``lost="error"``, a LostTextError.
         """
-        with _no_collection():
-            return self._render(messages, tools, add_generation_prompt)
+        with no_collection():
+            rendered = self._render(messages, tools, add_generation_prompt, continue_final_message)
+        if self.lost is not LostPolicy.IGNORE:
+            report_lost(rendered.lost, self.lost)
+        return rendered
 
-    def _render(self, messages: Any, tools: Any, add_generation_prompt: bool) -> RenderedTokens:
+    def render_batch(
+        self, conversations: Any, *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> list[RenderedTokens]:
+        """Render several conversations. `tools` are one list for all of them, or one (or None) for each.
+
+        Errors are those of `render` and say which conversation it was.
+        """
+        if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(conversations, Sequence):
+            raise InputError(f"must be a list of conversations, not a {type(conversations).__name__}")
+        rendered = []
+        for at, (conversation, own) in enumerate(zip(conversations, _tools_of(conversations, tools), strict=True)):
+            try:
+                rendered.append(self.render(conversation, tools=own, add_generation_prompt=add_generation_prompt))
+            except TokentraceError as error:
+                raise error.of_conversation(at) from error.__cause__
+        return rendered
+
+    def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
+        if prompt and continued:
+            raise InputError(
+                "continue_final_message leaves the last message open, add_generation_prompt begins a new one; "
+                "ask for one of them"
+            )
         learned = self._for(tools)
-        checked = check_messages(messages, more_roles=learned.template.constants)
+        checked = self._check(learned, messages)
         wrapped = self._wrap_tools(tools)
-        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
-        if add_generation_prompt:
+        adapted = self._adapt(learned, checked)
+        given = with_mark(adapted.messages) if continued else adapted.messages
+        shown, rendering = self._first(learned, given, wrapped, prompt)
+        if prompt:
             self._settle_tail(learned, rendering, shown, wrapped)
-        rendering, changes, notes = self._with_history(learned, rendering, checked, shown, wrapped)
-        rendered = self.encode_rendering(rendering, checked, tools=tools, shown=shown, prompted=add_generation_prompt)
-        rendered.changes, rendered.notes = changes, [*notes, *rendered.notes]
+        rendering, changes, notes = self._with_history(learned, rendering, given, shown, wrapped)
+        if continued:
+            rendering = left_open(rendering, len(checked) - 1)
+        _credit_content(rendering, adapted)
+        rendered = self.encode_rendering(
+            rendering, checked, tools=tools, shown=shown, prompted=prompt, continued=continued
+        )
+        rendered.changes, rendered.notes = [*adapted.changes, *changes], [*notes, *rendered.notes]
+        held = adapted.messages if continued else shown
+        if adapted.wrapped:
+            held = [checked[at] if at in adapted.wrapped else message for at, message in enumerate(held)]
+        rendered._find_lost = functools.partial(find_lost, rendering, held, self._forms(learned), tools=wrapped or ())
         return rendered
 
     def encode_rendering(
@@ -141,15 +210,19 @@ class Renderer:
         tools: Any = None,
         shown: Messages | None = None,
         prompted: bool = False,
+        continued: bool = False,
     ) -> RenderedTokens:
         """A text with its spans as ids, origins and mask: what `render` does after the template has run.
 
         `messages` are those it was rendered from, checked; `shown` what the template was given of them, if that is
-        something else. `prompted` says that it ends with a generation prompt.
+        known. `prompted` says that it ends with a generation prompt, `continued` that its last turn was left open.
         """
         learned, wrapped = self._for(tools), self._wrap_tools(tools)
-        encoded = self._encode(rendering, messages, tools)
-        sampling = self._find_sampled(learned, encoded, messages if shown is None else shown, wrapped)
+        shown = self._adapt(learned, messages).messages if shown is None else shown
+        encoded = self._encode(rendering, shown, tools)
+        sampling = self._find_sampled(learned, encoded, shown, wrapped)
+        if continued:
+            sampling.turns = [turn for turn in sampling.turns if turn.message != len(messages) - 1]
         mask = sampling.mask(len(encoded.ids))
         tagged = _compare_generation(encoded, mask) if rendering.generation else []
         return RenderedTokens(
@@ -169,10 +242,12 @@ class Renderer:
     def render_text(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Rendering:
         """The text alone, as spans: nothing is encoded."""
         learned = self._for(tools)
-        checked = check_messages(messages, more_roles=learned.template.constants)
+        adapted = self._adapt(learned, self._check(learned, messages))
         wrapped = self._wrap_tools(tools)
-        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
-        return self._with_history(learned, rendering, checked, shown, wrapped)[0]
+        shown, rendering = self._first(learned, adapted.messages, wrapped, add_generation_prompt)
+        rendering = self._with_history(learned, rendering, adapted.messages, shown, wrapped)[0]
+        _credit_content(rendering, adapted)
+        return rendering
 
     def preserving(self) -> Renderer:
         """This renderer with `preserve_all_thinking`; what was learned of the template is shared."""
@@ -182,27 +257,68 @@ class Renderer:
         other.preserve_all_thinking = True
         other.kept = {}
         other._learned = {
-            name: dataclasses.replace(learned, bridger=None, compiled=None) for name, learned in self._learned.items()
+            key: dataclasses.replace(learned, bridger=None, compiled=None) for key, learned in self._learned.items()
         }
+        return other
+
+    # -- copying: a shallow copy shares what was learned; others, and pickles, have the settings and learn it anew
+
+    def __copy__(self) -> Renderer:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: Any) -> Renderer:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        templates = {learned.name: learned.template for learned in self._learned.values()}
+        names = inspect.signature(Renderer.__init__).parameters
+        settings = {name: getattr(self, name) for name in names if name in self.__dict__ and name != "tokenizer"}
+        return {
+            "tokenizer": self.tokenizer,
+            "templates": templates,
+            "variables": self.template_kwargs,
+            **settings,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def silent(self) -> Renderer:
+        """This renderer, saying nothing of lost text: for renders that nobody asked for. What was learned is shared."""
+        if self.lost is LostPolicy.IGNORE:
+            return self
+        other = copy.copy(self)
+        other.lost = LostPolicy.IGNORE
         return other
 
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
-        return check_messages(messages, more_roles=self._for(tools).template.constants)
+        return self._check(self._for(tools), messages)
+
+    def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
+        """The messages in the form that the template reads, and what was changed for it: what `render` begins with."""
+        learned = self._for(tools)
+        return self._adapt(learned, self._check(learned, messages))
 
     def template_digests(self) -> dict[str, str]:
         """A hash of each template, by its name."""
-        return {name: learned.template.digest for name, learned in self._learned.items()}
+        return {learned.name: learned.template.digest for learned in self._learned.values()}
 
     def turn_stop_ids(self) -> frozenset[int]:
-        """The ids that the template ends an assistant's turn with; the model's configuration is not asked."""
-        return self._facts(self._for(None), None).stops
+        """The ids that the template ends an assistant's turn with, with tools or without.
+
+        The model's configuration is not asked.
+        """
+        return self._facts(self._for(None)).stops | self._facts(self._for([STAND_IN_TOOL])).stops
 
     def get_stop_token_ids(self) -> list[int]:
         """The ids at which generation has to stop: what ends a turn, and what the model's configuration adds."""
-        learned = self._for(None)
-        facts = self._facts(learned, None)
-        return list(dict.fromkeys([*sorted(facts.stops), *sorted(self._eos)]))
+        return list(dict.fromkeys([*sorted(self.turn_stop_ids()), *sorted(self._eos)]))
 
     # -- bridging
 
@@ -245,26 +361,33 @@ class Renderer:
         """As `bridge_to_next_turn`, with the reason in place of None."""
         learned = self._for(tools)
         empty = isinstance(new_messages, Sequence) and not len(new_messages)
-        new = [] if empty else check_messages(new_messages, more_roles=learned.template.constants)
-        before = None if messages is None else check_messages(messages, more_roles=learned.template.constants)
+        adapted = Adapted(()) if empty else self._adapt(learned, self._check(learned, new_messages))
+        before = None if messages is None else self._adapt(learned, self._check(learned, messages)).messages
         check_tools(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_tail(prev_prompt_ids, "prev_prompt_ids")
-        bridger = self._bridger(learned, tools)
-        return bridger.bridge(prev_prompt_ids, completion, prev_completion_ids, new, tools, before)
+        bridger = self._bridger(learned)
+        bridged = bridger.bridge(
+            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
+        )
+        if isinstance(bridged, BridgedTokens):
+            bridged.changes = list(adapted.changes)
+            report_lost(bridged.lost, self.lost)
+        return bridged
 
-    def _bridger(self, learned: _Learned, tools: Any) -> Bridger:
+    def _bridger(self, learned: _Learned) -> Bridger:
         if learned.bridger is None:
             learned.bridger = Bridger(
                 self.tokenizer,
                 functools.partial(self._make, learned),
-                self._facts(learned, self._wrap_tools(tools)),
+                self._facts(learned),
                 Skeleton(self.tokenizer, lambda some, prompt: self._run(learned, some, None, prompt)),
-                functools.partial(self._called, learned, tools),
+                functools.partial(self._called, learned),
                 words=learned.tails.words,
                 ends=self._eos,
                 history=self.history,
                 truncation=self.truncation,
+                forms=self._forms(learned),
             )
         return learned.bridger
 
@@ -303,47 +426,57 @@ class Renderer:
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
-        return self._compiled(self._for(tools), tools).grammar
+        return self._compiled(self._for(tools)).grammar
 
     def find_losses(self, messages: Any, *, tools: Any = None) -> list[Loss]:
         """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.losses`."""
-        rendered = self.render(messages, tools=tools)
-        compiled = self._compiled(self._for(tools), tools)
-        spelled = compiled.delimiters() if "assistant" in self.trusted else compiled.delimiters(control=False)
-        conversation = check_messages(messages, more_roles=self._for(tools).template.constants)
+        rendered = self._render(messages, tools, False)
+        learned = self._for(tools)
+        compiled = self._compiled(learned)
+        spelled = compiled.delimiters(self._spellable(learned))
+        conversation = self.adapt_messages(messages, tools=tools).messages
         return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = schemas_of(check_tools(tools))
-        compiled = self._compiled(self._for(tools), tools)
+        compiled = self._compiled(self._for(tools))
         prompt = None
         if prompt_ids is not None:
             check_tail(prompt_ids, "prompt_ids")
             prompt = compiled.prompt_bytes(prompt_ids)
         return compiled, schemas, prompt
 
-    def _called(self, learned: _Learned, tools: Any, prompt: Sequence[int] | Ids, completion: Ids) -> list[str] | None:
-        return called_functions(self._compiled(learned, tools), completion, prompt)
+    def _called(self, learned: _Learned, prompt: Sequence[int] | Ids, completion: Ids) -> list[str] | None:
+        return called_functions(self._compiled(learned), completion, prompt)
 
-    def _compiled(self, learned: _Learned, tools: Any) -> Compiled:
+    def _compiled(self, learned: _Learned) -> Compiled:
         if learned.compiled is None:
-            facts = self._facts(learned, self._wrap_tools(tools))
+            facts = self._facts(learned)
             stops = [*sorted(facts.stops), *sorted(self._eos - facts.stops)]
-            derived = template_grammar(learned.template, self._variables, self.tokenizer, {*stops, *facts.closers})
+            derived = self._derived(learned)
             grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
             compiled = Compiled(grammar, self.tokenizer, stops)
-            if grammar is derived and learned is self._learned.get("default"):
+            if grammar is derived and learned.name == "default":
                 found = ", ".join(self._misread(compiled))
                 notes = [f"{MISREAD}: {found}"] if found else []
                 compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
             learned.compiled = compiled
         return learned.compiled
 
+    def _derived(self, learned: _Learned) -> TurnGrammar:
+        """The grammar as the template shows it. Tools are not shown to it, but they may change what ends a turn."""
+        facts = self._facts(learned)
+        ends = facts.stops | facts.closers | self._eos
+        key = (learned.name, ends)
+        if key not in self._grammars:
+            self._grammars[key] = template_grammar(learned.template, self._variables, self.tokenizer, ends)
+        return self._grammars[key]
+
     def _misread(self, compiled: Compiled) -> Iterator[str]:
         """Where a grammar does not read back what its own template writes."""
         for name, fields in PROOFS.items():
             try:
-                rendered = self.render([USER, {"role": "assistant", **fields}])
+                rendered = self._render([USER, {"role": "assistant", **fields}], None, False)
             except TokentraceError:
                 continue
             for turn in rendered.turns[:1]:
@@ -355,12 +488,34 @@ class Renderer:
 
     def _for(self, tools: Any) -> _Learned:
         """The template that serves: models may ship one of its own for tools."""
-        if tools is not None and "tool_use" in self._learned:
-            return self._learned["tool_use"]
-        if "default" not in self._learned:
-            known = ", ".join(sorted(self._learned))
+        named = "tool_use" if tools is not None and ("tool_use", True) in self._learned else "default"
+        learned = self._learned.get((named, bool(tools)))
+        if learned is None:
+            known = ", ".join(sorted({name for name, _ in self._learned}))
             raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
-        return self._learned["default"]
+        return learned
+
+    def _check(self, learned: _Learned, messages: Any) -> list[Mapping[str, Any]]:
+        return check_messages(
+            messages, more_roles=learned.template.constants, any_role=functools.partial(self._prints_role, learned)
+        )
+
+    def _prints_role(self, learned: _Learned, role: str) -> bool:
+        """Whether a role that nobody has heard of is fine: the template prints it, and it is a word like others."""
+        control = self.tokenizer.vocabulary.control_pattern
+        return self._forms(learned).prints_roles and (control is None or not control.search(role))
+
+    def _adapt(self, learned: _Learned, messages: Messages) -> Adapted:
+        """The messages in the form that the template reads."""
+        return Adapted(messages) if self.messages is MessageForm.AS_GIVEN else adapt(messages, self._forms(learned))
+
+    def _forms(self, learned: _Learned) -> TemplateForms:
+        if learned.forms is None:
+            tool = wrap_tools([STAND_IN_TOOL])
+            learned.forms = TemplateForms(
+                lambda some, has_tools: self._run(learned, some, tool if has_tools else None, False)
+            )
+        return learned.forms
 
     def _wrap_tools(self, tools: Any) -> TracedList | None:
         checked = check_tools(tools)
@@ -369,6 +524,8 @@ class Renderer:
         try:
             key = json.dumps(checked)
         except (TypeError, ValueError, RecursionError):
+            if self.messages is MessageForm.ADAPT:
+                checked = [plain_json(tool, field=f"tools.{at}") for at, tool in enumerate(checked)]
             return wrap_tools(checked)
         wrapped = self._tools.get(key)
         if wrapped is None:
@@ -426,29 +583,36 @@ class Renderer:
         return rendering, changes, notes
 
     def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:
-        trusted = self._trust(rendering.origins, messages)
+        learned = self._for(tools)
+        trust = trust_of(rendering.origins, messages, self.trusted, learned.template.constants)
+        inner = functools.partial(self._inner_tokens, learned)
         try:
-            return encode_spans(self.tokenizer, rendering, trusted, self.control_tokens)
+            return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
         except ForgedControl as forged:
-            raise _forged(forged, rendering.origins[forged.span], messages, tools) from None
+            raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
         except UnicodeEncodeError as error:
-            raise _unencodable(rendering) from error
+            raise unencodable_error(rendering) from error
 
-    def _trust(self, origins: Sequence[Origin | None], messages: Messages) -> list[bool]:
-        """For each span, whether it may hold control tokens. Roles may: only known ones come this far."""
-        by_message = [message["role"] in self.trusted for message in messages]
-        trusted = []
-        for origin in origins:
-            if origin is None:
-                trusted.append(True)
-            elif origin[0] == "messages":
-                whole = len(origin) == 1  # the list of all messages, printed as it is
-                trusted.append(all(by_message) if whole else by_message[origin[1]] or is_role(origin))  # type: ignore[index]
-            elif origin[0] == "tools":
-                trusted.append("tools" in self.trusted)
-            else:
-                trusted.append(origin[0] == "kwargs" and origin[1] != "documents")
-        return trusted
+    def _inner_tokens(self, learned: _Learned) -> frozenset[int]:
+        """The control tokens that live inside an assistant's turn, with tools or without."""
+        name = learned.name
+        if name not in self._inner:
+            both = [self._learned[name, with_tools] for with_tools in (False, True)]
+            grammar = with_parsers(self._derived(both[0]), self.tool_parser, self.reasoning_parser)
+            draws = [functools.partial(self._drawn, some) for some in both]
+            facts = [self._facts(some) for some in both]
+            constants = learned.template.constants
+            self._inner[name] = inner_tokens(self.tokenizer, draws, facts, self._eos, grammar, constants)
+        return self._inner[name]
+
+    def _drawn(self, learned: _Learned, messages: Messages, prompt: bool) -> Rendering:
+        return self._run(learned, messages, learned.stand_in, prompt)
+
+    def _spellable(self, learned: _Learned) -> frozenset[int]:
+        """The control tokens that come of an assistant's text where it spells them."""
+        if self.control_tokens is ControlPolicy.HF_COMPAT:
+            return frozenset(self.tokenizer.vocabulary.added)
+        return self._inner_tokens(learned) if "assistant" in self.trusted else frozenset()
 
     def _find_sampled(
         self, learned: _Learned, encoded: Encoded, messages: Messages, tools: TracedList | None
@@ -469,7 +633,7 @@ class Renderer:
             encoded,
             turns,
             messages,
-            facts=self._facts(learned, tools),
+            facts=self._facts(learned),
             tails=learned.tails,
             has_tools=bool(tools),
             render=render,
@@ -478,14 +642,18 @@ class Renderer:
         sampling.notes += notes
         return sampling
 
-    def _facts(self, learned: _Learned, tools: TracedList | None) -> TurnFacts:
+    def _facts(self, learned: _Learned) -> TurnFacts:
         if learned.facts is None:
-            learned.facts = find_turn_facts(
+            tools = None if learned.stand_in is None else [STAND_IN_TOOL]
+            facts = find_turn_facts(
                 self.tokenizer,
-                lambda some, prompt: self._run(learned, some, tools, prompt),
-                self._encode,
+                functools.partial(self._drawn, learned),
+                lambda rendering, messages: self._encode(rendering, messages, tools),
                 self._eos,
             )
+            if tools and not facts.seen:  # it refuses the stand-in
+                facts = self._facts(self._learned[learned.name, False])
+            learned.facts = facts
         return learned.facts
 
     @functools.cached_property
@@ -498,54 +666,28 @@ class Renderer:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Let the garbage collector rest: a render makes thousands of small values and not one cycle among them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def _credit_content(rendering: Rendering, adapted: Adapted) -> None:
+    """Text that was put into a part for the template's sake is the content that was given."""
+    if adapted.wrapped:
+        rendering.origins = [
+            ("messages", origin[1], "content")
+            if origin is not None and origin[2:3] == ("content",) and origin[1] in adapted.wrapped
+            else origin
+            for origin in rendering.origins
+        ]
 
 
-def _forged(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
-    """The error that names message, field, position and token."""
-    known = origin is not None and origin != UNKNOWN
-    message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
-    value: Any = {"messages": messages, "tools": tools}
-    for key in origin if known and origin is not None else ():
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError):
-            break
-    position = value.find(forged.token) if isinstance(value, str) else -1
-    at = f" at character {position}" if position >= 0 else ""
-    return ControlTokenError(
-        f"holds the control token {forged.token!r}{at}; remove it, or use control_tokens='literal' to keep it "
-        "as plain text",
-        message=message,
-        field=field_name(origin),
-        position=position if position >= 0 else None,
-        token=forged.token,
-    )
-
-
-def _unencodable(rendering: Rendering) -> InputError:
-    """Lone surrogates: text that is no Unicode. Find whose they are."""
-    for text, _, origin in rendering.spans():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
-            return InputError(
-                f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
-                "text; decode the input with errors='replace'",
-                message=message,
-                field=field_name(origin),
+def _tools_of(conversations: Sequence[Any], tools: Any) -> Sequence[Any]:
+    """The tools of each of several conversations."""
+    lists = isinstance(tools, Sequence) and not isinstance(tools, (str, bytes))
+    if lists and tools and all(own is None or isinstance(own, (list, tuple)) for own in tools):
+        if len(tools) != len(conversations):
+            raise InputError(
+                f"must be one list of tools, or one for each of {len(conversations)} conversations, not {len(tools)}",
+                field="tools",
             )
-    return InputError("holds text that cannot be encoded as UTF-8")
+        return tools  # type: ignore[no-any-return]
+    return [tools] * len(conversations)
 
 
 def _compare_generation(encoded: Encoded, mask: Any) -> list[str]:
@@ -581,6 +723,8 @@ def create_renderer(
     tool_parser: Any = None,
     reasoning_parser: Any = None,
     trusted: Iterable[str] = TRUSTED,
+    messages: str = "adapt",
+    lost: str = "warn",
     **template_kwargs: Any,
 ) -> Renderer:
     """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
@@ -588,13 +732,23 @@ def create_renderer(
     `renderer` is ``"auto"`` (the tokenizer's own template, recognised by what it does), ``"default"`` (the same,
     not recognised), or the name of a family, which fails where the template does not behave like it.
     `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
-    left over goes to the template: ``enable_thinking=False``.
+    left over goes to the template, which has to read it: ``enable_thinking=False``.
 
     `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
     the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
+
+    `messages` is ``"adapt"`` (the template is given the form of messages that it reads) or ``"as_given"`` (they stay as
+    they are, for ids that equal transformers' whatever the template makes of them). `lost` says what happens where
+    given text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
     """
     loaded = load_tokenizer(tokenizer)
     templates = _templates(loaded, chat_template, renderer)
+    settings = [
+        name
+        for name, value in inspect.signature(create_renderer).parameters.items()
+        if value.kind is value.KEYWORD_ONLY
+    ]
+    check_variables(template_kwargs, templates.values(), settings)
     family = _recognised(loaded, templates, renderer, template_kwargs)
     return Renderer(
         loaded,
@@ -608,18 +762,11 @@ def create_renderer(
         truncation=choose(Truncation, "truncation", truncation),
         tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
         reasoning_parser=reasoning_parser,
-        trusted=_check_trusted(trusted),
+        trusted=check_trusted(trusted, templates.values(), template_kwargs),
+        messages=choose(MessageForm, "messages", messages),
+        lost=choose(LostPolicy, "lost", lost),
         variables=template_kwargs,
     )
-
-
-def _check_trusted(trusted: Iterable[str]) -> frozenset[str]:
-    if isinstance(trusted, str) or not isinstance(trusted, Iterable):
-        raise RendererError(f"trusted is a set of roles, not {trusted!r}")
-    roles = list(trusted)
-    if not all(isinstance(role, str) for role in roles):
-        raise RendererError(f"trusted is a set of roles, which are strings, not {roles!r}")
-    return frozenset(roles)
 
 
 def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:

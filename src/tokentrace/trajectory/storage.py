@@ -8,16 +8,20 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import TrajectoryError
+from ..files import owned
 from .records import VERSION, Ending, Loaded, from_bytes, preamble, write_records
 from .trajectory import Trajectory
 
 
 def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> None:
-    """Write the whole trajectory. The file is there whole or not at all, and replaces one of that name."""
+    """Write the whole trajectory. The file is there whole or not at all, and replaces one of that name.
+
+    Only its owner may read it: it holds whole conversations.
+    """
     target = Path(path)
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=owned) as file:
             file.write(preamble(trajectory))
             for record in write_records(trajectory):
                 file.write(record)
@@ -58,7 +62,7 @@ class TrajectoryFile:
     @classmethod
     def create(cls, path: str | os.PathLike[str], trajectory: Trajectory) -> TrajectoryFile:
         """Save the trajectory to a new file, and follow it from there. An existing file is not touched."""
-        with open(path, "xb"):  # claims the name
+        with open(path, "xb", opener=owned):  # claims the name
             pass
         try:
             save_trajectory(trajectory, path)
