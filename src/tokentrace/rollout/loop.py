@@ -23,12 +23,13 @@ import numpy as np
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..errors import InputError
 from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
+from ..settings import shown
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .checks import reward as checked_reward
-from .checks import shown
 from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_reply
@@ -169,8 +170,12 @@ class Agent:
         """Render the first prompt."""
         messages = rollout.task.messages
         rendered = self.renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
-        rollout.notes += rendered.notes
+        rollout.notes += [*rendered.notes, *self._lost(rendered)]
         rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=_spans(rendered.messages))
+
+    def _lost(self, made: RenderedTokens | BridgedTokens) -> list[str]:
+        """What was given and reached no token, unless the renderer is told to say nothing of it."""
+        return [] if self.renderer.lost is LostPolicy.IGNORE else [f"lost: {one}" for one in made.lost]
 
     async def _lead(self, rollout: Rollout, under: _UnderWay) -> None:
         """All turns, and the reward."""
@@ -269,6 +274,7 @@ class Agent:
         if not self.has_room(len(bridged)):
             return End.CONTEXT
         rollout.messages += new
+        rollout.notes += self._lost(bridged)
         rollout.trajectory.append_bridge(bridged)
         return None
 
