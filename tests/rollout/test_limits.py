@@ -15,6 +15,7 @@ import pytest
 from tokentrace import InputError, create_renderer
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import Fault, ScriptedEngine
+from tokentrace.errors import LostTextWarning
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, named, row_task, run_rollouts
 from tokentrace.rollout.ends import FAILED_ENDS
@@ -462,3 +463,10 @@ def test_whatever_a_renderer_raises_fails_that_rollout_alone(monkeypatch: pytest
     monkeypatch.setattr(one, "_begin", broken)
     rollout = asyncio.run(one.run(Task(QUESTION, name="one")))
     assert (rollout.end, rollout.notes) == (End.FAILED, ["KeyError: 'no such thing'"])
+
+
+def test_text_that_reaches_no_token_is_noted() -> None:
+    task = Task([{"role": "user", "content": "What?", "colour": "red"}], name="one")
+    with pytest.warns(LostTextWarning):
+        rollout = run(task=task)
+    assert rollout.notes == ["message 0, colour: the template does not write it: 'red'"]

@@ -170,12 +170,10 @@ class Agent:
         """Render the first prompt."""
         messages = rollout.task.messages
         rendered = self.renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
-        rollout.notes += [*rendered.notes, *self._lost(rendered)]
+        rollout.notes += rendered.notes
+        if self.renderer.lost is not LostPolicy.IGNORE:
+            rollout.notes += map(str, rendered.lost)
         rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=_spans(rendered.messages))
-
-    def _lost(self, made: RenderedTokens | BridgedTokens) -> list[str]:
-        """What was given and reached no token, unless the renderer is told to say nothing of it."""
-        return [] if self.renderer.lost is LostPolicy.IGNORE else [f"lost: {one}" for one in made.lost]
 
     async def _lead(self, rollout: Rollout, under: _UnderWay) -> None:
         """All turns, and the reward."""
@@ -274,7 +272,7 @@ class Agent:
         if not self.has_room(len(bridged)):
             return End.CONTEXT
         rollout.messages += new
-        rollout.notes += self._lost(bridged)
+        rollout.notes += bridged.notes
         rollout.trajectory.append_bridge(bridged)
         return None
 
