@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
 from ..errors import InputError
-from ..settings import shown
+from ..settings import instance, shown
 from .checks import MOST_SEED
 from .checks import count as checked_count
 from .loop import Agent, Rollout, Task
@@ -132,7 +132,10 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
 
 def _metadata(columns: dict[str, Any]) -> dict[str, Any]:
     """Columns as JSON can hold them: what it cannot hold becomes text, NaN and infinities among it."""
-    text = json.dumps(columns, default=str)
+    try:
+        text = json.dumps(columns, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"its columns cannot be kept as metadata: {error}") from error
     found: dict[str, Any] = json.loads(text, parse_constant=str)
     return found
 
@@ -212,9 +215,14 @@ async def run_rollouts(
     `tasks` is a list. While the engine does not answer all rollouts wait, for as long as `patience` says (ten minutes
     by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises.
     """
+    instance("agent", agent, Agent, InputError)
+    if not isinstance(tasks, Iterable):
+        raise InputError(f"tasks must be a list of tasks, not {shown(tasks)}")
+    if store is not None:
+        instance("store", store, RolloutStore, InputError)
+    patience = Patience() if patience is None else instance("patience", patience, Patience, InputError)
     concurrency = checked_count("concurrency", concurrency)
     seed = None if seed is None else checked_count("seed", seed, least=0, most=MOST_SEED)
-    patience = patience or Patience()
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()
     waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))
