@@ -308,7 +308,7 @@ def test_engines_whose_rows_could_not_be_told_apart_are_refused() -> None:
     with pytest.raises(EngineError, match="different kinds: processed, raw"):
         agreed({}, {"logprobs": LogprobKind.RAW})
     with pytest.raises(EngineError, match="different kinds: processed, unknown"):
-        agreed({}, {"logprobs": None})
+        agreed({}, {"logprobs": LogprobKind.UNKNOWN})
     with pytest.raises(EngineError, match="at least one"):
         agreed()
 

@@ -195,6 +195,7 @@ BAD = {
     "tools file": (POCKET_RUN + "tools_file: none.yaml\n", "line 5: tools_file: there is no file"),
     "interaction": (POCKET_RUN + "interaction: {class_name: own_tools.Table}\n", "line 5: .*BaseInteraction"),
     "renderer": (POCKET_RUN + "renderer: {control_tokens: odd}\n", "line 5: renderer: .*control_tokens"),
+    "kwargs": (POCKET_RUN + "renderer: {kwargs: {enable_thinkin: 1}}\n", "line 5: renderer: .*mean enable_thinking"),
 }
 
 

@@ -269,8 +269,7 @@ def _agreed(all_of_them: Sequence[Capabilities]) -> Capabilities:
     if len(sizes) > 1:
         raise EngineError(f"the engines have vocabularies of {sorted(size for size in sizes if size)} ids")
     if len(kinds) > 1:
-        names = sorted("unknown" if kind is None else kind.value for kind in kinds)
-        raise EngineError(f"the engines return logprobs of different kinds: {', '.join(names)}")
+        raise EngineError(f"the engines return logprobs of different kinds: {', '.join(sorted(kinds))}")
     lengths = [one.max_length for one in all_of_them if one.max_length is not None]
 
     def common(values: set[str | None]) -> str | None:

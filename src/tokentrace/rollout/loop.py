@@ -20,6 +20,7 @@ from typing import Any, Final, overload
 
 import numpy as np
 
+from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..errors import InputError
 from ..parsing.response import ParsedResponse, ParsedToolCall
@@ -98,9 +99,9 @@ class Agent:
         given = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
         self._turn_tokens = min(given.max_tokens, self.budget.turn_tokens)
         stops = tuple(dict.fromkeys([*given.stop_token_ids, *renderer.get_stop_token_ids()]))
-        self._sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "top_k", "seed")} | {
-            "stop_token_ids": stops
-        }
+        check_logprobs(given, engine.capabilities)
+        names = ("temperature", "top_p", "top_k", "seed", "allow_raw_logprobs")
+        self._sampling = {name: getattr(given, name) for name in names} | {"stop_token_ids": stops}
         limits = [self.budget.context, engine.capabilities.max_length]
         self._context = min((limit for limit in limits if limit is not None), default=None)
 
@@ -227,6 +228,8 @@ class Agent:
             finish_reason=str(completion.finish_reason),
             version=_version(completion),
             sampling={**self._sampling, "stop_token_ids": list(self._sampling["stop_token_ids"]), "max_tokens": room},
+            logprobs_kind=completion.logprobs_kind,
+            cached_tokens=completion.cached_tokens,
         )
         rollout.turns += 1
         turn = TurnMetrics(

@@ -232,7 +232,7 @@ def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaita
     urls = urls or [section.need("url", str)]
     options: dict[str, Any] = {"vocab_size": section.count("vocab_size", vocab_size)}
     options |= {name: section.get(name, {"model": str, "check_echo": bool}[name]) for name in served}
-    options["logprobs"] = section.choice("logprobs", ("processed", "raw"))
+    options["logprobs"] = section.choice("logprobs", ("processed", "scaled", "raw"))
     options = {name: value for name, value in options.items() if value is not None}
     http = section.section("http")
     if http is not None:
@@ -298,7 +298,7 @@ def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
     section = top.section("sampling")
     if section is None:
         return SamplingParams(budget.turn_tokens), budget, None
-    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens"])
+    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs"])
     if "seed" in section and "seed" in top:
         raise section.error("there is a seed for the whole run too: leave one of them out", "seed")
     most = section.count("max_tokens")

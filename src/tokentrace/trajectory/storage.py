@@ -9,7 +9,7 @@ from types import TracebackType
 
 from ..errors import TrajectoryError
 from ..files import owned
-from .records import Ending, Loaded, from_bytes, preamble, write_records
+from .records import VERSION, Ending, Loaded, from_bytes, preamble, write_records
 from .trajectory import Trajectory
 
 
@@ -75,7 +75,8 @@ class TrajectoryFile:
     def resume(cls, path: str | os.PathLike[str]) -> TrajectoryFile:
         """Load a file and go on with it. The rest of a record that was cut off is removed by the next write.
 
-        A file that is damaged, rather than cut off, is refused: whole records may follow the damage.
+        A file of an older version is written anew in this one. A file that is damaged, rather than cut off, is
+        refused: whole records may follow the damage.
         """
         loaded = load_trajectory(path)
         if loaded.ending is Ending.DAMAGED or not loaded.good_bytes:
@@ -83,6 +84,9 @@ class TrajectoryFile:
                 f"{os.fspath(path)} cannot be gone on with: {loaded.problem or 'it has no header'}; load_trajectory() "
                 "gives what comes before, to be saved under another name"
             )
+        if loaded.version != VERSION:  # a file has one version: what is added must be of the one it says
+            save_trajectory(loaded.trajectory, path)
+            return cls(path, loaded.trajectory, written=loaded.writes, size=Path(path).stat().st_size)
         return cls(path, loaded.trajectory, written=loaded.writes, size=loaded.good_bytes)
 
     def write(self) -> int:
