@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .samples.supervised import (
         HistoryWarning,
         Supervision,
+        TurnStartWarning,
         build_prompt_response_sample,
         build_supervised_sample,
         build_supervised_samples,
@@ -121,6 +122,7 @@ _HOMES = {
     "Truncated": "samples.truncation",
     "Turn": "trajectory",
     "TurnGrammar": "formats.grammar",
+    "TurnStartWarning": "samples.supervised",
     "build_prompt_response_sample": "samples.supervised",
     "build_supervised_sample": "samples.supervised",
     "build_supervised_samples": "samples.supervised",
@@ -204,6 +206,7 @@ __all__ = [
     "Truncated",
     "Turn",
     "TurnGrammar",
+    "TurnStartWarning",
     "build_prompt_response_sample",
     "build_supervised_sample",
     "build_supervised_samples",

@@ -185,6 +185,24 @@ class Renderer:
         }
         return other
 
+    def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
+        """This renderer with other template variables beside its own; nothing that was learned is shared."""
+        other = copy.copy(self)
+        other.template_kwargs = {**self.template_kwargs, **variables}
+        other._variables = {**self.tokenizer.variables, **wrap_variables(other.template_kwargs)}
+        other.kept = {}
+        other._learned = {
+            name: _Learned(learned.template, PromptTails(learned.template.constants))
+            for name, learned in self._learned.items()
+        }
+        return other
+
+    def switches(self) -> list[tuple[str, bool]]:
+        """Template variables that the templates read, each with a truth value that it does not have now."""
+        read = {name for learned in self._learned.values() for name in learned.template.variables}
+        own = sorted(read - set(self.tokenizer.variables))
+        return [(name, value) for name in own for value in (False, True) if self.template_kwargs.get(name) is not value]
+
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
         return check_messages(messages, more_roles=self._for(tools).template.constants)

@@ -87,7 +87,7 @@ class PromptTails:
     def __init__(self, constants: frozenset[str]) -> None:
         self.words = sorted(word for word in constants if len(word) > 1)
         self._known: dict[tuple[Any, ...], str] = {}
-        self._added: set[str] = set()
+        self._added: dict[tuple[Any, ...], str] = {}
         self._lengths: dict[tuple[str, str], int | None] = {}
 
     def circumstances(self, messages: Messages, has_tools: bool) -> list[tuple[Any, ...]]:
@@ -116,8 +116,13 @@ class PromptTails:
             except TokentraceError:
                 return None
             known = self._known[circumstance] = rendering.text[rendering.tail :]
-            self._added.add(_added(rendering, messages[:count], render))
+            self._added[circumstance] = _added(rendering, messages[:count], render)
         return known
+
+    def prompts(self, circumstance: tuple[Any, ...]) -> list[str]:
+        """What is known to ask for a reply: the generation prompt, and what asking for it adds to the text."""
+        found = (self._known.get(circumstance, ""), self._added.get(circumstance, ""))
+        return sorted({prompt for prompt in found if prompt}, key=len)
 
     def prompt_length(
         self, text: str, section: Section, tail: str | None, render: Render, tokenizer: Tokenizer
@@ -143,7 +148,7 @@ class PromptTails:
 
     def _candidates(self) -> set[str]:
         """Every generation prompt known."""
-        return {*self._known.values(), *self._added}
+        return {*self._known.values(), *self._added.values()}
 
     def _prompt_in(self, scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
         """`_prompt_in`, remembered: turns begin alike."""
@@ -319,6 +324,9 @@ class SampledTurn:
     start: int
     stop: int
     stop_token: int | None
+    other_prompt: str = ""
+    """The generation prompt of this turn, where the turn does not go on from it, id for id: a start that inference
+    never gives. Empty where it does, or where nothing is known of the prompt."""
 
 
 @dataclass(slots=True)
@@ -352,7 +360,7 @@ def find_sampled(
     if not own:
         return sampling
     circumstances = tails.circumstances(messages, has_tools)
-    begins = []
+    begins, prompts = [], []
     for section in own:
         known = section.before + 1 if section.before >= 0 else section.message
         tail = tails.tail(circumstances[known], messages, known, render)
@@ -363,11 +371,17 @@ def find_sampled(
                 "asks for a reply with; all of the turn counts as sampled"
             )
         begins.append(section.start + (length or 0))
-    starts = encoded.first_touching(begins)
+        prompts.append(tails.prompts(circumstances[known]))
+    starts, aligned = encoded.first_touching(begins), encoded.first_after(begins)
     closes = encoded.first_touching([section.body_end for section in own])
     stops = encoded.first_after([section.end for section in own])
-    for section, start, close, stop in zip(own, starts, closes, stops, strict=True):
-        sampling.turns.append(_ended(encoded, section.message, start, max(start, close), max(start, stop), facts))
+    for at, (section, start, close, stop) in enumerate(zip(own, starts, closes, stops, strict=True)):
+        turn = _ended(encoded, section.message, start, max(start, close), max(start, stop), facts)
+        is_first = not sampling.turns or sampling.turns[-1].message != section.message
+        if is_first and prompts[at]:
+            is_asked = encoded.rendering.text.endswith(tuple(prompts[at]), 0, begins[at])
+            turn.other_prompt = "" if is_asked and aligned[at] == start else prompts[at][0]
+        sampling.turns.append(turn)
     return sampling
 
 
