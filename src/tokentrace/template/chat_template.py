@@ -13,6 +13,7 @@ import jinja2.meta
 from jinja2 import nodes
 
 from ..errors import InputError, TemplateError, TemplateLimitError
+from .code_digest import code_digest
 from .environment import TracingEnvironment
 from .trace import Rendering, Trace, collect
 from .traced import Origin, TooLarge, TracedDict, TracedList, traced, wrap
@@ -239,7 +240,7 @@ class PythonFormat:
     """A format with no Jinja template: a generator that yields the same traced pieces a template prints.
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
-    ``trace.turn(message)`` (yielding what it returns) where a message's turn begins.
+    ``trace.turn(message)`` (yielding what it returns) where a message's turn begins. `digest` changes with its code.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class PythonFormat:
         self._function = function
         self.constants = frozenset(constants)
         self.variables = frozenset(variables)
-        self.digest = hashlib.sha256(f"python:{name}".encode()).hexdigest()
+        self.digest = code_digest(name, function)
         self.tags_generation = False
 
     def render(
