@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import InputError
+from .errors import InputError, WriteError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system says about a file that cannot be written, as a WriteError with its path."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(error.strerror or str(error), path=str(path)) from error
 
 
 def sync(path: Path) -> None:
@@ -19,9 +30,13 @@ def sync(path: Path) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that is there whole, or not at all."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
-    draft.write_bytes(data)
-    sync(draft)
-    os.replace(draft, path)
+    try:
+        draft.write_bytes(data)
+        sync(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def lock(file: IO[Any], problem: str) -> None:

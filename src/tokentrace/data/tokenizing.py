@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
+from ..conversation.messages import check_tools
 from ..errors import InputError, SampleError, TemplateError, TokentraceError
 from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer, create_renderer
 from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
-from ..settings import choose
+from ..settings import choose, instance, shown, whole
 from ..tokens.loading import load_tokenizer
 from .conversations import Columns, Conversation, conversation_of, without_nulls
 from .sources import ROW_BYTES, Format, Row
@@ -48,11 +50,29 @@ class TokenizeSettings:
     labels: bool = False
 
     def __post_init__(self) -> None:
-        choose(Overlong, "overlong", self.overlong)
+        object.__setattr__(self, "overlong", choose(Overlong, "overlong", self.overlong, SampleError))
         for name in ("max_length", "row_bytes"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise SampleError(f"{name} must be a positive number, not {value!r}")
+            if value is not None or name == "row_bytes":
+                object.__setattr__(self, name, whole(name, value, least=1, error=SampleError))
+        instance("supervision", self.supervision, Supervision, SampleError)
+        instance("columns", self.columns, Columns, SampleError)
+        instance("template_kwargs", self.template_kwargs, Mapping, SampleError)  # type: ignore[type-abstract]
+        if not isinstance(self.tokenizer, (str, os.PathLike)) or not os.fspath(self.tokenizer):
+            raise SampleError(f"tokenizer is a path or a name, not {shown(self.tokenizer)}")
+        object.__setattr__(self, "tokenizer", os.fspath(self.tokenizer))
+        for name in ("renderer", "control_tokens"):
+            instance(name, getattr(self, name), str, SampleError)
+        for name in ("preserve_thinking_between_tool_calls", "use_patched", "parse_arguments", "labels"):
+            instance(name, getattr(self, name), bool, SampleError)
+        if self.chat_template is not None:
+            instance("chat_template", self.chat_template, str, SampleError)
+        if self.tools is not None:
+            object.__setattr__(self, "tools", tuple(check_tools(self.tools) or ()))
+        try:
+            json.dumps(self.described())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SampleError(f"settings have to be what JSON can hold: {error}") from None
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them."""
@@ -282,7 +302,7 @@ class Counts:
             self.samples += 1
             self.tokens += len(sample)
             self.trained += sample.trained
-            self.notes.update({_without_place(note) for note in sample.notes})
+            self.notes.update({without_place(note) for note in sample.notes})
 
     def update(self, other: Counts) -> None:
         for name in ("rows", "samples", "tokens", "trained", "left_out"):
@@ -304,7 +324,7 @@ class Counts:
         return sum(self.bad.values())
 
 
-def _without_place(note: str) -> str:
+def without_place(note: str) -> str:
     """A note without the messages it is about, or the numbers of a cut: what it says in general."""
     head, colon, rest = note.partition(": ")
     if colon and head.startswith("message"):
