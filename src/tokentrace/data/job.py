@@ -29,6 +29,9 @@ from .workers import run_chunks
 
 MANIFEST: Final = "manifest.json"
 
+_TELL: Final = 64 << 20
+"""Bytes of input between two reports while it is hashed: a gigabyte takes about a second."""
+
 
 class Stage(StrEnum):
     """What a run is doing."""
@@ -145,8 +148,8 @@ def _digests(sources: Sequence[Source], progress: Callable[[Progress], None] | N
 
     def more(size: int) -> None:
         nonlocal done
-        done += size
-        if progress is not None:
+        before, done = done, done + size
+        if progress is not None and before // _TELL != done // _TELL:
             progress(Progress(Counts(), done, total, stage=Stage.READING))
 
     return [source.hashed or file_digest(source.path, more) for source in sources]
