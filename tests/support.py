@@ -100,11 +100,14 @@ def load_family(family: str) -> Tokenizer:
 def _renderer(family: str, settings: str) -> Renderer:
     given = json.loads(settings)
     template = PYTHON_FORMATS.get(family)
-    return create_renderer(load_family(family), "default", **{"chat_template": template, **given})
+    return create_renderer(load_family(family), "default", **{"chat_template": template, "lost": "ignore", **given})
 
 
 def make_renderer(family: str, **settings: Any) -> Renderer:
-    """A renderer with the family's shipped template; equal settings give the same one."""
+    """A renderer with the family's shipped template; equal settings give the same one.
+
+    Lost text is nobody's concern here unless `lost` says so: most templates have something that they do not write.
+    """
     return _renderer(family, json.dumps(settings, sort_keys=True))
 
 

@@ -32,7 +32,9 @@ LONG = -(-100_000 // len(FAMILIES))
 @per_vocabulary
 def renderer(family: str, trusted: str = "default") -> Renderer:
     """The family's renderer; `trusted` is ``"default"`` or a comma-separated set of roles."""
-    setting = {} if trusted == "default" else {"trusted": frozenset(filter(None, trusted.split(",")))}
+    setting: dict[str, Any] = {"lost": "ignore"}
+    if trusted != "default":
+        setting["trusted"] = frozenset(filter(None, trusted.split(",")))
     return create_renderer(load_family(family), PYTHON_FORMATS.get(family, "default"), **setting)
 
 

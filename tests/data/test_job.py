@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.assets import family_dir
 from tests.data.generate import conversations, write_conversations
 from tokentrace import InputError, Sample, SampleError, build_supervised_sample, create_renderer
 from tokentrace.data import job, sources, tables
@@ -615,6 +616,42 @@ def test_malformed_rows_of_every_kind_are_reported_and_lose_nothing_else(tmp_pat
     assert len(told) == len(MALFORMED)
     assert done.counts.bad == Counter(kind for _, kind, _ in MALFORMED.values())
     assert next(one for one in told if one["kind"] == "InputError" and "wizard" in one["reason"])["message"] == 0
+
+
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+UNSEEN = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "reasoning_content": "Hm."}]
+
+
+def test_a_row_of_which_text_reaches_no_token_is_bad_with_message_and_field(tmp_path: Path) -> None:
+    seen = [UNSEEN[0], {"role": "assistant", "content": "4"}]
+    path = write_lines(tmp_path / "x.jsonl", [{"messages": seen}, {"messages": UNSEEN}])
+    settings = TokenizeSettings(str(POCKET), renderer="default", chat_template=PLAIN_TEMPLATE)
+    done = tokenize_files([str(path)], tmp_path / "o.parquet", settings, workers=1)
+    assert (done.counts.samples, done.counts.bad) == (1, {"LostTextError": 1})
+    assert done.bad_rows is not None
+    (bad,) = [json.loads(line) for line in done.bad_rows.read_text().splitlines()]
+    assert (bad["row"], bad["kind"], bad["message"], bad["field"]) == (2, "LostTextError", 1, "reasoning_content")
+    for lost, noted in (("warn", True), ("ignore", False)):
+        kept = TokenizeSettings(str(POCKET), renderer="default", chat_template=PLAIN_TEMPLATE, lost=lost)
+        made = list(tokenize_rows(kept, [{"messages": UNSEEN}]))[0]
+        assert made.bad is None
+        told = [note for note in made.samples[0].notes if note.startswith("message 1, reasoning_content: ")]
+        assert bool(told) == noted
+
+
+def test_text_in_parts_is_trained_as_the_text_it_is() -> None:
+    """Qwen3's template shows nothing of content that is a list: such rows were empty turns."""
+    tokenizer = family_dir("qwen3")
+    parts = [{"type": "text", "text": "Four."}]
+    rows = [[{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": said}] for said in ("Four.", parts)]
+    one, other = tokenize_rows(TokenizeSettings(str(tokenizer)), [{"messages": row} for row in rows])
+    assert one.bad is None
+    assert other.bad is None
+    np.testing.assert_array_equal(one.samples[0].ids, other.samples[0].ids)
+    np.testing.assert_array_equal(one.samples[0].mask, other.samples[0].mask)
 
 
 def test_control_strings_stay_text_or_are_reported_when_asked(tmp_path: Path) -> None:

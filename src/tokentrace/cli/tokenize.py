@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 )
 @template_options
 @supervision_options
+@click.option(
+    "--lost",
+    type=click.Choice(["error", "warn", "ignore"]),
+    default="error",
+    show_default=True,
+    help="Rows of which some text reaches no token: bad rows, rows with a note, or nothing said.",
+)
 @click.option("--max-length", type=click.IntRange(1), metavar="N", help="The most tokens that a row may have.")
 @click.option(
     "--overlong",
@@ -137,6 +144,7 @@ def tokenize_settings(
     roles: str,
     past: str | None,
     final_stop: bool,
+    lost: str = "error",
     max_length: int | None = None,
     overlong: str = "drop",
     labels: bool = False,
@@ -167,6 +175,7 @@ def tokenize_settings(
         chat_template=_template(chat_template),
         template_kwargs=parse_kwargs(kwargs),
         control_tokens=control_tokens,
+        lost=lost,
         use_patched=use_patched,
         supervision=Supervision.of(
             turns=turns, parts=_listed(parts), roles=_listed(roles), past=past, final_stop=final_stop

@@ -11,8 +11,9 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from ..conversation.messages import check_tools
-from ..errors import InputError, SampleError, TemplateError, TokentraceError
+from ..errors import InputError, SampleError, TemplateError, TokentraceError, place
 from ..rendering.history import parsed_arguments
+from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer, create_renderer
 from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor
@@ -36,6 +37,10 @@ class TokenizeSettings:
     """The source of a template, or the name of one that the tokenizer carries."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     control_tokens: str = "literal"
+    messages: str = "adapt"
+    lost: str = "error"
+    """What becomes of a row of which some text reaches no token: ``"error"`` makes it a bad row, ``"warn"`` notes it on
+    the samples, ``"ignore"`` says nothing."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     supervision: Supervision = field(default_factory=Supervision)
@@ -55,6 +60,7 @@ class TokenizeSettings:
             value = getattr(self, name)
             if value is not None or name == "row_bytes":
                 object.__setattr__(self, name, whole(name, value, least=1, error=SampleError))
+        choose(LostPolicy, "lost", self.lost, SampleError)
         instance("supervision", self.supervision, Supervision, SampleError)
         instance("columns", self.columns, Columns, SampleError)
         instance("template_kwargs", self.template_kwargs, Mapping, SampleError)  # type: ignore[type-abstract]
@@ -81,6 +87,8 @@ class TokenizeSettings:
             "renderer": self.renderer,
             "template_kwargs": dict(self.template_kwargs),
             "control_tokens": self.control_tokens,
+            "messages": self.messages,
+            "lost": self.lost,
             "preserve_thinking_between_tool_calls": self.preserve_thinking_between_tool_calls,
             "use_patched": self.use_patched,
             "turns": str(supervision.turns),
@@ -184,6 +192,8 @@ class RowTokenizer:
             settings.renderer,
             chat_template=settings.chat_template,
             control_tokens=settings.control_tokens,
+            messages=settings.messages,
+            lost="error" if settings.lost == LostPolicy.ERROR else "ignore",
             preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
             use_patched=settings.use_patched,
             **{**settings.template_kwargs, **variables},
@@ -213,6 +223,9 @@ class RowTokenizer:
         left_out: list[BadRow] = []
         for one in made:
             sample, reason = one.sample, None
+            if self.settings.lost == LostPolicy.WARN:
+                lost = [f"{place(row.message, row.field)}{row.why}" for row in one.rendered.lost]
+                sample = sample.replace(notes=(*sample.notes, *dict.fromkeys(lost)))
             if not sample.trained:
                 reason = "nothing in it carries loss"
             elif self.settings.max_length is not None:
@@ -249,8 +262,8 @@ class RowTokenizer:
         if isinstance(error, TemplateError) and _has_text_arguments(row.value):
             reason += "; its arguments are JSON strings, which some templates cannot show: see --parse-arguments"
         message = getattr(error, "message", None)
-        place = getattr(error, "field", None) if isinstance(error, InputError) else None
-        return BadRow(source, row.number, row.line, type(error).__name__, reason[:2000], message, place)
+        named = getattr(error, "field", None) if isinstance(error, InputError) else None
+        return BadRow(source, row.number, row.line, type(error).__name__, reason[:2000], message, named)
 
     def described(self) -> dict[str, Any]:
         """What made the samples: for the metadata of a file, and to tell whether a run can go on."""

@@ -119,7 +119,8 @@ def _settings(
     if tokenizer is None:
         raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
     recorded = known[0][1] if known else {}
-    return TokenizeSettings.read({**recorded.get("settings", {}), **changes}, tokenizer)
+    made = recorded.get("settings") or {"lost": "ignore"}  # whoever made the rows, made them
+    return TokenizeSettings.read({**made, **changes}, tokenizer)
 
 
 def _findings(known: Sequence[tuple[Source, Mapping[str, Any]]], now: Mapping[str, Any]) -> Iterator[str]:
