@@ -636,7 +636,7 @@ def test_a_row_of_which_text_reaches_no_token_is_bad_with_message_and_field(tmp_
     assert (bad["row"], bad["kind"], bad["message"], bad["field"]) == (2, "LostTextError", 1, "reasoning_content")
     for lost, noted in (("warn", True), ("ignore", False)):
         kept = TokenizeSettings(str(POCKET), renderer="default", chat_template=PLAIN_TEMPLATE, lost=lost)
-        made = list(tokenize_rows(kept, [{"messages": UNSEEN}]))[0]
+        (made,) = tokenize_rows(kept, [{"messages": UNSEEN}])
         assert made.bad is None
         told = [note for note in made.samples[0].notes if note.startswith("message 1, reasoning_content: ")]
         assert bool(told) == noted

@@ -30,7 +30,7 @@ from .workers import run_chunks
 MANIFEST: Final = "manifest.json"
 
 _TELL: Final = 64 << 20
-"""Bytes of input between two reports while it is hashed: a gigabyte takes about a second."""
+"""Bytes of input between two reports while it is hashed: a fraction of a second."""
 
 
 class Stage(StrEnum):
