@@ -18,7 +18,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(error.strerror or str(error), path=str(path)) from error
+        problem = os.strerror(error.errno) if error.errno else str(error)
+        raise WriteError(problem, path=str(path)) from error
 
 
 def sync(path: Path) -> None:

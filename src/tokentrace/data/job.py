@@ -20,10 +20,10 @@ from typing import IO, Any, Final
 
 from ..errors import InputError, SampleError, WriteError
 from ..files import lock, write_whole, writing
-from ..settings import instance, shown, whole
+from ..settings import instance, whole
 from .chunks import part_file, read_part
 from .sources import Chunk, Source, file_digest, find_sources, plan, tables
-from .tables import Layout, check_name, sample_writer
+from .tables import Layout, check_name, named_path, sample_writer
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .workers import run_chunks
 
@@ -98,12 +98,10 @@ def tokenize_files(
     the file and how many rows are safe: the same call goes on with them.
     """
     tables("pyarrow")
-    if not isinstance(output, (str, os.PathLike)) or not os.fspath(output):
-        raise InputError(f"the output is the name of a file, not {shown(output)}")
+    path = named_path(output)
+    check_name(path)
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
-    path = Path(output)
-    check_name(path)
     if path.exists() and not overwrite:
         raise InputError(f"{path} is there already: give another name, or overwrite it")
     if not path.parent.is_dir():

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ..errors import InputError, SampleError
+from ..errors import InputError, SampleError, WriteError
 from ..files import sync, writing
 from ..samples.sample import Sample
 from ..settings import instance, shown
@@ -234,8 +234,12 @@ class SampleWriter:
         self._path = path
         self._unfinished = path.with_name(path.name + ".unfinished")
         self._schema = schema(layout).with_metadata({METADATA_KEY: _metadata_text(metadata)})
-        with writing(path):
-            self._writer = parquet.ParquetWriter(str(self._unfinished), self._schema, compression="zstd")
+        try:
+            with writing(path):
+                self._writer = parquet.ParquetWriter(str(self._unfinished), self._schema, compression="zstd")
+        except WriteError:
+            self._unfinished.unlink(missing_ok=True)
+            raise
         self._pa = pa
         self._waiting: list[Any] = []
         self._rows = self._tokens = 0
@@ -292,7 +296,7 @@ def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping
     for row in rows:
         instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)
-    writer = sample_writer(_path(path), layout, metadata or {})
+    writer = sample_writer(named_path(path), layout, metadata or {})
     try:
         writer.write(samples_table(rows, layout=layout))
         writer.close()
@@ -309,7 +313,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """The rows of a file of samples as tables, with these columns or all; InputError where the file has them not."""
-    file = _path(path)
+    file = named_path(path)
     if not file.name.endswith(".parquet") and file.name.endswith(_SUFFIXES):
         everything = schema(Layout(**dict.fromkeys(Layout.__dataclass_fields__, True)))
         for table in read_line_tables(file, everything):
@@ -326,7 +330,7 @@ def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Itera
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """How the rows of a file were made: tokenizer, template, settings. Empty where the file does not say."""
-    file = _path(path)
+    file = named_path(path)
     if file.name.endswith(".parquet"):
         found = (_parquet_file(file).schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     else:
@@ -342,11 +346,15 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _path(given: Any) -> Path:
+def named_path(given: Any) -> Path:
+    """The path that a caller names a file by, or InputError."""
+    if not isinstance(given, (str, os.PathLike)) or not Path(given).name or "\0" in str(given):
+        raise InputError(f"a file is named by a string or a path, not by {shown(given)}")
     try:
-        return Path(given)
-    except TypeError:
-        raise InputError(f"a file is named by a string or a path, not by {shown(given)}") from None
+        Path(given).exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{shown(given)} cannot be looked at: {error.args[-1]}") from None
+    return Path(given)
 
 
 def _parquet_file(path: Path) -> Any:
@@ -368,8 +376,13 @@ def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: st
 
 def _placed(samples: Iterator[Sample], path: str | Path) -> Iterator[Sample]:
     """Samples; what is wrong with a row's values is an InputError with the file."""
-    with _reading(path):
-        yield from samples
+    try:
+        with _reading(path):
+            yield from samples
+    except InputError as error:
+        if str(path) in error.problem:
+            raise
+        raise InputError(f"{path}: {error.problem}") from error
 
 
 @contextlib.contextmanager

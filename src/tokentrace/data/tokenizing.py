@@ -20,7 +20,7 @@ from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, shown, whole
 from ..tokens.loading import load_tokenizer
-from .conversations import Columns, Conversation, conversation_of, without_nulls
+from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
 from .sources import ROW_BYTES, Format, Row
 
 _MANY_SETTINGS: Final = 32
@@ -349,4 +349,8 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -
     """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1."""
     tokenizer = RowTokenizer(settings)
     for number, value in enumerate(rows, 1):
-        yield tokenizer.tokenize(Row(number, None, value), "rows")
+        try:
+            row = Row(number, None, plain_values(value))
+        except RecursionError:
+            row = Row(number, None, problem="the row is nested too deeply")
+        yield tokenizer.tokenize(row, "rows")
