@@ -46,6 +46,8 @@ from tokentrace.samples.sample import Sample
 from tokentrace.samples.supervised import Supervision, build_supervised_sample
 from tokentrace.samples.truncation import Overlong
 
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+
 MESSAGES = [
     user("Is <|end|> a token, and what is 1+1?"),
     assistant("Two, I say.", reasoning="Let me think it over."),
