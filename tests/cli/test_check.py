@@ -174,7 +174,8 @@ def test_options_reach_the_check(tmp_path: Path) -> None:
         "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}",
         encoding="utf-8",
     )
-    renderer = create_renderer(POCKET, "default", chat_template=template.read_text(encoding="utf-8"), mark="!")
+    source = template.read_text(encoding="utf-8")
+    renderer = create_renderer(POCKET, "default", chat_template=source, lost="ignore", mark="!")
     sample = build_supervised_sample(renderer, MESSAGES, roles=["assistant", "user"], parts=["content"])
     labels = np.where(sample.mask, sample.ids, -100).tolist()
     pad = renderer.tokenizer.token_id("<|turn|>")
