@@ -187,7 +187,7 @@ DATES = [
 
 def as_golden(family: str) -> str:
     """A rendering as a person reads it: a turn a line, ⟦ ⟧ around what is sampled, ⏎ for a newline."""
-    renderer = make_renderer(family)
+    renderer = make_renderer(family, messages="as_given")
     kept, tokens = next((k, r) for k, c in SHOWN.items() if isinstance(r := rendered(renderer, c), RenderedTokens))
     lines: list[str] = []
     turn, inside = -2, False

@@ -101,6 +101,9 @@ from .samples.supervised import (
     Supervision as Supervision,
 )
 from .samples.supervised import (
+    TurnStartWarning as TurnStartWarning,
+)
+from .samples.supervised import (
     build_prompt_response_sample as build_prompt_response_sample,
 )
 from .samples.supervised import (

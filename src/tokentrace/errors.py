@@ -90,6 +90,24 @@ class SampleError(TokentraceError):
     """A training row cannot be made, cut, padded or packed as asked."""
 
 
+class WriteError(TokentraceError):
+    """A file could not be written: no room, no permission, a limit. Names the file; `rows` says what is safe."""
+
+    def __init__(self, problem: str, *, path: str, rows: int | None = None) -> None:
+        self.problem = problem
+        self.path = path
+        self.rows = rows
+        super().__init__(f"{path} cannot be written: {problem}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors travel between processes."""
+        return _write_error, (self.problem, self.path, self.rows)
+
+
+def _write_error(problem: str, path: str, rows: int | None) -> WriteError:
+    return WriteError(problem, path=path, rows=rows)
+
+
 class ExtensionError(TrajectoryError):
     """A prompt does not begin with the stream so far. `position` is the first id that differs."""
 

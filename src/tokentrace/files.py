@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import InputError
+from .errors import InputError, WriteError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system says about a file that cannot be written, as a WriteError with its path."""
+    try:
+        yield
+    except OSError as error:
+        problem = os.strerror(error.errno) if error.errno else str(error)
+        raise WriteError(problem, path=str(path)) from error
 
 
 def sync(path: Path) -> None:

@@ -29,7 +29,7 @@ def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceErr
     """The choice that a value names, or an error with all there are."""
     try:
         return kind(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         choices = ", ".join(repr(str(choice)) for choice in kind)
         raise error(f"{name} is one of {choices}, not {shown(value)}") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,60 @@ def test_a_file_of_ours_is_checked_with_its_own_settings(tmp_path: Path) -> None
     assert "mask differs" in other.stdout
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_of_ours_finds_its_own_source(
+    suffix: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the check is run, and wherever both were moved to together."""
+    (tmp_path / "here" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "data")
+    write_conversations(Path("chats.jsonl"), 5)
+    if packed:
+        Path("chats.jsonl.gz").write_bytes(gzip.compress(Path("chats.jsonl").read_bytes()))
+        Path("chats.jsonl").unlink()
+    given = "chats.jsonl.gz" if packed else "chats.jsonl"
+    made = ["tokenize", given, "-o", f"../rows{suffix}", "-t", str(POCKET), "-q", "--turns", "last"]
+    assert CliRunner().invoke(main, made).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").rename(tmp_path / "there")
+    result = run(tmp_path / "there" / f"rows{suffix}", "-t", POCKET)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("✓ all 5 rows are what the template gives: ids and mask\n")
+
+
+def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
+    chats, out = tmp_path / "chats.jsonl", tmp_path / "rows.parquet"
+    write_conversations(chats, 5)
+    assert CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(out), "-t", str(POCKET), "-q"]).exit_code == 0
+    before, time = chats.read_bytes(), chats.stat().st_mtime_ns
+    chats.write_bytes(before.replace(b"river", b"RIVER"))
+    os.utime(chats, ns=(time, time))
+    changed = run(out, "-t", POCKET)
+    assert changed.exit_code == 1
+    assert "has changed since" in changed.stdout
+    assert "ids differ" in changed.stdout
+    assert "has changed since" in run(out, "-t", POCKET, "--source", chats).stdout
+    chats.rename(tmp_path / "moved.jsonl")
+    gone = run(out, "-t", POCKET)
+    assert gone.exit_code == 1
+    assert "is not there any more: give it with --source" in " ".join(gone.stdout.split())
+    assert "unchecked" in gone.stdout
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "chats.jsonl").write_bytes(before)
+    assert run(out, "-t", POCKET, "--source", tmp_path / "elsewhere" / "chats.jsonl").exit_code == 0
+
+
+def test_rows_of_stdin_say_that_their_source_is_no_file(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    text = json.dumps({"messages": MESSAGES}) + "\n"
+    made = CliRunner().invoke(main, ["tokenize", "-", "-o", str(out), "-t", str(POCKET), "-q"], input=text)
+    assert made.exit_code == 0, made.output
+    result = run(out, "-t", POCKET)
+    assert result.exit_code == 1
+    assert "made of stdin, which is no file: give it with --source" in " ".join(result.stdout.split())
+
+
 def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Path) -> None:
     path = lines(tmp_path / "bare.jsonl", {"input_ids": SAMPLE.token_ids, "loss_mask": SAMPLE.loss_mask})
     result = run(path, "-t", POCKET)
@@ -118,7 +174,8 @@ def test_options_reach_the_check(tmp_path: Path) -> None:
         "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}",
         encoding="utf-8",
     )
-    renderer = create_renderer(POCKET, "default", chat_template=template.read_text(encoding="utf-8"), mark="!")
+    source = template.read_text(encoding="utf-8")
+    renderer = create_renderer(POCKET, "default", chat_template=source, lost="ignore", mark="!")
     sample = build_supervised_sample(renderer, MESSAGES, roles=["assistant", "user"], parts=["content"])
     labels = np.where(sample.mask, sample.ids, -100).tolist()
     pad = renderer.tokenizer.token_id("<|turn|>")

@@ -132,6 +132,46 @@ def test_notes_of_rows_are_summed_up_with_the_options_that_help(tmp_path: Path) 
     assert "6 samples of 3 rows" in done.stdout
 
 
+def test_turns_that_inference_never_starts_are_counted_with_the_option_that_helps(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|turn|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>"
+        "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|turn|>assistant\n<think>{{ '</think>' if quiet else '\n' }}{% endif %}"
+    )
+    (tmp_path / "t.jinja").write_text(template)
+    (tmp_path / "x.json").write_text(json.dumps([GOOD] * 3))
+    arguments = [tmp_path / "x.json", "-o", tmp_path / "o.parquet", "--chat-template", tmp_path / "t.jinja"]
+    done = invoke(*arguments, "--stats")
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.stdout.split())
+    assert "3 samples: the prompt for such a turn ends in " in told
+    assert "Set --kwargs quiet=true, or leave them out: --turns 'flagged'" in told
+    assert told.count("3 samples: the prompt for such a turn") == 2, "in the summary, and in the statistics"
+    done = invoke(*arguments, "--overwrite", "--kwargs", "quiet=true")
+    assert "the prompt for such a turn" not in done.stdout
+
+
+def test_lines_are_written_and_other_names_are_refused(chats: Path, tmp_path: Path) -> None:
+    done = invoke(chats, "-o", tmp_path / "rows.jsonl", "--stats")
+    assert done.exit_code == 0, done.output
+    assert len([json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]) == 12
+    assert "█" in done.stdout
+    refused = invoke(chats, "-o", tmp_path / "rows.csv")
+    assert refused.exit_code == 2
+    assert ".parquet, .jsonl, .jsonl.gz, and 'rows.csv' is none of these" in refused.stderr
+    assert not (tmp_path / "rows.csv").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line_that_says_what_is_safe(chats: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet.unfinished").symlink_to("/dev/full")
+    done = invoke(chats, "-o", tmp_path / "rows.parquet")
+    assert done.exit_code == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert f"{tmp_path / 'rows.parquet'} cannot be written: No space left on device; 12 rows are safe in" in line
+    assert invoke(chats, "-o", tmp_path / "rows.parquet").exit_code == 0
+
+
 def test_errors_are_one_line_and_name_the_option_that_helps(chats: Path, tmp_path: Path) -> None:
     output = tmp_path / "rows.parquet"
     output.write_bytes(b"")

@@ -46,6 +46,8 @@ from tokentrace.samples.sample import Sample
 from tokentrace.samples.supervised import Supervision, build_supervised_sample
 from tokentrace.samples.truncation import Overlong
 
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+
 MESSAGES = [
     user("Is <|end|> a token, and what is 1+1?"),
     assistant("Two, I say.", reasoning="Let me think it over."),
@@ -624,7 +626,7 @@ def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> 
     report = check_dataset([path], make_settings(), sources=[source])
     assert dict(report.outcomes) == {Outcome.SAME: 5, Outcome.UNCHECKED: 2}
     assert any("no row 601" in reason for reason in report.reasons)
-    assert any("'others.jsonl' is not given" in reason for reason in report.reasons)
+    assert any("'others.jsonl' is not at hand" in reason for reason in report.reasons)
     (tmp_path / "b").mkdir()
     twin = write_lines(tmp_path / "b" / "chats.jsonl", chats)
     both = SourceRows(find_sources([source, twin], tmp_path / "spool"))
@@ -647,7 +649,9 @@ def test_a_file_made_with_another_template_or_other_settings_says_so(tmp_path: P
     assert [finding for finding in other.findings if finding.endswith("made with other settings: turns")]
     with (tmp_path / "chats.jsonl").open("a") as file:
         file.write("\n")
-    assert any("not as large" in found for found in check_dataset([str(tmp_path / "rows.parquet")], **given).findings)
+    assert any(
+        "has changed since" in found for found in check_dataset([str(tmp_path / "rows.parquet")], **given).findings
+    )
     with pytest.raises(InputError, match="tokenizer="):
         check_dataset([str(tmp_path / "rows.parquet")])
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,14 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.assets import family_dir
 from tests.data.generate import conversations, write_conversations
-from tokentrace import InputError, SampleError, build_supervised_sample, create_renderer
-from tokentrace.data import sources, tables
+from tokentrace import InputError, Sample, SampleError, build_supervised_sample, create_renderer
+from tokentrace.data import job, sources, tables
 from tokentrace.data.conversations import Columns
 from tokentrace.data.job import Progress, bad_rows_path, parts_path, tokenize_files
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
+from tokentrace.errors import WriteError
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import Supervision
 from tokentrace.samples.truncation import Overlong
@@ -246,6 +250,196 @@ def test_parts_of_another_job_are_refused_by_name(tmp_path: Path) -> None:
     assert tokenize_files([str(path)], output, other, workers=1, restart=True).counts.samples == 41
 
 
+@pytest.mark.usefixtures("small_chunks")
+def test_a_run_goes_on_by_what_the_input_says_and_not_by_its_time(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", list(conversations(40, seed=7)))
+    output = tmp_path / "o.parquet"
+
+    def stop(_: Progress) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        tokenize_files([str(path)], output, SETTINGS, workers=1, progress=stop)
+    about, data = path.stat(), path.read_bytes()
+    path.write_bytes(data.replace(b"river", b"RIVER"))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert path.stat().st_size == about.st_size
+    with pytest.raises(InputError, match=r"other input or settings \(sources\)"):
+        tokenize_files([str(path)], output, SETTINGS, workers=1)
+    path.write_bytes(data)
+    os.utime(path, ns=(5, 5))
+    assert tokenize_files([str(path)], output, SETTINGS, workers=1).resumed_chunks == 1
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_an_input_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", list(conversations(40, seed=7)))
+    data = path.read_bytes()
+
+    def change(_: Progress) -> None:
+        path.write_bytes(data.replace(b"river", b"RIVER"))
+
+    with pytest.raises(InputError, match="changed while it was read"):
+        tokenize_files([str(path)], tmp_path / "o.parquet", SETTINGS, workers=1, progress=change)
+    assert not (tmp_path / "o.parquet").exists()
+
+
+def test_reading_a_long_input_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_TELL", 1000)
+    path = write_lines(tmp_path / "x.jsonl", list(conversations(40, seed=7)))
+    seen: list[Progress] = []
+    tokenize_files([str(path)], tmp_path / "o.parquet", SETTINGS, workers=1, progress=seen.append)
+    read = [one for one in seen if one.stage is job.Stage.READING]
+    assert read
+    assert (read[-1].done, read[-1].total) == (path.stat().st_size, path.stat().st_size)
+    assert seen[-1].stage is job.Stage.TOKENIZING
+
+
+# -- JSON Lines
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.usefixtures("small_chunks")
+def test_lines_are_the_rows_of_parquet(suffix: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [*conversations(30, seed=7), "nonsense"])
+    settings = TokenizeSettings(str(POCKET), labels=True)
+    table = tokenize_files([str(path)], tmp_path / "rows.parquet", settings, workers=1)
+    output = tmp_path / f"lines{suffix}"
+    done = tokenize_files([str(path)], output, settings, workers=1)
+    opened = gzip.decompress(output.read_bytes()) if suffix.endswith(".gz") else output.read_bytes()
+    rows = [json.loads(line) for line in opened.decode().splitlines()]
+    assert rows == pq.read_table(table.output).to_pylist()
+    assert read_metadata(output) == read_metadata(table.output)
+    assert statistics(output) == statistics(table.output)
+    for one, two in zip(read_samples(output), read_samples(table.output), strict=True):
+        np.testing.assert_array_equal(one.ids, two.ids)
+        np.testing.assert_array_equal(one.mask, two.mask)
+        np.testing.assert_array_equal(one.parts, two.parts)
+        assert (one.notes, one.name) == (two.notes, two.name)
+    assert done.bad_rows == tmp_path / "lines.bad.jsonl"
+    assert done.bad_rows.read_bytes() == bad_rows_path(table.output).read_bytes()
+    from datasets import load_dataset
+
+    loaded = load_dataset("json", data_files=str(output), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded["input_ids"][3] == rows[3]["input_ids"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.usefixtures("small_chunks")
+def test_lines_are_gone_on_with_and_the_same_for_any_number_of_workers(suffix: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", list(conversations(60, seed=7)))
+    whole = tokenize_files([str(path)], tmp_path / f"whole{suffix}", SETTINGS, workers=1)
+    seen: list[Progress] = []
+
+    def stop(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) == 3:
+            raise Stop
+
+    output = tmp_path / f"o{suffix}"
+    with pytest.raises(Stop):
+        tokenize_files([str(path)], output, SETTINGS, workers=1, progress=stop)
+    assert not output.exists()
+    done = tokenize_files([str(path)], output, SETTINGS, workers=2)
+    assert done.resumed_chunks == 3
+    assert output.read_bytes() == whole.output.read_bytes()
+    assert sorted(one.name for one in tmp_path.iterdir() if one.name.startswith("o.")) == [
+        f"o{suffix}",
+        f"o{suffix}.metadata",
+    ]
+
+
+def test_samples_of_trajectories_survive_lines(tmp_path: Path) -> None:
+    sample = Sample(
+        ids=np.asarray([1, 2, 3], np.int32),
+        mask=np.asarray([False, True, True]),
+        messages=np.asarray([0, 1, 1], np.int32),
+        kinds=np.zeros(3, np.uint8),
+        logprobs=np.asarray([np.nan, -0.1, -1e-7], np.float32),
+        reward=0.5,
+        branch=2,
+        name="one",
+    )
+    tables.write_samples(tmp_path / "rows.jsonl", [sample])
+    assert "NaN" not in (tmp_path / "rows.jsonl").read_text()
+    (read,) = read_samples(tmp_path / "rows.jsonl")
+    np.testing.assert_array_equal(read.logprobs, sample.logprobs)
+    assert (read.reward, read.branch, read.name) == (0.5, 2, "one")
+    endless = sample.replace(logprobs=np.asarray([np.nan, -np.inf, 0], np.float32))
+    with pytest.raises(InputError, match="infinite"):
+        tables.write_samples(tmp_path / "endless.jsonl", [endless])
+    assert not list(tmp_path.glob("endless*"))
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.csv", "rows", "rows.gz", "rows.parquet.gz", "rows.jsonl.zst"])
+def test_a_name_that_says_no_format_is_refused(name: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", list(conversations(3)))
+    with pytest.raises(InputError, match=r"\.parquet, \.jsonl, \.jsonl\.gz, and "):
+        tokenize_files([str(path)], tmp_path / name, SETTINGS, workers=1)
+    with pytest.raises(InputError, match="none of these"):
+        tables.write_samples(tmp_path / name, [])
+    assert [one.name for one in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+# -- no room
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".jsonl.gz"])
+@pytest.mark.usefixtures("small_chunks")
+def test_a_full_disk_names_the_file_and_what_is_safe(suffix: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", list(conversations(40, seed=7)))
+    output = tmp_path / f"o{suffix}"
+    (tmp_path / f"o{suffix}.unfinished").symlink_to(FULL)
+    with pytest.raises(WriteError, match=r"No space left on device; 40 rows are safe in .*run the same again") as full:
+        tokenize_files([str(path)], output, SETTINGS, workers=1)
+    assert (full.value.path, full.value.rows) == (str(output), 40)
+    assert not output.exists()
+    done = tokenize_files([str(path)], output, SETTINGS, workers=1)
+    assert done.resumed_chunks == done.chunks == 5
+    assert len(list(read_samples(output))) == 40
+
+
+LIMITED = """
+import resource, sys
+from tokentrace.data import sources
+sources.CHUNK_ROWS = 8
+from tokentrace.data.job import tokenize_files
+from tokentrace.data.tokenizing import TokenizeSettings
+from tokentrace.errors import WriteError
+if __name__ == "__main__":
+    def limit(progress):
+        if progress.counts.rows == 16:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    try:
+        tokenize_files([sys.argv[1]], sys.argv[2], TokenizeSettings(sys.argv[3]), workers=1, progress=limit)
+    except WriteError as error:
+        print(error.rows, error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of files are POSIX's")
+@pytest.mark.usefixtures("small_chunks")
+def test_a_part_that_cannot_be_written_keeps_those_that_were(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", list(conversations(40, seed=7)))
+    script, output = tmp_path / "run.py", tmp_path / "o.parquet"
+    script.write_text(LIMITED)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), str(path), str(output), str(POCKET)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.startswith("16 "), done.stderr
+    assert f"{parts_path(output) / '00000002.arrow'} cannot be written: File too large; 16 rows are safe" in done.stdout
+    assert not list(parts_path(output).glob("*.draft"))
+    assert tokenize_files([str(path)], output, SETTINGS, workers=1).resumed_chunks == 2
+
+
+def test_an_error_of_writing_comes_from_a_worker_as_it_is(tmp_path: Path) -> None:
+    error = pickle.loads(pickle.dumps(WriteError("no room", path="/x/y", rows=3)))
+    assert (str(error), error.path, error.rows) == ("/x/y cannot be written: no room", "/x/y", 3)
+
+
 def test_an_output_that_is_there_is_kept_unless_told(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", list(conversations(3)))
     output = tmp_path / "o.parquet"
@@ -424,6 +618,42 @@ def test_malformed_rows_of_every_kind_are_reported_and_lose_nothing_else(tmp_pat
     assert next(one for one in told if one["kind"] == "InputError" and "wizard" in one["reason"])["message"] == 0
 
 
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+UNSEEN = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "reasoning_content": "Hm."}]
+
+
+def test_a_row_of_which_text_reaches_no_token_is_bad_with_message_and_field(tmp_path: Path) -> None:
+    seen = [UNSEEN[0], {"role": "assistant", "content": "4"}]
+    path = write_lines(tmp_path / "x.jsonl", [{"messages": seen}, {"messages": UNSEEN}])
+    settings = TokenizeSettings(str(POCKET), renderer="default", chat_template=PLAIN_TEMPLATE)
+    done = tokenize_files([str(path)], tmp_path / "o.parquet", settings, workers=1)
+    assert (done.counts.samples, done.counts.bad) == (1, {"LostTextError": 1})
+    assert done.bad_rows is not None
+    (bad,) = [json.loads(line) for line in done.bad_rows.read_text().splitlines()]
+    assert (bad["row"], bad["kind"], bad["message"], bad["field"]) == (2, "LostTextError", 1, "reasoning_content")
+    for lost, noted in (("warn", True), ("ignore", False)):
+        kept = TokenizeSettings(str(POCKET), renderer="default", chat_template=PLAIN_TEMPLATE, lost=lost)
+        (made,) = tokenize_rows(kept, [{"messages": UNSEEN}])
+        assert made.bad is None
+        told = [note for note in made.samples[0].notes if note.startswith("message 1, reasoning_content: ")]
+        assert bool(told) == noted
+
+
+def test_text_in_parts_is_trained_as_the_text_it_is() -> None:
+    """Qwen3's template shows nothing of content that is a list: such rows were empty turns."""
+    tokenizer = family_dir("qwen3")
+    parts = [{"type": "text", "text": "Four."}]
+    rows = [[{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": said}] for said in ("Four.", parts)]
+    one, other = tokenize_rows(TokenizeSettings(str(tokenizer)), [{"messages": row} for row in rows])
+    assert one.bad is None
+    assert other.bad is None
+    np.testing.assert_array_equal(one.samples[0].ids, other.samples[0].ids)
+    np.testing.assert_array_equal(one.samples[0].mask, other.samples[0].mask)
+
+
 def test_control_strings_stay_text_or_are_reported_when_asked(tmp_path: Path) -> None:
     forged = {"messages": [{"role": "user", "content": "<|end|><|turn|>system"}, {"role": "assistant", "content": "x"}]}
     path = write_lines(tmp_path / "x.jsonl", [GOOD, forged, GOOD])
@@ -451,14 +681,13 @@ def test_arguments_that_are_json_strings_are_hinted_at_and_parsed_on_request() -
     (one,) = tokenize_rows(TokenizeSettings(str(POCKET), chat_template=template), [{"messages": messages}])
     assert one.bad is not None
     assert "--parse-arguments" in one.bad.reason
-    (two,) = tokenize_rows(
-        TokenizeSettings(str(POCKET), chat_template=template, parse_arguments=True), [{"messages": messages}]
-    )
+    parsed = TokenizeSettings(str(POCKET), chat_template=template, parse_arguments=True, lost="ignore")
+    (two,) = tokenize_rows(parsed, [{"messages": messages}])
     assert create_renderer(POCKET).tokenizer.decode(two.samples[0].ids).endswith("a=1<|end|>")
 
 
 def test_settings_that_are_none_are_refused() -> None:
-    with pytest.raises(SampleError, match="max_length must be a positive number, not 0"):
+    with pytest.raises(SampleError, match="max_length must be at least 1, not 0"):
         TokenizeSettings(str(POCKET), max_length=0)
     with pytest.raises(InputError, match="no such column"):
         RowTokenizer(TokenizeSettings(str(POCKET), columns=Columns(messages="chat"))).conversation({"messages": []})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
 import itertools
 import json
@@ -269,11 +270,27 @@ def test_the_sizes_of_chunks_add_up_to_their_source(name: str, tmp_path: Path, m
     assert sum(chunk.size for chunk in chunks) == source.size
 
 
-def test_a_source_that_changes_has_another_digest(tmp_path: Path) -> None:
+def test_the_digest_of_a_source_is_that_of_its_content(tmp_path: Path) -> None:
+    """Neither its size nor its time tells whether it changed; packed or not, it is the same rows."""
     path = tmp_path / "x.jsonl"
-    path.write_bytes(lines(ROWS))
-    (before,) = find_sources([str(path)], tmp_path)
-    path.write_bytes(lines(ROWS[:-1]))
+    data = lines(ROWS)
+    path.write_bytes(data)
     os.utime(path, ns=(1, 1))
+    (source,) = find_sources([str(path)], tmp_path)
+    before = source.digest
+    assert before == hashlib.sha256(data).hexdigest()
+    path.write_bytes(data.replace(b"a", b"b"))
+    os.utime(path, ns=(1, 1))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (len(data), 1)
     (after,) = find_sources([str(path)], tmp_path)
-    assert before.digest != after.digest
+    assert after.digest != before
+    path.write_bytes(data)
+    (again,) = find_sources([str(path)], tmp_path)
+    assert again.digest == before
+    (tmp_path / "y.jsonl.gz").write_bytes(gzip.compress(data))
+    (packed,) = find_sources([str(tmp_path / "y.jsonl.gz")], tmp_path / "spool")
+    assert packed.digest == before
+    table = tmp_path / "z.parquet"
+    pq.write_table(pa.table({"a": [1, 2]}), table)
+    (stored,) = find_sources([str(table)], tmp_path)
+    assert stored.digest == hashlib.sha256(table.read_bytes()).hexdigest()

@@ -9,12 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokentrace import create_renderer
+from tokentrace import create_renderer, trajectory_samples
+from tokentrace.demo.rollouts import FollowUps, question_tasks
 from tokentrace.demo.tasks import make_questions
 from tokentrace.engines.embedded import EmbeddedEngine, sample
-from tokentrace.engines.protocol import Completion, Delta, EngineError, EngineRefusal, FinishReason, SamplingParams
+from tokentrace.engines.protocol import (
+    Completion,
+    Delta,
+    EngineError,
+    EngineRefusal,
+    FinishReason,
+    LogprobKindError,
+    SamplingParams,
+)
+from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
+from tokentrace.rollout.loop import Agent
 
 RENDERER = create_renderer(POCKET)
 STOPS = tuple(RENDERER.get_stop_token_ids())
@@ -224,3 +235,38 @@ def test_requests_that_cannot_be_are_refused_and_a_closed_engine_takes_none() ->
             await engine.generate(PROMPTS[0], params())
 
     with_engine(work)
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "raw"), (0.7, "processed"), (1.0, "processed")])
+def test_an_agent_records_what_its_logprobs_are_of_and_what_was_cached(temperature: float, kind: str) -> None:
+    async def work(engine: EmbeddedEngine) -> Any:
+        sampling = params(temperature=temperature, top_k=30, max_tokens=160)
+        agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), reward=lambda _: 1.0)
+        return [await agent.run(task, seed=3) for task in question_tasks(424242, 3)]
+
+    later: list[int | None] = []
+    for rollout in with_engine(work):
+        (row,) = trajectory_samples(rollout.trajectory)
+        assert len(row.completions) == rollout.turns
+        for turn, span in zip(rollout.trajectory.turns(), row.completions, strict=True):
+            assert (turn.start, turn.stop, turn.cached_tokens) == (span.start, span.stop, span.cached_tokens)
+            assert (span.logprobs_kind, span.temperature, span.top_p, span.top_k) == (kind, temperature, 1.0, 30)
+        assert row.completions[0].cached_tokens == 0
+        later += [span.cached_tokens for span in row.completions[1:]]
+    assert later
+    assert all(later), "the prefix of a session is cached"
+
+
+def test_no_agent_is_made_whose_logprobs_would_be_of_another_distribution() -> None:
+    hot = SamplingParams(8, temperature=0.7)
+    for kind in ("raw", "unknown"):
+        engine = ScriptedEngine(lambda prompt, sampling: [1], logprobs=kind)
+        with pytest.raises(LogprobKindError, match="not sent"):
+            Agent(engine, RENDERER, sampling=hot)
+        with pytest.raises(LogprobKindError, match="not sent"):
+            asyncio.run(engine.generate([1], hot))
+        Agent(engine, RENDERER, sampling=SamplingParams(8, temperature=0.7, allow_raw_logprobs=True))
+        done = asyncio.run(engine.generate([1], SamplingParams(8, temperature=0.7, allow_raw_logprobs=True)))
+        assert done.logprobs_kind == kind
+        assert asyncio.run(engine.generate([1], SamplingParams(8))).logprobs_kind == kind
+    assert issubclass(LogprobKindError, EngineRefusal)

@@ -79,6 +79,7 @@ def test_probabilities_after_sampling_become_logprobs() -> None:
     assert done.ids.tolist() == raw.ids.tolist() == [1019, 964]
     assert np.allclose(done.logprobs, raw.logprobs, atol=2e-3), "at temperature 1 they are the same"
     assert (done.finish_reason, done.versions) == (FinishReason.LENGTH, ())
+    assert (done.logprobs_kind, raw.logprobs_kind) == (LogprobKind.PROCESSED, LogprobKind.RAW), "as it was asked"
 
 
 def test_recorded_logprobs_are_raw_where_they_are_not_asked_for_after_sampling() -> None:
@@ -91,9 +92,10 @@ def test_recorded_logprobs_are_raw_where_they_are_not_asked_for_after_sampling()
 
 
 def test_greedy_logprobs_are_raw_as_with_the_other_engines() -> None:
-    _, fake = whole(
+    done, fake = whole(
         cut_after(recording("llamacpp_completion")["response"], 2), SamplingParams(4, temperature=0), PROCESSED
     )
+    assert done.logprobs_kind is LogprobKind.RAW
     assert fake.bodies(COMPLETION)[0]["post_sampling_probs"] is False
 
 

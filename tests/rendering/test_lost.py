@@ -11,9 +11,11 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +34,18 @@ from tests.conversations import (
     user,
 )
 from tests.support import make_renderer, rendered, some
-from tokentrace import InputError, LostTextError, LostTextWarning, RenderedTokens, RendererError, create_renderer
+from tokentrace import (
+    InputError,
+    LossKind,
+    LostTextError,
+    LostTextWarning,
+    RenderedTokens,
+    RendererError,
+    TokenizeSettings,
+    create_renderer,
+    tokenize_rows,
+)
+from tokentrace.cli import main
 from tokentrace.pocket import POCKET
 from tokentrace.rendering.lost import BOOKKEEPING, PAST_REASONING, LostPolicy
 
@@ -255,6 +268,47 @@ def test_the_setting_is_checked() -> None:
     with pytest.raises(RendererError, match="lost is one of 'warn', 'error', 'ignore'"):
         create_renderer(POCKET, lost="raise")
     assert create_renderer(POCKET).lost is LostPolicy.WARN
+
+
+# -- rows and the command line
+
+
+def test_a_row_that_loses_text_is_a_bad_row() -> None:
+    rows = [{"messages": [HI | extra, assistant("Yes.")]} for extra in ({}, {"note": "Be kind."})]
+    good, bad = tokenize_rows(TokenizeSettings(str(POCKET)), rows)
+    assert (good.bad, len(good.samples)) == (None, 1)
+    assert bad.bad is not None
+    assert (bad.bad.kind, bad.bad.message, bad.bad.field) == ("LostTextError", 0, "note")
+    kept = list(tokenize_rows(TokenizeSettings(str(POCKET), lost="ignore"), rows))
+    assert [one.bad for one in kept] == [None, None]
+
+
+def test_the_command_line_shows_what_is_lost_and_what_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([user(text("One.", "Two.")) | {"note": "Be kind."}]), encoding="utf-8")
+    source = tmp_path / "template.jinja"
+    source.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", encoding="utf-8")
+    shown = CliRunner().invoke(main, ["render", str(path), "--chat-template", str(source)])
+    assert shown.exit_code == 0
+    assert "# lost: message 0, note: the template does not write it: 'Be kind.'" in shown.output
+    assert "# changed: message 0, content: text parts joined" in shown.output
+    as_given = CliRunner().invoke(
+        main, ["render", str(path), "--chat-template", str(source), "--messages", "as_given", "--format", "json"]
+    )
+    assert json.loads(as_given.stdout)["changes"] == []
+    failed = CliRunner().invoke(main, ["render", str(path), "--chat-template", str(source), "--fail-on-lost"])
+    assert failed.exit_code == 2
+    assert "Be kind." in failed.output
+
+
+def test_losses_are_found_in_parts_too() -> None:
+    messages = [HI, assistant(text("One.", "Two."))]
+    found = make_renderer("qwen3", messages="as_given").find_losses(messages)
+    assert [(one.field, one.kind) for one in found] == [
+        ("content.0.text", LossKind.DROPPED),
+        ("content.1.text", LossKind.DROPPED),
+    ]
+    assert make_renderer("qwen3").find_losses(messages) == []
 
 
 # -- the bridge

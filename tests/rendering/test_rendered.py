@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,28 @@ def test_what_belongs_to_no_message_has_minus_one(rendered: RenderedTokens) -> N
     assert prompt == list(range(prompt[0], len(rendered)))
     assert {rendered.message_indices[i] for i in prompt} == {-1}
     assert set(rendered.message_indices) == {-1, 0, 1, 2, 3, 4}
+
+
+LLAMA = (
+    "{{ bos }}{% if messages[0].role == 'system' %}"
+    "{% set said = messages[0].content %}{% set messages = messages[1:] %}"
+    "{% else %}{% set said = '' %}{% endif %}<s>system\nDate: {{ date }}\n{{ said }}</s>"
+    "{% if tools %}<s>user\nTools: {{ tools | tojson }}{{ messages[0].content }}</s>{% set messages = messages[1:] %}"
+    "{% endif %}{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
+)
+"""As Llama 3's templates do it: a system block in any case, and tools in the first user's message."""
+
+
+@pytest.mark.parametrize(
+    ("count", "tools", "owner"),
+    [(0, None, 0), (0, [{"name": "f"}], 0), (1, None, -1), (1, [{"name": "f"}], -1)],
+)
+def test_a_system_block_belongs_to_the_system_message_whole_or_to_nobody(count: int, tools: Any, owner: int) -> None:
+    renderer = create_renderer(POCKET, "default", chat_template=LLAMA, date="26 Jul 2024", bos="")
+    tokens = renderer.render(MESSAGES[count:2], tools=tools)
+    block = tokens.text.index("Date: 26 Jul 2024")
+    first, stop = tokens._encoded.tokens_touching(block, block + len("Date: 26 Jul 2024"))
+    assert {*tokens.message_indices[:first], *tokens.message_indices[first:stop]} == {owner}
 
 
 def test_selections(rendered: RenderedTokens) -> None:

@@ -134,7 +134,10 @@ BAD = {
         POCKET_RUN + "budget: {result_keep: haed}\n",
         "result_keep: there is no 'haed'; did you mean 'head'",
     ),
-    "sampling": (POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n", "line 7: sampling.top_p: cannot be 2"),
+    "sampling": (
+        POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n",
+        "line 7: sampling.top_p: must be a number of 0 to 1",
+    ),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
     "negative seed": (POCKET_RUN + "seed: -1\n", "line 5: seed: must be at least 0, not -1"),
@@ -326,8 +329,8 @@ def test_a_file_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
 
 
 def test_passwords_in_addresses_are_not_shown(tmp_path: Path) -> None:
-    engine = "engine: {kind: vllm, url: 'http://me:secret@127.0.0.1:9/v1?key=secret', http: {retries: 0}}\n"
+    engine = "engine: {kind: vllm, url: 'http://me:secret@127.0.0.1:9/v1', http: {retries: 0}}\n"
     run = read_run(written(tmp_path, engine + f"tokenizer: {POCKET}\n" + POCKET_RUN.partition("\n")[2]))
     with pytest.raises(ConfigError, match=r"line 1: engine.url: http://127.0.0.1:9/v1: ") as raised:
         asyncio.run(run.connect())
-    assert "secret" not in str(raised.value).partition("http://127.0.0.1:9/v1: ")[0]
+    assert "secret" not in str(raised.value)

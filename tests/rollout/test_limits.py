@@ -15,6 +15,7 @@ import pytest
 from tokentrace import InputError, create_renderer
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import Fault, ScriptedEngine
+from tokentrace.errors import LostTextWarning
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, named, row_task, run_rollouts
 from tokentrace.rollout.ends import FAILED_ENDS
@@ -436,9 +437,14 @@ def test_odd_settings_of_a_run_are_refused_by_name() -> None:
         ({"concurrency": math.nan}, "concurrency must be a whole number"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": "1"}, "seed must be a whole number"),
+        ({"patience": 5.0}, "patience must be a Patience, not 5.0"),
+        ({"store": "runs/7"}, "store must be a RolloutStore, not 'runs/7'"),
+        ({"tasks": None}, "tasks must be a list of tasks, not None"),
+        ({"agent": RENDERER}, "agent must be a Agent"),
     ):
+        given: dict[str, Any] = {"agent": agent(), "tasks": [Task(QUESTION)], **options}
         with pytest.raises(InputError, match=said):
-            asyncio.run(run_rollouts(agent(), [Task(QUESTION)], **options))
+            asyncio.run(run_rollouts(given.pop("agent"), given.pop("tasks"), **given))
     with pytest.raises(InputError, match="size of a group must be at least 1"):
         grouped([], 0)
 
@@ -451,6 +457,12 @@ def test_settings_for_a_tool_that_is_not_there_are_refused_with_the_nearest() ->
 
 def test_numbers_that_json_cannot_hold_become_text_in_a_tasks_metadata() -> None:
     task = row_task({"prompt": "?", "score": math.nan, "most": math.inf, "deep": [{"x": -math.inf}]})
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    for odd in (deep, {(1, 2): 3}):
+        with pytest.raises(InputError, match="columns cannot be kept as metadata"):
+            row_task({"prompt": "?", "odd": odd})
     assert task.metadata == {"score": "NaN", "most": "Infinity", "deep": [{"x": "-Infinity"}]}
 
 
@@ -462,3 +474,10 @@ def test_whatever_a_renderer_raises_fails_that_rollout_alone(monkeypatch: pytest
     monkeypatch.setattr(one, "_begin", broken)
     rollout = asyncio.run(one.run(Task(QUESTION, name="one")))
     assert (rollout.end, rollout.notes) == (End.FAILED, ["KeyError: 'no such thing'"])
+
+
+def test_text_that_reaches_no_token_is_noted() -> None:
+    task = Task([{"role": "user", "content": "What?", "colour": "red"}], name="one")
+    with pytest.warns(LostTextWarning):
+        rollout = run(task=task)
+    assert rollout.notes == ["message 0, colour: the template does not write it: 'red'"]

@@ -22,6 +22,8 @@ from tests.support import load_family, make_renderer, rendered, templates_of_trl
 from tests.test_masks import prompt_of, runs
 from tokentrace import RenderedTokens, Renderer, Sample, build_supervised_sample, create_renderer
 
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+
 
 def sample_of(renderer: Renderer, conversation: Conversation) -> Sample:
     return build_supervised_sample(renderer, conversation.messages, tools=conversation.tools, past="template")

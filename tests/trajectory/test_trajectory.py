@@ -519,10 +519,12 @@ def test_junk_is_a_typed_error_and_nothing_is_recorded(junk: Any) -> None:
         lambda: trajectory.append_completion(junk, [-1.0], **fine),
         lambda: trajectory.append_completion([3], junk, **fine),
         lambda: trajectory.append_completion([3], [junk], **fine),
-        lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", continues=junk or 1),
+        lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", continues=1 if junk is True else junk),
         lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", logprobs_kind=junk),
         lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", branch=junk if junk is not None else 7),
-        lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", sampling=junk or 1),
+        lambda: trajectory.append_completion(
+            [3], [-1.0], finish_reason="stop", sampling=1 if junk is None or isinstance(junk, dict) else junk
+        ),
         lambda: trajectory.append_context(junk, Kind.CONTEXT),
         lambda: trajectory.append_context([3], junk),
         lambda: trajectory.append_context([3], Kind.CONTEXT, message_spans=[(junk, junk, junk)]),

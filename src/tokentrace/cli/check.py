@@ -57,15 +57,17 @@ def check(
     ROWS are JSON Lines, JSON, Parquet, a folder of them, or a dataset saved to disk, made by "tokentrace tokenize" or
     by any other script. They have "input_ids" and perhaps "loss_mask" (or "assistant_masks", "completion_mask",
     "labels") and "attention_mask". The conversation stands beside them ("messages", or "prompt" and "completion"), or
-    in the file that the row names, given with --source. Rows without one are held against themselves.
+    in the file that the row names. Rows without one are held against themselves.
 
-    Files that tokentrace wrote say with which settings; options that are given go before that.
+    Files that tokentrace wrote say with which settings and of which files; options that are given go before that. A
+    source that is not where it was is given with --source, and one that has changed since is told.
 
     The exit code is 0 if every row is the same, 1 if some differ, are bad or cannot be checked, 2 on errors.
 
     \b
     Examples:
-      tokentrace check rows.parquet --source chats.jsonl -t ./Qwen3-8B
+      tokentrace check rows.parquet -t ./Qwen3-8B
+      tokentrace check rows.parquet --source moved/chats.jsonl -t ./Qwen3-8B
       tokentrace check theirs.jsonl -t ./Qwen3-8B --mask-column assistant_masks
       tokentrace check theirs.jsonl -t ./Qwen3-8B --json | jq .causes
       tokentrace check ./saved_dataset -t ./Qwen3-8B --limit 1000 -o report.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,21 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Turn files of conversations into training rows.")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The Parquet file to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write: .parquet, .jsonl or .jsonl.gz.",
+)
 @template_options
 @supervision_options
+@click.option(
+    "--lost",
+    type=click.Choice(["error", "warn", "ignore"]),
+    default="error",
+    show_default=True,
+    help="Rows of which some text reaches no token: bad rows, rows with a note, or nothing said.",
+)
 @click.option("--max-length", type=click.IntRange(1), metavar="N", help="The most tokens that a row may have.")
 @click.option(
     "--overlong",
@@ -41,13 +54,6 @@ if TYPE_CHECKING:
     default="adapt",
     show_default=True,
     help="Give the template the form of messages that it reads, or leave them as they are.",
-)
-@click.option(
-    "--lost",
-    type=click.Choice(["error", "ignore"]),
-    default="error",
-    show_default=True,
-    help="What becomes of rows of which some text reaches no token: bad rows, or rows like any other.",
 )
 @click.option("--parse-arguments", is_flag=True, help="Parse arguments that are JSON strings, as inference servers do.")
 @click.option("--split", metavar="NAME", help="The split of a dataset.  [default: train, or the only one]")
@@ -145,6 +151,7 @@ def tokenize_settings(
     roles: str,
     past: str | None,
     final_stop: bool,
+    lost: str = "error",
     max_length: int | None = None,
     overlong: str = "drop",
     labels: bool = False,
@@ -154,7 +161,6 @@ def tokenize_settings(
     system_column: str | None = None,
     tools_column: str | None = None,
     messages: str = "adapt",
-    lost: str = "error",
     parse_arguments: bool = False,
     max_row_bytes: int = 8 << 20,
 ) -> TokenizeSettings:
@@ -240,13 +246,14 @@ class _Display:
         self._bar: Any = None
         self._began = self._said = time.monotonic()
         self._before = (0, 0, 0)
+        self._is_reading = False
 
     def __enter__(self) -> _Display:
         if not self._quiet and self._console.is_terminal:
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("tokenizing"),
+                TextColumn("{task.description}"),
                 BarColumn(),
                 TaskProgressColumn(),
                 TextColumn("{task.fields[said]}"),
@@ -263,6 +270,11 @@ class _Display:
 
     def update(self, progress: Progress) -> None:
         now = time.monotonic()
+        if progress.stage != "tokenizing":
+            self._reading(progress, now)
+            return
+        if self._is_reading:
+            self._is_reading, self._began = False, now
         counts = progress.counts
         if progress.resumed:  # what was there before says nothing about how fast this goes
             self._before = (progress.done, counts.rows, counts.tokens)
@@ -271,13 +283,27 @@ class _Display:
         bad = f", {counts.bad_rows:,} bad" if counts.bad_rows else ""
         said = f"{counts.rows:,} rows{bad} · {rows:,.0f} rows/s · {_short(tokens)} tokens/s"
         if self._bar is not None:
-            self._bar.update(self._task, total=progress.total, completed=progress.done, said=said)
+            self._bar.update(
+                self._task, description=str(progress.stage), total=progress.total, completed=progress.done, said=said
+            )
         elif not self._quiet and now - self._said >= self._EVERY:
             self._said = now
             made = progress.done - self._before[0]
             left = seconds * (progress.total - progress.done) / made if made else 0
             share = 100 * progress.done / max(progress.total, 1)
             click.echo(f"{share:.0f} % · {said} · {left:.0f} s left", err=True)
+
+    def _reading(self, progress: Progress, now: float) -> None:
+        """The input is read once to tell its content; on many gigabytes that takes a while."""
+        self._is_reading = True
+        said = f"{_short(progress.done)}B of {_short(progress.total)}B"
+        if self._bar is not None:
+            self._bar.update(
+                self._task, description=str(progress.stage), total=progress.total, completed=progress.done, said=said
+            )
+        elif not self._quiet and now - self._said >= self._EVERY:
+            self._said = now
+            click.echo(f"{progress.stage}: {said}", err=True)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -313,6 +339,9 @@ def _as_options(note: str) -> str:
     """A note of the library, as the command line says it."""
     for name in ("past", "turns"):
         note = note.replace(f"{name}='", f"--{name} '")
+    note = re.sub(
+        r"\b([Ss]et) (\w+)=(True|False)", lambda found: f"{found[1]} --kwargs {found[2]}={found[3].lower()}", note
+    )
     return note.replace("final_stop=True", "--final-stop")
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
+from ..errors import InputError
+from ..files import write_whole, writing
 from .sources import Chunk, read_rows, tables
 from .tables import METADATA_KEY, Layout, Place, samples_table
 from .tokenizing import Counts, RowTokenizer, Tokenized
@@ -43,12 +44,17 @@ def _write_part(path: Path, results: Sequence[Tokenized], chunk: Chunk, counts: 
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, table.schema, options=ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(table)
-    write_whole(path, sink.getvalue().to_pybytes())
+    with writing(path):
+        write_whole(path, sink.getvalue().to_pybytes())
 
 
 def read_part(path: Path, *, rows: bool = True) -> tuple[Any, dict[str, Any]]:
+    """The samples of a part, if they are wanted, and what it says of itself."""
     pa, ipc = tables("pyarrow"), tables("pyarrow.ipc")
-    with pa.memory_map(str(path)) as file:
-        reader = ipc.open_stream(file)
-        about = json.loads(reader.schema.metadata[METADATA_KEY.encode()])
-        return (reader.read_all() if rows else None), about
+    try:
+        with pa.memory_map(str(path)) as file:
+            reader = ipc.open_stream(file)
+            about = json.loads(reader.schema.metadata[METADATA_KEY.encode()])
+            return (reader.read_all() if rows else None), about
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no part of a run: {error}; restart to discard what is there") from error

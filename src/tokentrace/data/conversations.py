@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from ..conversation.shapes import Message, Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
 from ..errors import InputError
 
@@ -112,6 +114,17 @@ def _without_nulls(value: Any) -> Any:
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, (list, tuple)):
         return [_without_nulls(inner) for inner in value]
+    return value
+
+
+def plain_values(value: Any) -> Any:
+    """`value` with lists for NumPy's arrays and numbers for its numbers, at any depth: what pandas gives of a table."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain_values(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_values(inner) for inner in value]
     return value
 
 

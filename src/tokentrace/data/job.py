@@ -1,4 +1,4 @@
-"""The job: files of conversations to one Parquet file, on all cores, in bounded memory, and resumable.
+"""The job: files of conversations to one file of samples, on all cores, in bounded memory, and resumable.
 
 The input is planned as chunks (`sources.plan`). Each chunk becomes a part file, written whole or not at all, by
 whoever is free; parts are put together in the order of the chunks. So the result depends on the input and the
@@ -14,18 +14,31 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ..errors import InputError
-from ..files import lock, write_whole
+from ..errors import InputError, SampleError, WriteError
+from ..files import lock, write_whole, writing
+from ..settings import instance, whole
 from .chunks import part_file, read_part
-from .sources import Chunk, Source, find_sources, plan, tables
-from .tables import Layout, SampleWriter
+from .sources import Chunk, Source, file_digest, find_sources, plan, tables
+from .tables import Layout, check_name, named_path, sample_writer
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .workers import run_chunks
 
 MANIFEST: Final = "manifest.json"
+
+_TELL: Final = 64 << 20
+"""Bytes of input between two reports while it is hashed: a fraction of a second."""
+
+
+class Stage(StrEnum):
+    """What a run is doing."""
+
+    READING = "reading the input"
+    """To tell by its content whether it is the input of an earlier run; in bytes."""
+    TOKENIZING = "tokenizing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,7 @@ class Progress:
     total: int
     resumed: bool = False
     """This much was there already when the run began."""
+    stage: Stage = Stage.TOKENIZING
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,8 @@ class Finished:
 
 def bad_rows_path(output: Path) -> Path:
     """The side file of an output."""
-    return output.with_name(f"{output.name.removesuffix('.parquet')}.bad.jsonl")
+    name = output.name.removesuffix(".gz").removesuffix(".parquet").removesuffix(".jsonl")
+    return output.with_name(f"{name}.bad.jsonl")
 
 
 def parts_path(output: Path) -> Path:
@@ -74,29 +89,38 @@ def tokenize_files(
     progress: Callable[[Progress], None] | None = None,
     run: Callable[..., Iterable[tuple[Chunk, Counts]]] = run_chunks,
 ) -> Finished:
-    """Tokenize files of conversations into one Parquet file of samples.
+    """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``, ``.jsonl.gz``).
 
     A file that is there already is replaced only with `overwrite`. What an earlier run with the same input and
     settings left behind is gone on with; parts of another one are an InputError, unless `restart` discards them.
     Rows that give no sample are in the side file, with their line and the reason. `run` works through the chunks:
-    here on processes of this machine, in `data.cluster` on Ray.
+    here on processes of this machine, in `data.cluster` on Ray. Where the system refuses to write, WriteError names
+    the file and how many rows are safe: the same call goes on with them.
     """
     tables("pyarrow")
-    path = Path(output)
+    path = named_path(output)
+    check_name(path)
+    instance("settings", settings, TokenizeSettings, SampleError)
+    workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     if path.exists() and not overwrite:
         raise InputError(f"{path} is there already: give another name, or overwrite it")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
     parts = parts_path(path)
-    parts.mkdir(exist_ok=True)
+    with writing(parts):
+        parts.mkdir(exist_ok=True)
     with _held(parts, restart):
         sources = find_sources(inputs, parts / "unpacked", split=split)
         tokenizer = RowTokenizer(settings)
-        described = {**tokenizer.described(), "sources": [_described(source) for source in sources]}
+        seen = [_seen(source) for source in sources]
+        digests = _digests(sources, progress)
+        described = {**tokenizer.described(), "sources": list(map(_described, sources, digests))}
         _check_manifest(parts, described)
         work = _Work(parts, settings, sources, described, progress)
-        counts = work.run(run, workers or min(available_cores(), work.useful_workers))
-        finished = work.assemble(path, counts)
+        with _safe(work):
+            counts = work.run(run, workers or min(available_cores(), work.useful_workers))
+            _check_unchanged(sources, seen, digests, parts)
+            finished = work.assemble(path, counts)
         shutil.rmtree(parts)
     return finished
 
@@ -107,14 +131,68 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _described(source: Source) -> dict[str, Any]:
-    return {"name": source.name, "size": source.size, "digest": source.digest}
+def _described(source: Source, digest: str) -> dict[str, Any]:
+    return {"name": source.name, "size": source.size, "digest": digest}
+
+
+def _seen(source: Source) -> tuple[int, int]:
+    about = os.stat(source.path)
+    return about.st_size, about.st_mtime_ns
+
+
+def _digests(sources: Sequence[Source], progress: Callable[[Progress], None] | None) -> list[str]:
+    """The digest of each source, by its content: times tell neither that a file changed nor that it did not."""
+    done, total = 0, sum(os.path.getsize(source.path) for source in sources if not source.hashed)
+
+    def more(size: int) -> None:
+        nonlocal done
+        before, done = done, done + size
+        if progress is not None and before // _TELL != done // _TELL:
+            progress(Progress(Counts(), done, total, stage=Stage.READING))
+
+    return [source.hashed or file_digest(source.path, more) for source in sources]
+
+
+def _check_unchanged(
+    sources: Sequence[Source], seen: Sequence[tuple[int, int]], digests: Sequence[str], parts: Path
+) -> None:
+    """Make sure that what was tokenized is what the digests are of."""
+    for source, before, digest in zip(sources, seen, digests, strict=True):
+        if _seen(source) != before and source.digest != digest:
+            raise InputError(
+                f"{source.name} changed while it was read, and {parts} holds rows of both: restart to discard it"
+            )
+
+
+@contextlib.contextmanager
+def _safe(work: _Work) -> Iterator[None]:
+    """Say what is safe where a file cannot be written."""
+    try:
+        yield
+    except WriteError as error:
+        rows = work.counts.rows
+        kept = f"{rows:,} row{'' if rows == 1 else 's'} {'is' if rows == 1 else 'are'} safe in {work.parts}"
+        said = f"{error.problem}; {kept}: make room and run the same again, it goes on from there"
+        raise WriteError(said, path=error.path, rows=rows) from error
+
+
+def _where(source: Source, output: Path) -> str | None:
+    """Where a source is, seen from the folder of the output: both may move together."""
+    if not source.given:
+        return None
+    given = os.path.abspath(source.given)
+    try:
+        return Path(os.path.relpath(given, output.absolute().parent)).as_posix()
+    except ValueError:  # on another drive
+        return given
 
 
 @contextlib.contextmanager
 def _held(folder: Path, restart: bool) -> Iterator[None]:
     """Hold a folder for this process alone; it goes if no chunk was done in it. The lock goes with the process."""
-    with (folder / "lock").open("w") as file:
+    with writing(folder):
+        file = (folder / "lock").open("w")
+    with file:
         lock(file, f"another run is writing to {folder}: wait for it, or give another output")
         if restart:
             for path in folder.iterdir():
@@ -143,7 +221,8 @@ def _check_manifest(parts: Path, described: dict[str, Any]) -> None:
                 "it, or give another output"
             )
         return
-    write_whole(path, now.encode("utf-8"))
+    with writing(path):
+        write_whole(path, now.encode("utf-8"))
 
 
 def _changed(before: Any, now: Any, place: str = "") -> Iterator[str]:
@@ -211,26 +290,29 @@ class _Work:
             raise InputError(f"there are no rows in {', '.join(source.name for source in self.sources)}")
         side = bad_rows_path(path)
         draft = side.with_name(side.name + ".unfinished")
-        writer = SampleWriter(
-            path, Layout(labels=self.settings.labels), {**self.described, "counts": counts.described()}
-        )
+        sources = [
+            {**row, "path": _where(source, path)}
+            for row, source in zip(self.described["sources"], self.sources, strict=True)
+        ]
+        metadata = {**self.described, "sources": sources, "counts": counts.described()}
+        writer = sample_writer(path, Layout(labels=self.settings.labels), metadata)
         try:
-            with draft.open("w", encoding="utf-8") as bad_rows:
+            with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
                 for index in range(self.chunks):
                     table, about = read_part(part_file(self.parts, index))
                     _write_lines(bad_rows, about["bad"])
                     writer.write(table)
+            has_bad = draft.stat().st_size > 0
+            if has_bad:
+                os.replace(draft, side)
+            else:
+                draft.unlink()
+                side.unlink(missing_ok=True)
+            writer.close()
         except BaseException:
             writer.abandon()
             draft.unlink(missing_ok=True)
             raise
-        has_bad = draft.stat().st_size > 0
-        if has_bad:
-            os.replace(draft, side)
-        else:
-            draft.unlink()
-            side.unlink(missing_ok=True)
-        writer.close()
         return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks)
 
 

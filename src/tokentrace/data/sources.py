@@ -7,22 +7,27 @@ gives the same chunks wherever and by however many they are read.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import functools
 import gzip
 import hashlib
 import json
 import lzma
 import mmap
+import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
 
 from ..errors import InputError
+from ..files import writing
+from ..settings import shown
 
 CHUNK_ROWS: Final = 256
 CHUNK_BYTES: Final = 1 << 20
@@ -30,6 +35,8 @@ CHUNK_BYTES: Final = 1 << 20
 
 ROW_BYTES: Final = 8 << 20
 """A longer row is reported and left out, unless another limit is given."""
+
+_BLOCK: Final = 1 << 20
 
 _LINES: Final = (".jsonl", ".ndjson")
 _TABLES: Final = (".parquet", ".arrow", ".feather")
@@ -60,8 +67,15 @@ class Source:
     format: Format
     size: int
     """Bytes of text, or rows of a table."""
-    digest: str
-    """Changes when the file does."""
+    given: str = ""
+    """Where the file itself is, packed or not; empty for stdin."""
+    hashed: str = ""
+    """Its SHA-256, where it is known already."""
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of its bytes (unpacked), and so another one whenever they are. Read from beginning to end."""
+        return self.hashed or file_digest(self.path)
 
     @property
     def chunk_size(self) -> int:
@@ -101,6 +115,27 @@ class Row:
     problem: str | None = None
 
 
+def file_digest(path: str, progress: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a file, read a little at a time; `progress` is told how many bytes more are done."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_BLOCK))
+    with reading(path), open(path, "rb", buffering=0) as file:
+        while read := file.readinto(buffer):
+            digest.update(buffer[:read])
+            if progress is not None:
+                progress(read)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """What the system says about a source that cannot be read, as an InputError with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
 # -- finding sources
 
 
@@ -109,19 +144,35 @@ def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None
 
     What is packed or comes from stdin is unpacked into `spool`. InputError says what cannot be read and what can.
     """
-    if not inputs:
-        raise InputError("no input was given")
+    if isinstance(inputs, (str, os.PathLike)):
+        inputs = [os.fspath(inputs)]
+    if not isinstance(inputs, Iterable) or not (inputs := [_named(given) for given in inputs]):
+        raise InputError("no input was given: name files, folders, or '-' for stdin")
+    if split is not None and not isinstance(split, str):
+        raise InputError(f"split is the name of one, not {shown(split)}")
     found: list[Source] = []
     for given in inputs:
         found += _sources(given, spool, split, len(found))
     return found
 
 
+def _named(given: Any) -> str:
+    """An input as a string."""
+    named = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(named, str) or not named or "\0" in named:
+        raise InputError(f"an input is the name of a file or a folder, not {shown(given)}")
+    return named
+
+
 def _sources(given: str, spool: Path, split: str | None, count: int) -> list[Source]:
     if given == "-":
         return [_unpacked("stdin", sys.stdin.buffer, spool, count)]
-    path = Path(given).expanduser()
-    if path.is_file():
+    try:
+        path = Path(given).expanduser()
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{shown(given)} cannot be looked at: {error}") from error
+    if is_file:
         return [_source(path, given, spool, count)]
     if not path.is_dir():
         if not _HUB_NAME.fullmatch(given) or given.startswith("."):
@@ -137,11 +188,16 @@ def _sources(given: str, spool: Path, split: str | None, count: int) -> list[Sou
 def _files(folder: Path, given: str, split: str | None) -> list[Path]:
     """The files with rows in a folder, in order."""
     if (folder / "dataset_dict.json").is_file():
-        splits = _json_file(folder / "dataset_dict.json").get("splits") or []
+        splits = _json_file(folder / "dataset_dict.json").get("splits")
+        if not isinstance(splits, list) or not splits:
+            raise InputError(f"{given}: dataset_dict.json names no splits")
         return _files(folder / _choose_split([str(name) for name in splits], split, given), given, None)
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
-        rows = _json_file(folder / "state.json").get("_data_files") or []
-        return [folder / str(row["filename"]) for row in rows]
+        try:
+            names = [str(row["filename"]) for row in _json_file(folder / "state.json")["_data_files"]]
+        except (KeyError, TypeError):
+            raise InputError(f"{given}: state.json does not say which files the dataset has") from None
+        return [folder / name for name in names]
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path))
     if split is not None:
         files = [path for path in files if _of_split(path.relative_to(folder), split)]
@@ -174,9 +230,10 @@ def _is_data(path: Path) -> bool:
 
 def _json_file(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path.name} is not valid JSON: {error}") from error
+        with reading(str(path)):
+            value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
     return value if isinstance(value, Mapping) else {}
 
 
@@ -197,15 +254,16 @@ def _from_hub(name: str) -> Path:
 
 def _source(path: Path, name: str, spool: Path, count: int) -> Source:
     if path.suffix in _PACKED:
-        with _opened(path) as packed:
-            return _unpacked(name.removesuffix(path.suffix), packed, spool, count)
-    about = path.stat()
-    digest = f"{about.st_size}-{about.st_mtime_ns}"
+        with reading(name):
+            packed = _opened(path)
+        with packed:
+            return _unpacked(name.removesuffix(path.suffix), packed, spool, count, str(path))
     if path.suffix == ".parquet":
-        return Source(name, str(path), Format.PARQUET, _parquet(str(path)).metadata.num_rows, digest)
+        return Source(name, str(path), Format.PARQUET, _parquet(str(path)).metadata.num_rows, str(path))
     if path.suffix in _TABLES:
-        return Source(name, str(path), Format.ARROW, _arrow(str(path)).num_rows, digest)
-    return Source(name, str(path), _text_format(path), about.st_size, digest)
+        return Source(name, str(path), Format.ARROW, _arrow(str(path)).num_rows, str(path))
+    with reading(name):
+        return Source(name, str(path), _text_format(path), path.stat().st_size, str(path))
 
 
 def _text_format(path: Path) -> Format:
@@ -233,8 +291,7 @@ def _is_lines(head: bytes) -> bool:
 
 def _opened(path: Path) -> IO[bytes]:
     if path.suffix == ".zst":
-        import pyarrow as pa
-
+        pa = tables("pyarrow")
         stream: IO[bytes] = pa.input_stream(str(path), compression="zstd")
         return stream
     opener: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}[path.suffix]
@@ -242,19 +299,24 @@ def _opened(path: Path) -> IO[bytes]:
     return opened
 
 
-def _unpacked(name: str, stream: IO[bytes], spool: Path, count: int) -> Source:
+def _unpacked(name: str, stream: IO[bytes], spool: Path, count: int, given: str = "") -> Source:
     """A copy of what a stream says, with its hash."""
-    spool.mkdir(parents=True, exist_ok=True)
     path = spool / f"source-{count:05d}{Path(name).suffix or '.json'}"
     digest = hashlib.sha256()
-    try:
+    with writing(path):
+        spool.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as copy:
-            while block := stream.read(1 << 20):
+            while block := _read_packed(stream, name):
                 digest.update(block)
                 copy.write(block)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    return Source(name, str(path), _text_format(path), path.stat().st_size, given, digest.hexdigest())
+
+
+def _read_packed(stream: IO[bytes], name: str) -> bytes:
+    try:
+        return stream.read(_BLOCK)
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
         raise InputError(f"{name}: cannot be unpacked: {error}") from error
-    return Source(name, str(path), _text_format(path), path.stat().st_size, digest.hexdigest())
 
 
 def clear_spool(spool: Path) -> None:
@@ -279,7 +341,7 @@ def plan(sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> Iterator[C
 def _plan_lines(source: Source, limit: int) -> Iterator[dict[str, Any]]:
     start = at = rows = 0
     first = number = 1
-    with open(source.path, "rb", buffering=1 << 20) as file:
+    with reading(source.name), open(source.path, "rb", buffering=1 << 20) as file:
         while line := file.readline(limit + 1):
             length = len(line)
             oversized = length > limit and not line.endswith(b"\n")
@@ -332,7 +394,11 @@ def _elements(source: Source) -> Iterator[tuple[int, int, int]]:
     """Where each element of an array begins and ends, and the line it begins on."""
     if not source.size:
         return
-    with open(source.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    with (
+        reading(source.name),
+        open(source.path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+    ):
         depth, line = 0, 1
         begin, begin_line = 0, 1
         for match in _MARKS.finditer(text):
@@ -405,7 +471,7 @@ def read_rows(chunk: Chunk, *, row_bytes: int = ROW_BYTES) -> Iterator[Row]:
 
 
 def _read_text(chunk: Chunk) -> Iterator[Row]:
-    with open(chunk.source.path, "rb") as file:
+    with reading(chunk.source.name), open(chunk.source.path, "rb") as file:
         file.seek(chunk.start)
         data = file.read(chunk.stop - chunk.start)
     if chunk.start == 0:
@@ -434,7 +500,11 @@ def _parsed(text: bytes, number: int, line: int) -> Row:
 
 def _read_table(chunk: Chunk, limit: int) -> Iterator[Row]:
     path, rows = chunk.source.path, chunk.stop - chunk.start
-    table = _group(path, chunk.group) if chunk.group >= 0 else _arrow(path)
+    try:
+        table = _group(path, chunk.group) if chunk.group >= 0 else _arrow(path)
+    except (OSError, ValueError) as error:
+        last = chunk.first + chunk.rows - 1
+        raise InputError(f"{chunk.source.name}, rows {chunk.first} to {last}: cannot be read: {error}") from error
     piece = table.slice(chunk.start, rows)
     for at in range(rows):
         one = piece.slice(at, 1)
@@ -466,8 +536,8 @@ def _arrow(path: str) -> Any:
     """A table, mapped into memory and not read."""
     pa = tables("pyarrow")
     ipc = tables("pyarrow.ipc")
-    mapped = pa.memory_map(path)
     try:
+        mapped = pa.memory_map(path)
         try:
             return ipc.open_file(mapped).read_all()
         except pa.ArrowInvalid:

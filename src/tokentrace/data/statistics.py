@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
-from .sources import tables
+from .tables import read_tables
+from .tokenizing import without_place
 
 QUANTILES: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
@@ -39,6 +39,8 @@ class Statistics:
     trained_counts: tuple[tuple[int, int], ...]
     noted: int
     """Samples with notes."""
+    notes: tuple[tuple[str, int], ...] = ()
+    """How many samples each note is about, without the messages it names; the most frequent first."""
 
     def lengths(self) -> dict[float, int]:
         """The length at each of `QUANTILES`."""
@@ -83,25 +85,20 @@ def _quantiles(counts: Iterable[tuple[int, int]]) -> dict[float, int]:
 
 
 def statistics(path: str | Path) -> Statistics:
-    """The statistics of a Parquet file of samples; only the columns with counts are read."""
-    parquet = tables("pyarrow.parquet")
-    try:
-        file = parquet.ParquetFile(str(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no Parquet file: {error}") from error
+    """The statistics of a file of samples; of Parquet, only the columns with counts are read."""
     wanted = ["num_tokens", "num_trained", "num_messages", "notes"]
-    missing = [name for name in wanted if name not in file.schema_arrow.names]
-    if missing:
-        raise InputError(f"{path} has no column {missing[0]!r}: it was not written by tokentrace")
     lengths: Counter[int] = Counter()
     trained: Counter[int] = Counter()
+    notes: Counter[str] = Counter()
     samples = messages = noted = 0
-    for batch in file.iter_batches(columns=wanted):
+    for batch in read_tables(path, wanted):
         samples += batch.num_rows
         messages += int(_numbers(batch, "num_messages").sum())
         lengths.update(_numbers(batch, "num_tokens").tolist())
         trained.update(_numbers(batch, "num_trained").tolist())
-        noted += sum(1 for notes in batch.column("notes").to_pylist() if notes)
+        for said in batch.column("notes").to_pylist():
+            noted += bool(said)
+            notes.update({without_place(note) for note in said or ()})
     return Statistics(
         samples=samples,
         tokens=sum(length * count for length, count in lengths.items()),
@@ -110,6 +107,7 @@ def statistics(path: str | Path) -> Statistics:
         length_counts=tuple(sorted(lengths.items())),
         trained_counts=tuple(sorted(trained.items())),
         noted=noted,
+        notes=tuple(sorted(notes.items(), key=lambda item: (-item[1], item[0]))),
     )
 
 

@@ -1,24 +1,27 @@
-"""Samples as Parquet: a column each for ids, mask and provenance, and metadata that says what made them.
+"""Samples as tables: a column each for ids, mask and provenance, and metadata that says what made them.
 
 docs/rows.md is the specification of the columns.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ..errors import InputError
-from ..files import owned, sync
+from ..errors import InputError, SampleError, WriteError
+from ..files import owned, sync, writing
 from ..samples.sample import CompletionSpan, Sample
+from ..settings import instance, shown
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
+from .lines import LinesWriter, metadata_path, read_line_tables
 from .sources import tables
 
 METADATA_KEY: Final = "tokentrace"
@@ -199,6 +202,42 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 
 # -- files
 
+_SUFFIXES: Final = (".parquet", ".jsonl", ".jsonl.gz")
+"""The names of files of samples end in one of these."""
+
+
+def check_name(path: Path) -> None:
+    """Make sure that a file of samples can have this name: it says how the file is written."""
+    if not path.name.endswith(_SUFFIXES):
+        raise InputError(f"samples are written to {', '.join(_SUFFIXES)}, and {path.name!r} is none of these")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file to write")
+
+
+class Writer(Protocol):
+    """What writes tables of samples to a file that has its name only when it is whole."""
+
+    def write(self, table: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+def sample_writer(path: Path, layout: Layout, metadata: Mapping[str, Any]) -> Writer:
+    """The writer for a file of samples, by its name: Parquet, or JSON Lines."""
+    check_name(path)
+    if path.name.endswith(".parquet"):
+        return SampleWriter(path, layout, metadata)
+    return LinesWriter(path, _metadata_text(metadata))
+
+
+def _metadata_text(metadata: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SampleError(f"the metadata of a file has to be what JSON can hold: {error}") from error
+
 
 class SampleWriter:
     """Writes tables of samples to one Parquet file, in row groups that depend on nothing but the rows.
@@ -219,14 +258,18 @@ class SampleWriter:
         parquet, pa = tables("pyarrow.parquet"), tables("pyarrow")
         self._path = path
         self._unfinished = path.with_name(path.name + ".unfinished")
-        text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
         made = schema(layout)
-        self._schema = pa.schema([*made, *more]).with_metadata({METADATA_KEY: text})
-        if private:
+        self._schema = pa.schema([*made, *more]).with_metadata({METADATA_KEY: _metadata_text(metadata)})
+        try:
+            with writing(path):
+                if private:
+                    self._unfinished.unlink(missing_ok=True)
+                    with open(self._unfinished, "xb", opener=owned):  # Parquet's own writer then keeps its mode
+                        pass
+                self._writer = parquet.ParquetWriter(str(self._unfinished), self._schema, compression="zstd")
+        except WriteError:
             self._unfinished.unlink(missing_ok=True)
-            with open(self._unfinished, "xb", opener=owned):  # Parquet's own writer then keeps its mode
-                pass
-        self._writer = parquet.ParquetWriter(str(self._unfinished), self._schema, compression="zstd")
+            raise
         self._pa = pa
         self._waiting: list[Any] = []
         self._rows = self._tokens = 0
@@ -248,19 +291,22 @@ class SampleWriter:
     def _flush(self) -> None:
         if self._waiting:
             group = self._pa.concat_tables(self._waiting).cast(self._schema).combine_chunks()
-            self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
+            with writing(self._path):
+                self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
         self._waiting, self._rows, self._tokens = [], 0, 0
 
     def close(self) -> None:
         """Finish the file, on disk and under its name."""
         self._flush()
-        self._writer.close()
-        sync(self._unfinished)
-        os.replace(self._unfinished, self._path)
+        with writing(self._path):
+            self._writer.close()
+            sync(self._unfinished)
+            os.replace(self._unfinished, self._path)
 
     def abandon(self) -> None:
         """Remove what was written."""
-        self._writer.close()
+        with contextlib.suppress(OSError):  # what could not be written is thrown away
+            self._writer.close()
         self._unfinished.unlink(missing_ok=True)
 
 
@@ -271,35 +317,107 @@ _LEGEND: Final = {
 
 
 def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping[str, Any] | None = None) -> None:
-    """Write samples to a Parquet file; those of trajectories with logprobs, advantages, rewards and versions."""
+    """Write samples to a file: Parquet, or JSON Lines if its name ends in ``.jsonl`` or ``.jsonl.gz``.
+
+    Those of trajectories have logprobs, advantages, rewards and versions. WriteError where the system refuses; the
+    file has its name only when it is whole.
+    """
     rows = list(samples)
+    for row in rows:
+        instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)
-    writer = SampleWriter(Path(path), layout, metadata or {})
+    writer = sample_writer(named_path(path), layout, metadata or {})
     try:
         writer.write(samples_table(rows, layout=layout))
+        writer.close()
     except BaseException:
         writer.abandon()
         raise
-    writer.close()
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
-    """The samples of a Parquet file, a row group at a time."""
-    parquet = tables("pyarrow.parquet")
-    try:
-        file = parquet.ParquetFile(str(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no Parquet file: {error}") from error
-    for group in range(file.metadata.num_row_groups):
-        yield from table_samples(file.read_row_group(group))
+    """The samples of a file that tokentrace wrote, a row group (or some lines) at a time."""
+    for table in read_tables(path):
+        yield from _placed(table_samples(table), path)
+
+
+def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The rows of a file of samples as tables, with these columns or all; InputError where the file has them not."""
+    file = named_path(path)
+    if not file.name.endswith(".parquet") and file.name.endswith(_SUFFIXES):
+        everything = schema(Layout(**dict.fromkeys(Layout.__dataclass_fields__, True)))
+        for table in read_line_tables(file, everything):
+            _check_columns(table.schema.names, columns, path)
+            yield table.select(columns) if columns else table
+        return
+    parquet = _parquet_file(file)
+    _check_columns(parquet.schema_arrow.names, columns, path)
+    for group in range(parquet.metadata.num_row_groups):
+        with _reading(path):
+            table = parquet.read_row_group(group, columns=columns)
+        yield table
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """How the rows of a file were made: tokenizer, template, settings. Empty where the file does not say."""
-    parquet = tables("pyarrow.parquet")
+    file = named_path(path)
+    if file.name.endswith(".parquet"):
+        found = (_parquet_file(file).schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+    else:
+        beside = metadata_path(file)
+        try:
+            found = beside.read_bytes() if beside.is_file() else b"{}"
+        except OSError as error:
+            raise InputError(f"{beside} cannot be read: {error.strerror or error}") from error
     try:
-        found = parquet.read_schema(str(path)).metadata or {}
+        value = json.loads(found)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the metadata of {path} is not valid JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def named_path(given: Any) -> Path:
+    """The path that a caller names a file by, or InputError."""
+    if not isinstance(given, (str, os.PathLike)) or not Path(given).name or "\0" in str(given):
+        raise InputError(f"a file is named by a string or a path, not by {shown(given)}")
+    try:
+        Path(given).exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{shown(given)} cannot be looked at: {error.args[-1]}") from None
+    return Path(given)
+
+
+def _parquet_file(path: Path) -> Any:
+    parquet = tables("pyarrow.parquet")
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise InputError(f"{path} {what}: name a file of samples")
+    try:
+        return parquet.ParquetFile(str(path))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is no Parquet file: {error}") from error
-    value = json.loads(found.get(METADATA_KEY.encode(), b"{}"))
-    return value if isinstance(value, dict) else {}
+
+
+def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: str | Path) -> None:
+    for name in columns or ():
+        if name not in names:
+            raise InputError(f"{path} has no column {name!r}: it was not written by tokentrace")
+
+
+def _placed(samples: Iterator[Sample], path: str | Path) -> Iterator[Sample]:
+    """Samples; what is wrong with a row's values is an InputError with the file."""
+    try:
+        with _reading(path):
+            yield from samples
+    except InputError as error:
+        if str(path) in error.problem:
+            raise
+        raise InputError(f"{path}: {error.problem}") from error
+
+
+@contextlib.contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, SampleError) as error:
+        raise InputError(f"{path}: not rows of samples: {error}") from error

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
-from ..errors import InputError, SampleError, TemplateError, TokentraceError
+from ..conversation.messages import check_tools
+from ..errors import InputError, SampleError, TemplateError, TokentraceError, place
 from ..rendering.history import parsed_arguments
+from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer, create_renderer
 from ..rendering.trust import TRUSTED
 from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
-from ..settings import choose
+from ..settings import choose, instance, shown, whole
 from ..tokens.loading import load_tokenizer
-from .conversations import Columns, Conversation, conversation_of, without_nulls
+from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
 from .sources import ROW_BYTES, Format, Row
 
 _MANY_SETTINGS: Final = 32
@@ -37,7 +40,8 @@ class TokenizeSettings:
     control_tokens: str = "literal"
     messages: str = "adapt"
     lost: str = "error"
-    """What becomes of a row of which some text reaches no token: ``"error"`` makes it a bad row."""
+    """What becomes of a row of which some text reaches no token: ``"error"`` makes it a bad row, ``"warn"`` notes it on
+    the samples, ``"ignore"`` says nothing."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     supervision: Supervision = field(default_factory=Supervision)
@@ -52,11 +56,30 @@ class TokenizeSettings:
     labels: bool = False
 
     def __post_init__(self) -> None:
-        choose(Overlong, "overlong", self.overlong)
+        object.__setattr__(self, "overlong", choose(Overlong, "overlong", self.overlong, SampleError))
         for name in ("max_length", "row_bytes"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise SampleError(f"{name} must be a positive number, not {value!r}")
+            if value is not None or name == "row_bytes":
+                object.__setattr__(self, name, whole(name, value, least=1, error=SampleError))
+        choose(LostPolicy, "lost", self.lost, SampleError)
+        instance("supervision", self.supervision, Supervision, SampleError)
+        instance("columns", self.columns, Columns, SampleError)
+        instance("template_kwargs", self.template_kwargs, Mapping, SampleError)  # type: ignore[type-abstract]
+        if not isinstance(self.tokenizer, (str, os.PathLike)) or not os.fspath(self.tokenizer):
+            raise SampleError(f"tokenizer is a path or a name, not {shown(self.tokenizer)}")
+        object.__setattr__(self, "tokenizer", os.fspath(self.tokenizer))
+        for name in ("renderer", "control_tokens"):
+            instance(name, getattr(self, name), str, SampleError)
+        for name in ("preserve_thinking_between_tool_calls", "use_patched", "parse_arguments", "labels"):
+            instance(name, getattr(self, name), bool, SampleError)
+        if self.chat_template is not None:
+            instance("chat_template", self.chat_template, str, SampleError)
+        if self.tools is not None:
+            object.__setattr__(self, "tools", tuple(check_tools(self.tools) or ()))
+        try:
+            json.dumps(self.described())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SampleError(f"settings have to be what JSON can hold: {error}") from None
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them."""
@@ -172,7 +195,7 @@ class RowTokenizer:
             chat_template=settings.chat_template,
             control_tokens=settings.control_tokens,
             messages=settings.messages,
-            lost=settings.lost,
+            lost="error" if settings.lost == LostPolicy.ERROR else "ignore",
             preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
             use_patched=settings.use_patched,
             trusted=(TRUSTED - {"kwargs"}) | mine,  # a row's own variables are data
@@ -203,6 +226,9 @@ class RowTokenizer:
         left_out: list[BadRow] = []
         for one in made:
             sample, reason = one.sample, None
+            if self.settings.lost == LostPolicy.WARN:
+                lost = [f"{place(row.message, row.field)}{row.why}" for row in one.rendered.lost]
+                sample = sample.replace(notes=(*sample.notes, *dict.fromkeys(lost)))
             if not sample.trained:
                 reason = "nothing in it carries loss"
             elif self.settings.max_length is not None:
@@ -239,8 +265,8 @@ class RowTokenizer:
         if isinstance(error, TemplateError) and _has_text_arguments(row.value):
             reason += "; its arguments are JSON strings, which some templates cannot show: see --parse-arguments"
         message = getattr(error, "message", None)
-        place = getattr(error, "field", None) if isinstance(error, InputError) else None
-        return BadRow(source, row.number, row.line, type(error).__name__, reason[:2000], message, place)
+        named = getattr(error, "field", None) if isinstance(error, InputError) else None
+        return BadRow(source, row.number, row.line, type(error).__name__, reason[:2000], message, named)
 
     def described(self) -> dict[str, Any]:
         """What made the samples: for the metadata of a file, and to tell whether a run can go on."""
@@ -292,7 +318,7 @@ class Counts:
             self.samples += 1
             self.tokens += len(sample)
             self.trained += sample.trained
-            self.notes.update({_without_place(note) for note in sample.notes})
+            self.notes.update({without_place(note) for note in sample.notes})
 
     def update(self, other: Counts) -> None:
         for name in ("rows", "samples", "tokens", "trained", "left_out"):
@@ -314,7 +340,7 @@ class Counts:
         return sum(self.bad.values())
 
 
-def _without_place(note: str) -> str:
+def without_place(note: str) -> str:
     """A note without the messages it is about, or the numbers of a cut: what it says in general."""
     head, colon, rest = note.partition(": ")
     if colon and head.startswith("message"):
@@ -326,4 +352,8 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -
     """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1."""
     tokenizer = RowTokenizer(settings)
     for number, value in enumerate(rows, 1):
-        yield tokenizer.tokenize(Row(number, None, value), "rows")
+        try:
+            row = Row(number, None, plain_values(value))
+        except RecursionError:
+            row = Row(number, None, problem="the row is nested too deeply")
+        yield tokenizer.tokenize(row, "rows")

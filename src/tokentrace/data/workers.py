@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, cast
 
-from ..errors import SampleError
+from ..errors import SampleError, TokentraceError, WriteError
 from .chunks import tokenize_chunk
 from .sources import Chunk
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
@@ -77,7 +77,7 @@ class _Worker:
                 f"a worker died ({_how(self.process.exitcode)}) on {rows}, perhaps for want of memory; what is done is "
                 "kept: run again to go on, with fewer workers"
             ) from None
-        if isinstance(found, SampleError):
+        if isinstance(found, TokentraceError):
             raise found
         return chunk, found
 
@@ -108,6 +108,8 @@ def _work(pipe: Connection[Any, Any], settings: TokenizeSettings, parts: Path) -
             if tokenizer is None:
                 tokenizer = RowTokenizer(settings)
             answer = tokenize_chunk(tokenizer, chunk, parts)
+        except WriteError as error:
+            answer = error
         except Exception as error:
             answer = SampleError(" ".join(str(error).split()) or type(error).__name__)  # errors do not all travel
         try:

@@ -242,12 +242,9 @@ class Arriving:
     def end(self, ids: Ids, logprobs: Logprobs, reason: Any, stop: Any, spans: Any) -> None:
         """The last piece: why it ended, with which stop token if that is told, and which weights sampled what."""
         self.take(ids, logprobs)
-        try:
-            ended = FinishReason(reason)
-        except ValueError as error:
-            raise EngineAnswerError(
-                f"{self._engine} ended for a reason that is not known here: {shown(reason)}"
-            ) from error
+        if not isinstance(reason, str) or reason not in set(FinishReason):
+            raise EngineAnswerError(f"{self._engine} ended for a reason that is not known here: {shown(reason)}")
+        ended = FinishReason(reason)
         if ended is FinishReason.STOP and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
             raise EngineAnswerError(f"it ended with stop token {stop}, but its last id is {self.last_id}")
         versions = answered_versions(spans, self.count)
@@ -324,10 +321,11 @@ async def probed_kind(best: Callable[[int, float, int], Awaitable[float]], vocab
 
 def said_kind(value: LogprobKind | str | None) -> LogprobKind | None:
     """The kind that a user says; None where they leave it to be found out."""
-    try:
-        return None if value is None else LogprobKind(value)
-    except ValueError:
-        raise EngineError(f"logprobs is one of {', '.join(LogprobKind)}, not {shown(value)}") from None
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in set(LogprobKind):
+        raise EngineError(f"logprobs is one of {', '.join(LogprobKind)}, not {shown(value)}")
+    return LogprobKind(value)
 
 
 def best_logprob(value: Any, what: str) -> float:

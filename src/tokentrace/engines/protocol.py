@@ -110,14 +110,14 @@ class SamplingParams:
 
 def _whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= int(value) <= most:
-        raise EngineError(f"{name} must be an integer of {least} to {most}, and cannot be {shown(value)}")
+        raise EngineError(f"{name} cannot be {shown(value)}: it is an integer of {least} to {most}")
     return int(value)
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:  # NaN is neither
-        raise EngineError(f"{name} must be a number of {least:g} to {most:g}, and cannot be {shown(value)}")
+        raise EngineError(f"{name} cannot be {shown(value)}: it is a number of {least:g} to {most:g}")
     return float(value)
 
 

@@ -126,11 +126,17 @@ class _Account:
         self._forms = forms
         self._lengths: dict[Origin, int] = {}
         self._tools: set[Any] = set()
+        self._called: set[Origin] = set()
+        self._has_unknown = False
         start, tool = 0, None
         for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             if origin is not None:
                 if origin[0] == "messages":
                     self._lengths[origin] = self._lengths.get(origin, 0) + end - start
+                    if len(origin) > 3 and origin[2] == "tool_calls":
+                        self._called.add(origin[:4])
+                elif origin == UNKNOWN:
+                    self._has_unknown = True
                 elif origin[0] == "tools" and origin[1:2] != tool:
                     tool = origin[1:2]
                     self._tools.add(tool)
@@ -202,19 +208,21 @@ class _Account:
         if not isinstance(call, Mapping):
             return
         base: Origin = ("messages", index, "tool_calls", at)
+        if base[:3] in self._lengths and base not in self._called:
+            return  # the list of calls was printed as it is
         function = call.get("function")
         if isinstance(function, Mapping):
             holder, inner = function, (*base, "function")
         else:
             holder, inner = call, base
         name = holder.get("name")
-        if not any(origin[:4] == base for origin in self._lengths):
+        if base not in self._called:
             text = f"{name}({_shown_arguments(holder.get('arguments'))})"
             self._lose(index, base[2:], text, [(0, len(text))])
             return
-        in_id = isinstance(name, str) and name in "".join(self._texts.get((*base, "id"), ()))  # as Kimi writes it
-        if isinstance(name, str) and not in_id and not self._shows(index, (*inner, "name"), name):
-            self._lose(index, (*inner[2:], "name"), name, [(0, len(name))])
+        if isinstance(name, str) and not self._shows(index, (*inner, "name"), name):
+            in_id = name in "".join(self._texts.get((*base, "id"), ()))  # as Kimi writes it
+            self._lose(index, (*inner[2:], "name"), name, [] if in_id else [(0, len(name))])
         arguments = holder.get("arguments")
         path = (*inner, "arguments")
         if isinstance(arguments, str):
@@ -224,8 +232,20 @@ class _Account:
                 self._leaves(path, value)
             else:
                 self._lose(index, path[2:], arguments, gaps)
-        elif arguments:
+        elif arguments and not self._is_written_plainly(path, arguments):
             self._leaves(path, arguments)
+
+    def _is_written_plainly(self, path: Origin, arguments: Mapping[str, Any]) -> bool:
+        """Whether arguments are written as nearly all are: whole, or each text on its own with its key."""
+        lengths = self._lengths
+        if not all(type(value) is str for value in arguments.values()):
+            return False
+        if lengths.get(path, 0) >= sum(len(key) + len(value) for key, value in arguments.items()):
+            return True  # a mapping has text of its own only where it was printed as a whole
+        return all(
+            lengths.get((*path, key), 0) == len(value) and (*path, key, KEY) in lengths
+            for key, value in arguments.items()
+        )
 
     def _leaves(self, path: Origin, value: Any) -> None:
         """Each text and number in a value that is JSON for the model, and each key."""
@@ -284,6 +304,11 @@ class _Account:
                 pieces.setdefault(turn, []).append(text)
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
+    @functools.cached_property
+    def _spoken(self) -> set[Any]:
+        """The messages of which more is written than their role."""
+        return {origin[1] for origin in self._lengths if len(origin) > 2 and origin[2] != "role"}
+
     def _shows(self, index: int, origin: Origin, text: str) -> bool:
         return origin in self._lengths and not self._missing(index, origin, text)
 
@@ -291,6 +316,8 @@ class _Account:
         """The stretches of a field's text that stand nowhere, white space aside."""
         if self._lengths.get(origin) == len(text) or not text.strip():
             return []
+        if origin not in self._lengths and not self._has_unknown and not _DELIMITERS.fullmatch(text):
+            return [(0, len(text))]
         shown = self._texts.get(origin, [])
         if text.strip() == "".join(shown).strip():
             return []
@@ -307,7 +334,7 @@ class _Account:
         whole = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
         if not whole:
             why = "the template leaves out a part of it"
-        elif any(origin[:2] == ("messages", index) and origin[2:] != ("role",) for origin in self._lengths):
+        elif index in self._spoken:
             why = "the template does not write it"
         else:
             why = "the template writes nothing of this message"

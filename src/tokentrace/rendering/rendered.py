@@ -284,7 +284,9 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an
     assistant that another's turn repeats (a function's name above its result) belongs to that other turn: nobody
-    sampled it there. Scaffold before all turns belongs to the message that is quoted in it, if one is.
+    sampled it there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message
+    that is quoted in it, if that is one. What comes before it may be a system block that nobody wrote: it belongs to a
+    system message, to any other one it does not.
     """
     owners: list[int] = []
     for turn, origin in zip(rendering.turns, rendering.origins, strict=True):
@@ -294,11 +296,15 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
         else:
             owners.append(turn)
     first = next((k for k, turn in enumerate(rendering.turns) if turn >= 0), len(owners))
-    quoted = {owner for owner in owners[:first] if owner >= 0}
-    if len(quoted) == 1:
-        owner = quoted.pop()
-        for k in range(first):
-            before_prompt = rendering.tail == 0 or rendering.ends[k] <= rendering.tail
-            if owners[k] < 0 and rendering.origins[k] is None and before_prompt:
-                owners[k] = owner
+    quoted = list(dict.fromkeys(owner for owner in owners[:first] if owner >= 0))
+    if not quoted:
+        return owners
+    begins = owners.index(quoted[0])
+    start = 0 if conversation[quoted[0]]["role"] in ("system", "developer") else begins
+    stop = first if len(quoted) == 1 else begins  # Llama's, with tools, quotes the first user's message as well
+    for k in range(start, stop):
+        before_prompt = rendering.tail == 0 or rendering.ends[k] <= rendering.tail
+        origin = rendering.origins[k]
+        if owners[k] < 0 and (origin is None or origin[0] == "kwargs") and before_prompt:
+            owners[k] = quoted[0]
     return owners

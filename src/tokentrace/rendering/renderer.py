@@ -288,6 +288,16 @@ class Renderer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
+    def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
+        """This renderer with other template variables beside its own; nothing that was learned is shared."""
+        return Renderer(**{**self.__getstate__(), "variables": {**self.template_kwargs, **variables}})
+
+    def switches(self) -> list[tuple[str, bool]]:
+        """Template variables that the templates read, each with a truth value that it does not have now."""
+        read = {name for learned in self._learned.values() for name in learned.template.variables}
+        own = sorted(read - set(self.tokenizer.variables))
+        return [(name, value) for name in own for value in (False, True) if self.template_kwargs.get(name) is not value]
+
     def silent(self) -> Renderer:
         """This renderer, saying nothing of lost text: for renders that nobody asked for. What was learned is shared."""
         if self.lost is LostPolicy.IGNORE:

@@ -15,7 +15,9 @@ from typing import Any, Final
 from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
 from ..errors import InputError
-from .checks import MOST_SEED, shown, whole
+from ..settings import instance, shown
+from .checks import MOST_SEED
+from .checks import count as checked_count
 from .loop import Agent, Rollout, Task
 from .patience import EngineDown, Patience
 from .store import RolloutStore
@@ -130,7 +132,10 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
 
 def _metadata(columns: dict[str, Any]) -> dict[str, Any]:
     """Columns as JSON can hold them: what it cannot hold becomes text, NaN and infinities among it."""
-    text = json.dumps(columns, default=str)
+    try:
+        text = json.dumps(columns, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"its columns cannot be kept as metadata: {error}") from error
     found: dict[str, Any] = json.loads(text, parse_constant=str)
     return found
 
@@ -158,7 +163,7 @@ def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
     """Each task so many times, as a group: the same prompt under names of its own."""
-    count = whole(count, "the size of a group")
+    count = checked_count("the size of a group", count)
     return (member for number, task in enumerate(tasks) for member in _group(task, number, count))
 
 
@@ -210,9 +215,14 @@ async def run_rollouts(
     `tasks` is a list. While the engine does not answer all rollouts wait, for as long as `patience` says (ten minutes
     by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises.
     """
-    concurrency = whole(concurrency, "concurrency")
-    seed = None if seed is None else whole(seed, "seed", least=0, most=MOST_SEED)
-    patience = patience or Patience()
+    instance("agent", agent, Agent, InputError)
+    if not isinstance(tasks, Iterable):
+        raise InputError(f"tasks must be a list of tasks, not {shown(tasks)}")
+    if store is not None:
+        instance("store", store, RolloutStore, InputError)
+    patience = Patience() if patience is None else instance("patience", patience, Patience, InputError)
+    concurrency = checked_count("concurrency", concurrency)
+    seed = None if seed is None else checked_count("seed", seed, least=0, most=MOST_SEED)
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()
     waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Final
 
 from ..errors import InputError
+from ..settings import shown, whole
 
 MOST: Final = 2**31 - 1
 MOST_SEED: Final = 2**62
 
 
-def whole(value: Any, name: str, *, least: int = 1, most: int = MOST) -> int:
-    """A whole number from `least` to `most`, NumPy's among them; InputError names the setting."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, not {shown(value)}")
-    if not least <= int(value) <= most:
-        raise InputError(
-            f"{name} must be {f'at least {least}' if value < least else f'at most {most}'}, not {shown(value)}"
-        )
-    return int(value)
+def count(name: str, value: Any, *, least: int = 1, most: int = MOST) -> int:
+    """A whole number from `least` to `most`; InputError names the setting."""
+    found = whole(name, value, least=least, error=InputError)
+    if found > most:
+        raise InputError(f"{name} must be at most {most}, not {shown(value)}")
+    return found
 
 
-def seconds(value: Any, name: str, *, zero: bool = False) -> float | None:
+def seconds(name: str, value: Any, *, zero: bool = False) -> float | None:
     """Seconds, or None for no limit; InputError names the setting."""
     if value is None:
         return None
@@ -59,12 +57,3 @@ def as_float(value: Any) -> float | None:
 def is_list(value: object) -> bool:
     """Whether it is a list or a tuple of things, and no text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def shown(value: Any) -> str:
-    """A value for an error: short, and never the cause of another one."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..errors import InputError, TokentraceError
-from .checks import MOST, whole
+from .checks import MOST, count
 from .interactions import BaseInteraction
 from .tools import BaseTool, FunctionTool, as_tools
 
@@ -77,7 +77,7 @@ class Section:
         if value is None:
             return None
         try:
-            return whole(value, "it", least=least, most=most)
+            return count("it", value, least=least, most=most)
         except InputError as error:
             raise self.error(error.problem.removeprefix("it "), key) from error
 

@@ -24,12 +24,13 @@ from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..errors import InputError
 from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
+from ..settings import shown
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .checks import reward as checked_reward
-from .checks import shown
 from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_reply
@@ -171,6 +172,8 @@ class Agent:
         messages = rollout.task.messages
         rendered = self.renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
         rollout.notes += rendered.notes
+        if self.renderer.lost is not LostPolicy.IGNORE:
+            rollout.notes += map(str, rendered.lost)
         rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=_spans(rendered.messages))
 
     async def _lead(self, rollout: Rollout, under: _UnderWay) -> None:
@@ -272,6 +275,7 @@ class Agent:
         if not self.has_room(len(bridged)):
             return End.CONTEXT
         rollout.messages += new
+        rollout.notes += bridged.notes
         rollout.trajectory.append_bridge(bridged)
         return None
 

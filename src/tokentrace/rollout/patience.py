@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..engines.protocol import EngineError, EngineUnavailable
+from .checks import count
 from .checks import seconds as checked_seconds
-from .checks import whole
 
 Answer = TypeVar("Answer")
 
@@ -67,10 +67,10 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        self.seconds: Final = checked_seconds(seconds, "patience", zero=True)
-        self._pause: Final = checked_seconds(pause, "pause") or 0.0
-        self._longest: Final = checked_seconds(longest_pause, "longest_pause") or 0.0
-        self._tries: Final = whole(tries, "tries")
+        self.seconds: Final = checked_seconds("patience", seconds, zero=True)
+        self._pause: Final = checked_seconds("pause", pause) or 0.0
+        self._longest: Final = checked_seconds("longest_pause", longest_pause) or 0.0
+        self._tries: Final = count("tries", tries)
         self._notice: Final = notice or (lambda _: None)
         self._clock: Final = clock
         self._sleep: Final = sleep

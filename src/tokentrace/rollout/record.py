@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import InputError, TrajectoryError
+from ..settings import choose, shown
 from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
-from .checks import is_list, seconds, shown, whole
+from .checks import count, is_list, seconds
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
 from .tools import BaseTool, ToolUse, as_tools
@@ -44,19 +45,15 @@ class Budget:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
-            name: whole(getattr(self, name), name) for name in ("turns", "turn_tokens", "result_tokens")
+            name: count(name, getattr(self, name)) for name in ("turns", "turn_tokens", "result_tokens")
         }
         for name in ("tokens", "context"):
             value = getattr(self, name)
-            checked[name] = None if value is None else whole(value, name)
+            checked[name] = None if value is None else count(name, value)
         for name in ("tool_timeout", "interaction_timeout", "reward_timeout", "seconds"):
-            checked[name] = seconds(getattr(self, name), name)
-        checked["tool_seconds"] = seconds(self.tool_seconds, "tool_seconds", zero=True)
-        try:
-            checked["result_keep"] = Keep(self.result_keep)
-        except ValueError:
-            names = ", ".join(repr(str(one)) for one in Keep)
-            raise InputError(f"result_keep is one of {names}, not {shown(self.result_keep)}") from None
+            checked[name] = seconds(name, getattr(self, name))
+        checked["tool_seconds"] = seconds("tool_seconds", self.tool_seconds, zero=True)
+        checked["result_keep"] = choose(Keep, "result_keep", self.result_keep, InputError)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

@@ -18,7 +18,7 @@ from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
 from ..rendering.renderer import Renderer, create_renderer
 from .batch import grouped, row_task
-from .checks import MOST_SEED, seconds, whole
+from .checks import MOST_SEED, count, seconds
 from .config import Section, load_interaction, load_tools, make_interaction, make_tools, named, read_config
 from .interactions import BaseInteraction
 from .loop import Agent, Budget, Reward, Task
@@ -96,9 +96,9 @@ def read_run(
     sections under ``data``, by their names: a source called ``questions`` reads ``data: {questions: {count: 8}}``, and
     ``reward: questions`` is its reward. ConfigError names the file, the line and the key of what cannot be used.
     """
-    limit = None if limit is None else whole(limit, "limit")
-    concurrency = None if concurrency is None else whole(concurrency, "concurrency")
-    seed = None if seed is None else whole(seed, "seed", least=0, most=MOST_SEED)
+    limit = None if limit is None else count("limit", limit)
+    concurrency = None if concurrency is None else count("concurrency", concurrency)
+    seed = None if seed is None else count("seed", seed, least=0, most=MOST_SEED)
     top = read_config(path)
     top.check_keys(KEYS)
     folder = Path(path).resolve().parent
@@ -315,7 +315,7 @@ def _patience(top: Section) -> float | None:
     if "patience" not in top:
         return _PATIENCE
     try:
-        return seconds(top.get("patience", (int, float)), "patience", zero=True)
+        return seconds("patience", top.get("patience", (int, float)), zero=True)
     except InputError as error:
         raise top.error(error.problem.removeprefix("patience "), "patience") from error
 

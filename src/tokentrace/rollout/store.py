@@ -24,9 +24,9 @@ from ..errors import InputError, TrajectoryError
 from ..files import lock, owned, write_whole
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
+from ..settings import shown
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
-from .checks import shown
 from .ends import FAILED_ENDS
 from .record import Rollout
 

@@ -24,7 +24,8 @@ from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
 from ..errors import InputError
 from ..parsing.response import CallStatus, ParsedToolCall
-from .checks import is_list, reward, shown
+from ..settings import shown
+from .checks import is_list, reward
 
 Returned = TypeVar("Returned")
 

@@ -1,4 +1,4 @@
-"""Past turns: where a template writes a turn otherwise once it is no longer the last.
+"""Past turns: where a template writes a turn otherwise once it is no longer the last, or than it asks for it.
 
 Reasoning that is left out of the past the trace of a row shows. All else (an empty thinking block that only the last
 turn has, a stop token that history replaces) is found out once for every kind of turn, on a small conversation:
@@ -7,7 +7,7 @@ written as the last message, and again with others after it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,6 +35,9 @@ WRITTEN_OTHERWISE: Final = (
     "Choose past='expand' (a row for every turn) or 'template' (as it is)"
 )
 
+_SHOWN: Final = 48
+"""So many characters of a prompt are shown, the last ones."""
+
 _USER: Final = {"role": "user", "content": "question"}
 _ANSWER: Final = {"role": "assistant", "content": "reply"}
 _CALL: Final = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
@@ -47,6 +50,8 @@ class Remarks:
 
     untrue: tuple[str, ...] = ()
     """Turns that are not written as they were sampled."""
+    starts: tuple[str, ...] = ()
+    """Turns that do not go on from the prompt that inference asks for them with."""
     plain: tuple[str, ...] = ()
 
 
@@ -58,6 +63,7 @@ class PastTurns:
         self._changed: dict[TurnKind, bool] = {}
         self._thinking: dict[tuple[str, bool, bool, bool], bool] = {}
         self._stops: dict[tuple[str, bool], int | None] = {}
+        self._remedies: dict[tuple[bool, bool, bool], str] = {}
 
     def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> Remarks:
         """What is to be said about the chosen turns of a row."""
@@ -85,8 +91,42 @@ class PastTurns:
         found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE))
         return Remarks(
             untrue=tuple(f"{listed(who)}: {what}" for who, what in found if who),
+            starts=self.starts(rendered, messages, tools, set(chosen) - {*silent, *changed}),
             plain=(f"{listed(nowhere)}: {REASONING_NOWHERE}",) if nowhere else (),
         )
+
+    def starts(
+        self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Collection[int]
+    ) -> tuple[str, ...]:
+        """What is to be said about chosen turns that do not go on from their generation prompt."""
+        found: dict[str, list[int]] = {}
+        for turn in rendered.turns:
+            if turn.other_prompt and turn.message in chosen:
+                remedy = self._remedy(messages[turn.message], tools)
+                said = (
+                    f"the prompt for such a turn ends in {turn.other_prompt[-_SHOWN:]!r} and the row does not go on "
+                    f"from there, so it trains a start that inference never gives. {remedy}"
+                )
+                found.setdefault(said, []).append(turn.message)
+        return tuple(f"{listed(who)}: {what}" for what, who in found.items())
+
+    def _remedy(self, message: Mapping[str, Any], tools: Any) -> str:
+        """What would make a turn of this kind go on from its prompt, as far as trying it on a small one tells."""
+        kind = (reasoning_of(message) is not None, bool(message.get("tool_calls")), bool(tools))
+        if kind not in self._remedies:
+            thought, called, _ = kind
+            renderer, ways = self._renderer, []
+            if _goes_on(renderer, thought, called, tools):
+                ways.append("take white space off the beginning of their text")
+            else:
+                for name, value in renderer.switches():
+                    if _goes_on(renderer.with_variables({name: value}), thought, called, tools):
+                        ways.append(f"set {name}={value}")
+                if not thought and _goes_on(renderer, True, called, tools):
+                    ways.append("give them their reasoning")
+            said = ", or ".join((*ways, "leave them out: turns='flagged'"))
+            self._remedies[kind] = said[0].upper() + said[1:]
+        return self._remedies[kind]
 
     def _can_think(self, message: Mapping[str, Any], field: str, tools: Any) -> bool:
         """Whether the template shows the reasoning of such a turn when it is the last."""
@@ -104,11 +144,7 @@ class PastTurns:
         return self._thinking[kind]
 
     def _asked(self, messages: Messages, tools: Any) -> RenderedTokens:
-        """A probe, with arguments as a mapping or, where the template wants that, as a JSON string."""
-        try:
-            return self._renderer.render(messages, tools=tools)
-        except TokentraceError:
-            return self._renderer.render([stringified(message) for message in messages], tools=tools)
+        return _rendered(self._renderer, messages, tools)
 
     def _is_changed(
         self, message: Mapping[str, Any], thought: bool, user_follows: bool, answered: bool, tools: Any
@@ -169,6 +205,34 @@ class PastTurns:
             ends = [turn.stop_token for turn in rendered.turns if turn.message == len(messages) - 1]
             self._stops[key] = ends[-1] if ends else None
         return self._stops[key]
+
+
+def _goes_on(renderer: Renderer, thought: bool, called: bool, tools: Any) -> bool:
+    """Whether a small turn begins with the very ids of the prompt for it."""
+    turn: dict[str, Any] = {"role": "assistant", "content": "answer"}
+    if thought:
+        turn["reasoning_content"] = "thought"
+    if called:
+        turn |= {"content": "", "tool_calls": [_CALL]}
+    try:
+        asked = renderer.render_ids([_USER], tools=tools, add_generation_prompt=True)
+        plain = renderer.render_ids([_USER], tools=tools)
+        written = _rendered(renderer, [_USER, turn], tools)
+    except TokentraceError:
+        return False
+    return (
+        len(asked) > len(plain)
+        and any(turn.start == len(asked) for turn in written.turns)
+        and (written.token_ids[: len(asked)] == asked)
+    )
+
+
+def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTokens:
+    """A probe, with arguments as a mapping or, where the template wants that, as a JSON string."""
+    try:
+        return renderer.render(messages, tools=tools)
+    except TokentraceError:
+        return renderer.render([stringified(message) for message in messages], tools=tools)
 
 
 def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:

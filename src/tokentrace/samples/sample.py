@@ -165,7 +165,7 @@ _WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
 
 def as_samples(samples: Any) -> list[Sample]:
     """Samples in a row, checked: `SampleError` where there is none, or something else."""
-    if isinstance(samples, Sample) or not isinstance(samples, Iterable):
+    if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
         raise SampleError(f"samples must be a list of samples, not {_described(samples)}")
     found = list(samples)
     for number, sample in enumerate(found):

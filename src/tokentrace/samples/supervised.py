@@ -8,6 +8,7 @@ chose, the template's own way is taken, and `HistoryWarning` says if it makes a 
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from ..rendering.renderer import Renderer
 from ..settings import choose
 from ..tokens.kinds import Kind, Part
 from .parts import PartFinder
-from .pasts import PastTurns, listed
+from .pasts import PastTurns, Remarks, listed
 from .sample import Sample
 
 Messages = Sequence[Mapping[str, Any]]
@@ -54,6 +55,10 @@ class Past(StrEnum):
 
 class HistoryWarning(UserWarning):
     """A row trains turns as inference never shows them."""
+
+
+class TurnStartWarning(UserWarning):
+    """A row trains a turn that does not go on from the prompt that inference asks for it with."""
 
 
 TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
@@ -211,10 +216,12 @@ def supervisor_of(renderer: Renderer, settings: Supervision) -> Supervisor:
 
 
 def _warn(found: Sequence[Supervised]) -> None:
-    for one in found:
-        for problem in one.untrue:
-            warnings.warn(problem, HistoryWarning, stacklevel=3)
-            return
+    for kind, problems in (
+        (HistoryWarning, [problem for one in found for problem in one.untrue]),
+        (TurnStartWarning, [problem for one in found for problem in one.starts]),
+    ):
+        if problems:
+            warnings.warn(problems[0], kind, stacklevel=3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,6 +233,8 @@ class Supervised:
     """Its tokens with their origins; without the stop token that `final_stop` added."""
     untrue: tuple[str, ...] = ()
     """How it trains what inference never shows, where nobody chose that it should."""
+    starts: tuple[str, ...] = ()
+    """How it trains turns from a start that inference never gives."""
     trained: tuple[int, ...] = field(default=())
     """The assistant messages that carry loss."""
 
@@ -250,8 +259,9 @@ class Supervisor:
             return self._expanded(checked, tools, chosen, notes)
         rendered = self.renderer.render(checked, tools=tools)
         remarks = self._pasts.remarks(rendered, checked, tools, chosen)
-        untrue = remarks.untrue if self.settings.past is None else ()
-        return [self._finished(rendered, checked, tools, chosen, [*notes, *untrue, *remarks.plain], untrue)]
+        if self.settings.past is not None:
+            remarks = dataclasses.replace(remarks, untrue=())
+        return [self._finished(rendered, checked, tools, chosen, notes, remarks)]
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         """The messages that carry loss, assistant's and others'."""
@@ -283,7 +293,8 @@ class Supervisor:
         for rendered, own in rows:
             last = own[-1] if own else len(messages) - 1
             others = [at for at in chosen if before < at <= last and messages[at]["role"] != "assistant"]
-            out.append(self._finished(rendered, messages[: last + 1], tools, sorted([*own, *others]), notes, []))
+            remarks = Remarks(starts=self._pasts.starts(rendered, messages, tools, own))
+            out.append(self._finished(rendered, messages, tools, sorted([*own, *others]), notes, remarks))
             before = last
         return out
 
@@ -294,12 +305,12 @@ class Supervisor:
         tools: Any,
         chosen: list[int],
         notes: Sequence[str],
-        untrue: Sequence[str],
+        remarks: Remarks,
     ) -> Supervised:
         parts, kinds = self._finder.find(rendered, tools=tools is not None)
         mask = self._mask(rendered, messages, parts, chosen)
         own = [at for at in chosen if messages[at]["role"] == "assistant"]
-        told = [*rendered.notes, *notes]
+        told = [*rendered.notes, *notes, *remarks.untrue, *remarks.starts, *remarks.plain]
         sample = Sample(
             ids=rendered.ids,
             mask=mask,
@@ -309,8 +320,8 @@ class Supervisor:
         )
         last = rendered.turns[-1] if rendered.turns else None
         if last is not None and last.stop_token is None and last.message in own and last.stop == len(rendered.ids):
-            stop = self._stop_of(messages, tools) if last.message == len(messages) - 1 else None
-            if stop is not None and self.settings.final_stop:
+            stop, is_sampled = self._left_open(messages, last.message, tools)
+            if stop is not None and (is_sampled or self.settings.final_stop):
                 sample = _with_stop(sample, stop, last.message, Part.STOP in self.settings.parts)
             elif stop is not None:
                 shown = self.renderer.tokenizer.decode([stop])
@@ -318,7 +329,7 @@ class Supervisor:
                     f"message {last.message}: ends without the token {shown!r} that the model stops with: "
                     "final_stop=True adds it"
                 )
-        return Supervised(sample.replace(notes=tuple(told)), rendered, tuple(untrue), tuple(own))
+        return Supervised(sample.replace(notes=tuple(told)), rendered, remarks.untrue, remarks.starts, tuple(own))
 
     def _mask(
         self, rendered: RenderedTokens, messages: Messages, parts: npt.NDArray[np.uint8], chosen: Sequence[int]
@@ -336,6 +347,19 @@ class Supervisor:
             others = np.asarray([row["role"] != "assistant" for row in messages] + [False], np.bool_)
             mask |= picked & others[rendered.messages] & (parts == Part.CONTENT) & ~rendered.mask
         return mask
+
+    def _left_open(self, messages: Messages, at: int, tools: Any) -> tuple[int | None, bool]:
+        """The token that the model stops turn `at` with, which ends a row; and whether the conversation shows it.
+
+        A row that expansion ends before the conversation does has to show how this turn stopped: nowhere else is it
+        trained, and a model that never learns to stop after its calls makes hundreds of them.
+        """
+        if at == len(messages) - 1:
+            return self._stop_of(messages, tools), False
+        if self.settings.past is not Past.EXPAND:
+            return None, False
+        known = self._pasts.stop_before(messages[: at + 1], messages[at + 1], tools)
+        return (self._stop_of(messages[: at + 1], tools) if known is None else known), True
 
     def _stop_of(self, messages: Messages, tools: Any) -> int | None:
         """The token that ends the last turn where another message follows it."""

@@ -76,13 +76,10 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     """
     if not isinstance(sample, Sample):
         raise SampleError(f"truncate takes a Sample, not {shown(sample)}")
-    try:
-        policy = Overlong(policy)
-    except ValueError:
-        choices = ", ".join(map(str, Overlong))
-        raise SampleError(
-            f"there is no policy {shown(policy)} for samples that are too long: choose of {choices}"
-        ) from None
+    if not isinstance(policy, str) or policy not in set(Overlong):
+        choices = ", ".join(Overlong)
+        raise SampleError(f"there is no policy {shown(policy)} for samples that are too long: choose of {choices}")
+    policy = Overlong(policy)
     if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
         raise SampleError(f"length must be a positive integer, not {shown(length)}")
     count = len(sample)

@@ -70,7 +70,8 @@ def statistics_text(found: Statistics, *, width: int = 36) -> RenderableType:
         tokens = 100 * bar.tokens / found.tokens if found.tokens else 0
         drawn = Text(_bar(bar.samples / most, width), "#34d399")
         chart.add_row(f"{bar.low:,} – {bar.high:,}", f"{bar.samples:,}", drawn, f"{tokens:.1f} %")
-    return Group(head, Text(), table, Text(), chart)
+    notes = [Text(f"{count:,} sample{'' if count == 1 else 's'}: {note}", "yellow") for note, count in found.notes]
+    return Group(head, Text(), table, Text(), chart, *([Text(), *notes] if notes else []))
 
 
 def _bar(share: float, width: int) -> str:

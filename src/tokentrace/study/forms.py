@@ -51,6 +51,7 @@ class TemplateForms:
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
         self._contents: dict[str, ContentForm] = {}
+        self._reasoning: dict[tuple[bool, bool], bool] = {}
 
     # -- content
 
@@ -151,9 +152,14 @@ class TemplateForms:
         wanted = {(("role",), _ODD_ROLE), (("content",), _WORDS[0])}
         return any(drawn) and all(spans is None or wanted <= set(spans) for spans in drawn)
 
-    @functools.cache  # noqa: B019
     def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool:
         """Whether the template shows the reasoning of the last turn: its own field's, or what content brings along."""
+        key = (beside_calls, inline)
+        if key not in self._reasoning:
+            self._reasoning[key] = self._find_reasoning(beside_calls, inline)
+        return self._reasoning[key]
+
+    def _find_reasoning(self, beside_calls: bool, inline: bool) -> bool:
         said = {"role": "assistant", "content": "answer"}
         if inline:
             said["content"] = "<think>\nthought\n</think>\n\nanswer"

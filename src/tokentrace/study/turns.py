@@ -129,6 +129,11 @@ class PromptTails:
         some = [_ALONE, *circumstances]
         return {found[one] for found in (self._known, self._added) for one in some if found.get(one)}
 
+    def prompts(self, circumstance: tuple[Any, ...]) -> list[str]:
+        """What is known to ask for a reply: the generation prompt, and what asking for it adds to the text."""
+        found = (self._known.get(circumstance, ""), self._added.get(circumstance, ""))
+        return sorted({prompt for prompt in found if prompt}, key=len)
+
     def prompt_length(
         self, text: str, section: Section, tail: str | None, others: Callable[[], set[str]], tokenizer: Tokenizer
     ) -> int | None:
@@ -325,6 +330,9 @@ class SampledTurn:
     start: int
     stop: int
     stop_token: int | None
+    other_prompt: str = ""
+    """The generation prompt of this turn, where the turn does not go on from it, id for id: a start that inference
+    never gives. Empty where it does, or where nothing is known of the prompt."""
 
 
 @dataclass(slots=True)
@@ -360,9 +368,10 @@ def find_sampled(
     circumstances = tails.circumstances(messages, has_tools)
     begins = []
     counts = [section.before + 1 if section.before >= 0 else section.message for section in own]
-    prompts = [tails.tail(circumstances[count], messages, count, render) for count in counts]
+    tailed = [tails.tail(circumstances[count], messages, count, render) for count in counts]
+    prompts = [tails.prompts(circumstances[count]) for count in counts]
     others = functools.cache(lambda: tails.others({circumstances[count] for count in counts}, render))
-    for section, tail in zip(own, prompts, strict=True):
+    for section, tail in zip(own, tailed, strict=True):
         length = tails.prompt_length(encoded.rendering.text, section, tail, others, tokenizer)
         if length is None:
             sampling.notes.append(
@@ -370,11 +379,16 @@ def find_sampled(
                 "asks for a reply with; all of the turn counts as sampled"
             )
         begins.append(section.start + (length or 0))
-    starts = encoded.first_touching(begins)
+    starts, aligned = encoded.first_touching(begins), encoded.first_after(begins)
     closes = encoded.first_touching([section.body_end for section in own])
     stops = encoded.first_after([section.end for section in own])
-    for section, start, close, stop in zip(own, starts, closes, stops, strict=True):
-        sampling.turns.append(_ended(encoded, section.message, start, max(start, close), max(start, stop), facts))
+    for at, (section, start, close, stop) in enumerate(zip(own, starts, closes, stops, strict=True)):
+        turn = _ended(encoded, section.message, start, max(start, close), max(start, stop), facts)
+        is_first = not sampling.turns or sampling.turns[-1].message != section.message
+        if is_first and prompts[at]:
+            is_asked = encoded.rendering.text.endswith(tuple(prompts[at]), 0, begins[at])
+            turn.other_prompt = "" if is_asked and aligned[at] == start else prompts[at][0]
+        sampling.turns.append(turn)
     return sampling
 
 

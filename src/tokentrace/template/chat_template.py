@@ -14,6 +14,7 @@ from jinja2 import nodes
 
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
+from .code_digest import code_digest
 from .environment import TracingEnvironment
 from .trace import Rendering, Trace, collect
 from .traced import Origin, TooLarge, TracedDict, TracedList, traced, wrap
@@ -254,7 +255,7 @@ class PythonFormat:
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
     ``trace.turn(message)`` (yielding what it returns) where a message's turn begins. `variables` are switches that may
-    show or hide reasoning, `also` what else it reads.
+    show or hide reasoning, `also` what else it reads. `digest` changes with its code.
     """
 
     def __init__(
@@ -270,7 +271,7 @@ class PythonFormat:
         self.constants = frozenset(constants)
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
-        self.digest = hashlib.sha256(f"python:{name}".encode()).hexdigest()
+        self.digest = code_digest(name, function)
         self.tags_generation = False
 
     def render(

@@ -115,10 +115,9 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
     """Of which distribution the logprobs of a completion are."""
-    try:
-        kind = LogprobKind(value)
-    except ValueError as error:
-        raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}") from error
+    if not isinstance(value, str) or value not in set(LogprobKind):
+        raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}")
+    kind = LogprobKind(value)
     if not has_logprobs and kind is not LogprobKind.UNKNOWN:
         raise TrajectoryError(f"logprobs_kind is {kind}, but the trajectory was made with logprobs=False: leave it out")
     return kind

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
+from ...settings import whole
 from ...tokens.differences import common_prefix
 from ..sources import ROW_BYTES, Format, Row, Source, find_sources, plan, read_rows
 from ..tables import read_metadata
@@ -26,7 +27,7 @@ from .deviations import Cause, Explainer, hunks
 from .expected import NOBODY, Expected
 from .masks import PADDING, MaskDifference, mask_differences, read_differences, shift
 from .report import CheckedRow, CheckReport, Outcome
-from .source_rows import SourceRows
+from .source_rows import RecordedSources, SourceRows
 from .turn_marks import TurnMarks
 
 _OURS: Final = frozenset({"source", "row", "sample"})
@@ -57,7 +58,8 @@ def check_dataset(
     - `inputs`: files, folders and datasets as `find_sources` takes them.
     - `settings`: what the rows should have been made with. None: what a Parquet file of ours says of itself, else the
       defaults; then `tokenizer` is needed, and `changes` (names as in `TokenizeSettings.described`) go before both.
-    - `sources`: the files that rows name in their columns ``source`` and ``row``.
+    - `sources`: the files that rows name in their columns ``source`` and ``row``. None are needed where the rows'
+      file says where it was made from and these files are still there; findings tell of those that are gone or changed.
     - `columns`: where rows hold ids and mask. `pad_token`: what rows are padded with; by default the tokenizer's own.
     - `limit`: look at so many rows only.
 
@@ -69,10 +71,19 @@ def check_dataset(
         known = [(source, metadata) for source in given if (metadata := _metadata(source))]
         if settings is None:
             settings = _settings(known, tokenizer, changes or {})
+        limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
         origins = find_sources(sources, Path(spool) / "sources") if sources else []
+        recorded = [RecordedSources(source, metadata) for source, metadata in known]
+        gone: list[str] = []
+        if not sources:
+            for at, one in enumerate(recorded):
+                found, missing = one.find(Path(spool) / f"found-{at}")
+                origins += [origin for origin in found if origin not in origins]
+                gone += missing
         checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
-        report.findings += _findings(known, report.settings, origins)
+        report.findings += [*_findings(known, report.settings), *gone]
+        report.findings += [said for one in recorded for said in one.changed(origins)]
         _check_all(given, checker, report, limit, progress)
     return report
 
@@ -96,7 +107,10 @@ def _check_all(
 
 
 def _metadata(source: Source) -> dict[str, Any]:
-    return read_metadata(source.path) if source.format is Format.PARQUET else {}
+    """What a file of samples says of how it was made; other files say nothing."""
+    if source.format is Format.PARQUET:
+        return read_metadata(source.path)
+    return read_metadata(source.given) if source.format is Format.LINES and source.given else {}
 
 
 def _settings(
@@ -105,12 +119,11 @@ def _settings(
     if tokenizer is None:
         raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
     recorded = known[0][1] if known else {}
-    return TokenizeSettings.read({**recorded.get("settings", {}), **changes}, tokenizer)
+    made = recorded.get("settings") or {"lost": "ignore"}  # whoever made the rows, made them
+    return TokenizeSettings.read({**made, **changes}, tokenizer)
 
 
-def _findings(
-    known: Sequence[tuple[Source, Mapping[str, Any]]], now: Mapping[str, Any], origins: Sequence[Source]
-) -> Iterator[str]:
+def _findings(known: Sequence[tuple[Source, Mapping[str, Any]]], now: Mapping[str, Any]) -> Iterator[str]:
     """Where files say that they were made with something else than what is at hand."""
     for source, metadata in known:
         for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "template")):
@@ -120,10 +133,6 @@ def _findings(
         other = sorted(name for name in before if name in current and before[name] != current[name])
         if other:
             yield f"{source.name} was made with other settings: {', '.join(other)}"
-        sizes = {row["name"]: row["size"] for row in metadata.get("sources", ())}
-        for origin in origins:
-            if origin.name in sizes and sizes[origin.name] != origin.size:
-                yield f"{origin.name} is not as large as it was when {source.name} was made of it"
 
 
 def _hash(value: Any) -> str:

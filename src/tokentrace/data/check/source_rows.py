@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from pathlib import PurePosixPath
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
-from ..sources import ROW_BYTES, Chunk, Row, Source, plan, read_rows
+from ...errors import InputError
+from ..sources import ROW_BYTES, Chunk, Row, Source, find_sources, plan, read_rows
 
 _KEPT: Final = 4
 """Chunks that are kept: rows are mostly asked for in order."""
@@ -34,7 +36,9 @@ class SourceRows:
         named = exact or [source for source in self.sources if PurePosixPath(source.name).name == base]
         if len(named) == 1:
             return named[0]
-        return f"several sources are named {base!r}" if named else f"its source {name!r} is not given"
+        if named:
+            return f"several sources are named {base!r}"
+        return f"its source {name!r} is not at hand: give it with --source"
 
     def row(self, name: str, number: int) -> tuple[Source, Row] | str:
         """A row with the file it is from, or why there is none."""
@@ -56,3 +60,61 @@ class SourceRows:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
         return self._chunks[key]
+
+
+def _hashed(source: Source) -> Source:
+    """The source with its digest, which takes reading it."""
+    return dataclasses.replace(source, hashed=source.digest)
+
+
+class RecordedSources:
+    """The files that a file of samples says it was made of: where they were, and what their content hashed to."""
+
+    def __init__(self, rows: Source, metadata: Mapping[str, Any]) -> None:
+        self._rows = rows
+        sources = metadata.get("sources")
+        listed = sources if isinstance(sources, list) else []
+        self._recorded = [row for row in listed if isinstance(row, dict) and isinstance(row.get("name"), str)]
+
+    def find(self, spool: Path) -> tuple[list[Source], list[str]]:
+        """Those that are still there, by the names that rows know them by; and what is to be said of the others."""
+        found: list[Source] = []
+        gone: list[str] = []
+        for at, row in enumerate(self._recorded):
+            origin = self._found(row, spool / str(at))
+            if origin is None:
+                gone.append(self._gone(row))
+            else:
+                found.append(dataclasses.replace(origin, name=row["name"]))
+        return found, gone
+
+    def _found(self, row: Mapping[str, Any], spool: Path) -> Source | None:
+        """The file of a recorded source: where it was, seen from the rows, or by its name from here."""
+        places = [row["name"]] if row.get("path") else []
+        if isinstance(row.get("path"), str) and self._rows.given:
+            places.insert(0, str(Path(self._rows.given).absolute().parent / row["path"]))
+        others: list[Source] = []
+        for place in places:
+            if Path(place).is_file():
+                try:
+                    others += [_hashed(one) for one in find_sources([place], spool / str(len(others)))]
+                except InputError:  # there, and no longer what it was
+                    continue
+        same = [origin for origin in others if origin.digest == row.get("digest")]
+        return next(iter(same or others), None)
+
+    def _gone(self, row: Mapping[str, Any]) -> str:
+        if not row.get("path"):
+            return f"{self._rows.name} was made of {row['name']}, which is no file: give it with --source"
+        return f"{row['name']}, which {self._rows.name} was made of, is not there any more: give it with --source"
+
+    def changed(self, origins: Sequence[Source]) -> Iterator[str]:
+        """Which of the files at hand are no longer what the rows were made of."""
+        rows = SourceRows(origins)
+        for row in self._recorded:
+            origin = rows.find(row["name"])
+            if isinstance(origin, Source) and isinstance(row.get("digest"), str) and origin.digest != row["digest"]:
+                yield (
+                    f"{row['name']} has changed since {self._rows.name} was made of it: rows are compared with what it "
+                    "says now"
+                )

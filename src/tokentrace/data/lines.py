@@ -1,0 +1,123 @@
+"""Samples as JSON Lines: the rows of a Parquet file of samples, an object a line, for programs that read no Parquet.
+
+What a Parquet file says in its metadata stands in a file beside it: `metadata_path`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from ..errors import InputError
+from ..files import sync, write_whole, writing
+from .sources import tables
+
+_ROWS: Final = 256
+"""So many lines are read at a time."""
+
+
+def metadata_path(path: Path) -> Path:
+    """The file beside a file of lines that says how its rows were made."""
+    return path.with_name(path.name + ".metadata")
+
+
+class LinesWriter:
+    """Writes tables of samples as JSON Lines, packed if the name ends in ``.gz``. The same rows are the same bytes.
+
+    The file has its name only when it is whole.
+    """
+
+    def __init__(self, path: Path, metadata: str) -> None:
+        self._path = path
+        self._metadata = metadata
+        self._unfinished = path.with_name(path.name + ".unfinished")
+        with writing(path):
+            self._file: IO[bytes] = self._unfinished.open("wb")
+            self._out: IO[bytes] = self._file
+            if path.suffix == ".gz":  # without name and time, which say nothing about the rows
+                packed: Any = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._file, mtime=0)
+                self._out = packed
+
+    def write(self, table: Any) -> None:
+        """Add the rows of a table."""
+        with writing(self._path):
+            for row in table.to_pylist():
+                self._out.write(_line(row))
+
+    def close(self) -> None:
+        """Finish the file, on disk and under its name."""
+        with writing(self._path):
+            self._out.close()
+            self._file.close()
+            sync(self._unfinished)
+            write_whole(metadata_path(self._path), self._metadata.encode("utf-8"))
+            os.replace(self._unfinished, self._path)
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        for file in (self._out, self._file):
+            try:
+                file.close()
+            except OSError:  # what could not be written is thrown away
+                continue
+        self._unfinished.unlink(missing_ok=True)
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    try:
+        return (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+    except ValueError:  # NaN stands where nothing was sampled: null in JSON, which has no NaN
+        plain = {name: _without_nan(value) for name, value in row.items()}
+    try:
+        return (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+    except ValueError as error:
+        raise InputError("a row holds an infinite number, which JSON cannot: write it to a .parquet file") from error
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def read_line_tables(path: Path, schema: Any) -> Iterator[Any]:
+    """The rows of a file of lines as tables with those columns of `schema` that they have."""
+    pa = tables("pyarrow")
+    number = 0
+    rows = _rows(path)
+    while group := list(itertools.islice(rows, _ROWS)):
+        names = set(group[0])
+        fields = [field for field in schema if field.name in names]
+        try:
+            yield pa.Table.from_pylist(group, schema=pa.schema(fields))
+        except (ValueError, TypeError, OverflowError) as error:
+            where = f"{path}, rows {number + 1} to {number + len(group)}"
+            raise InputError(f"{where}: not rows of samples: {error}") from error
+        number += len(group)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _row(line, f"{path}, line {number}")
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: a sample is an object, not a {type(row).__name__}")
+    return row

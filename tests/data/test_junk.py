@@ -1,0 +1,234 @@
+"""Junk in files and settings: an error of ours that names the file and the row, never one of Python's or Arrow's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tokentrace import Sample, SampleError, TokentraceError
+from tokentrace.data.check import check_dataset
+from tokentrace.data.job import tokenize_files
+from tokentrace.data.sources import find_sources, plan, read_rows
+from tokentrace.data.statistics import statistics
+from tokentrace.data.tables import read_metadata, read_samples, write_samples
+from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
+from tokentrace.pocket import POCKET
+
+GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
+SETTINGS = TokenizeSettings(str(POCKET))
+
+
+def deep(levels: int) -> Any:
+    value: Any = "end"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+JUNK: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    math.nan,
+    math.inf,
+    10**400,
+    "",
+    "\0",
+    "\ud800",
+    "x" * 10_000,
+    b"bytes",
+    [],
+    [None],
+    {},
+    {"a": math.nan},
+    deep(3_000),
+    np.int64(3),
+    np.float32("nan"),
+    np.arange(3),
+    np.asarray(["a", None], object),
+    object(),
+    Path("nowhere"),
+    lambda: None,
+]
+
+
+def parquet_of(path: Path, **columns: Any) -> None:
+    pq.write_table(pa.table(columns), path)
+
+
+def damaged_parquet(path: Path) -> None:
+    """A footer that can be read, and pages that cannot."""
+    parquet_of(path, input_ids=[list(range(5000))] * 50)
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[4:middle] = bytes(middle - 4)
+    path.write_bytes(bytes(data))
+
+
+FILES: dict[str, Callable[[Path], Any]] = {
+    "folder.parquet": Path.mkdir,
+    "folder.jsonl": Path.mkdir,
+    "empty.parquet": Path.touch,
+    "empty.jsonl.gz": Path.touch,
+    "empty.arrow": Path.touch,
+    "text.parquet": lambda path: path.write_text("no table"),
+    "text.arrow": lambda path: path.write_text("no table"),
+    "text.jsonl.gz": lambda path: path.write_text("not packed"),
+    "text.jsonl.xz": lambda path: path.write_text("not packed"),
+    "text.jsonl.zst": lambda path: path.write_text("not packed"),
+    "cut.jsonl.gz": lambda path: path.write_bytes(gzip.compress(json.dumps(GOOD).encode() * 100)[:-20]),
+    "cut.parquet": lambda path: (parquet_of(path, a=[1, 2]), path.write_bytes(path.read_bytes()[:-30])),
+    "damaged.parquet": damaged_parquet,
+}
+"""Files that cannot be read."""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    FILES[name](path)
+    spool = tmp_path / "spool"
+    calls: list[Callable[[], Any]] = [
+        lambda: [list(read_rows(chunk)) for chunk in plan(find_sources([str(path)], spool))],
+        lambda: tokenize_files([str(path)], tmp_path / "out.parquet", SETTINGS, workers=1),
+        lambda: check_dataset([str(path)], SETTINGS),
+    ]
+    if not name.endswith((".arrow", ".xz", ".zst")):
+        calls += [lambda: list(read_samples(path)), lambda: statistics(path)]
+    for call in calls:
+        if name == "empty.jsonl.gz" and calls.index(call) in (0, 2, 3, 4):
+            call()  # a packed file of no rows is one of no rows
+            continue
+        with pytest.raises(TokentraceError, match=name.partition(".")[0]):
+            call()
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_rows_of_no_samples_are_named_by_file_and_row(tmp_path: Path) -> None:
+    parquet_of(tmp_path / "other.parquet", a=[1, 2])
+    with pytest.raises(TokentraceError, match=r"other\.parquet.*'input_ids'"):
+        list(read_samples(tmp_path / "other.parquet"))
+    lines = {
+        "text": b"nonsense\n",
+        "list": b"[1]\n",
+        "types": json.dumps({"input_ids": "ab", "loss_mask": 1, "message_indices": [], "kinds": []}).encode(),
+        "range": json.dumps({"input_ids": [10**30]}).encode(),
+        "bytes": b"\xff\xfe{}\n",
+        "deep": b"[" * 100_000,
+        "lengths": json.dumps(
+            {"input_ids": [1], "loss_mask": [], "message_indices": [], "kinds": [], "source": "", "notes": []}
+        ).encode(),
+        "nothing": json.dumps({"a": 1}).encode(),
+    }
+    for name, data in lines.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_bytes(data)
+        with pytest.raises(TokentraceError, match=name):
+            list(read_samples(path))
+    (tmp_path / "deep.jsonl.metadata").write_text("{")
+    with pytest.raises(TokentraceError, match="metadata"):
+        read_metadata(tmp_path / "deep.jsonl")
+
+
+def test_a_dataset_on_disk_whose_own_files_are_junk_is_named(tmp_path: Path) -> None:
+    for at, junk in enumerate(
+        ("nonsense", "[]", "{}", '{"_data_files": [1]}', '{"_data_files": [{"filename": "x.arrow"}]}')
+    ):
+        folder = tmp_path / f"saved{at}"
+        folder.mkdir()
+        (folder / "dataset_info.json").write_text("{}")
+        (folder / "state.json").write_text(junk)
+        with pytest.raises(TokentraceError, match=f"saved{at}"):
+            find_sources([str(folder)], tmp_path / "spool")
+        (folder / "dataset_dict.json").write_text(junk)
+        with pytest.raises(TokentraceError, match=f"saved{at}"):
+            find_sources([str(folder)], tmp_path / "spool")
+
+
+@pytest.mark.parametrize("name", TokenizeSettings.__dataclass_fields__)
+def test_settings_are_made_or_refused_by_name(name: str) -> None:
+    refused = [said for junk in JUNK if (said := refusal(name, junk)) is not None]
+    assert refused
+    assert [said for said in refused if name not in said and "settings" not in said] == []
+
+
+def refusal(name: str, junk: Any) -> str | None:
+    try:
+        json.dumps(TokenizeSettings(**{"tokenizer": str(POCKET), name: junk}).described())
+    except TokentraceError as error:
+        return str(error)
+    return None
+
+
+def test_arguments_of_the_job_are_refused(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps(GOOD) + "\n")
+    for junk in JUNK:
+        for call in (
+            lambda junk=junk: tokenize_files(junk, tmp_path / "o.parquet", SETTINGS, workers=1),
+            lambda junk=junk: tokenize_files([junk], tmp_path / "o.parquet", SETTINGS, workers=1),
+            lambda junk=junk: tokenize_files([str(chats)], junk, SETTINGS, workers=1),
+            lambda junk=junk: tokenize_files([str(chats)], tmp_path / "o.parquet", junk, workers=1),
+            lambda junk=junk: read_samples(junk).__next__(),
+            lambda junk=junk: write_samples(tmp_path / "o.jsonl", [junk]),
+            lambda junk=junk: statistics(junk),
+            lambda junk=junk: read_metadata(junk) or _refuse(),
+        ):
+            with pytest.raises(TokentraceError):
+                call()
+    for workers in (0, -1, 1.5, math.nan, True, "2"):
+        with pytest.raises(SampleError, match="workers"):
+            tokenize_files([str(chats)], tmp_path / "o.parquet", SETTINGS, workers=workers)  # type: ignore[arg-type]
+    for limit in (0, -1, 1.5, "2"):
+        with pytest.raises(TokentraceError, match="limit"):
+            check_dataset([str(chats)], SETTINGS, limit=limit)  # type: ignore[arg-type]
+    assert not (tmp_path / "o.parquet").exists()
+    done = tokenize_files(str(chats), tmp_path / "o.parquet", SETTINGS, workers=np.int64(1))  # type: ignore[arg-type]
+    assert done.counts.samples == 1
+
+
+def _refuse() -> None:
+    raise SampleError("a file that says nothing of itself")
+
+
+def test_rows_of_junk_are_bad_rows_or_samples() -> None:
+    """Values of every kind at every place of a row: whatever comes of it, it is a sample or a bad row."""
+    rng = random.Random(0)
+    rows: list[Any] = [*JUNK]
+    for key in ("messages", "conversations", "prompt", "completion", "tools", "system", "chat_template_kwargs"):
+        rows += [{**GOOD, key: junk} for junk in JUNK]
+    for key in ("role", "content", "tool_calls", "reasoning_content", "name", "train", "weight"):
+        for junk in JUNK:
+            messages = [dict(message) for message in GOOD["messages"]]
+            messages[rng.randrange(2)][key] = junk
+            rows.append({"messages": messages})
+    rows.append({"messages": [{"role": "user", "content": deep(100_000)}]})
+    outcomes = [one.bad is None for one in tokenize_rows(SETTINGS, rows)]
+    assert len(outcomes) == len(rows)
+    assert any(outcomes)
+    assert not all(outcomes)
+
+
+def test_samples_that_are_none_are_refused(tmp_path: Path) -> None:
+    sample = Sample(
+        ids=np.zeros(2, np.int32),
+        mask=np.zeros(2, np.bool_),
+        messages=np.zeros(2, np.int32),
+        kinds=np.zeros(2, np.uint8),
+    )
+    for junk in (object(), {1, 2}, deep(3_000), 10**5000):
+        with pytest.raises(TokentraceError):
+            write_samples(tmp_path / "o.parquet", [sample], {"about": junk})
+    assert not list(tmp_path.iterdir())
