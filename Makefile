@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+QUICK  ?= .venv-quick
 VLLM   ?= .venv-vllm
 VLLM_VERSION := 0.32.0
 JOBS   ?= 2
@@ -9,7 +10,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types assets bench test-long test-vllm install-check clean
+.PHONY: demo test quick lint types assets bench test-long test-vllm install-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -34,7 +35,7 @@ assets: $(VENV)/.test
 	$(BIN)/python -m tests.assets
 
 test: assets
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup
 
 test-long: assets
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m long
@@ -52,6 +53,16 @@ $(VLLM)/.vllm-$(VLLM_VERSION):
 test-vllm: $(VENV)/.test $(VLLM)/.vllm-$(VLLM_VERSION)
 	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v -rP
 
+# The base install, pocket and made-up templates: no torch, no downloads but the base packages.
+$(QUICK)/.quick: pyproject.toml
+	$(PYTHON) -m venv $(QUICK)
+	$(QUICK)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(QUICK)/bin/python -m pip install --quiet --editable . --group quick
+	touch $@
+
+quick: $(QUICK)/.quick
+	$(QUICK)/bin/python -m pytest --quick -q -n $(JOBS)
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,4 +74,4 @@ bench: $(VENV)/.bench assets
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(QUICK) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
+from tests.needs import ASSET_FIXTURES, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
 from tokentrace import Renderer, Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew instead of comparing")
+    parser.addoption("--quick", action="store_true", help="only tests that need no assets and no optional package")
+    parser.addoption("--all", action="store_true", help="an error where a test file needs a package that is not here")
+
+
+NOT_COLLECTED = pytest.StashKey[dict[str, list[str]]]()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A test file that needs a package which is not installed is left out, and the summary says so."""
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(Path(__file__).parent):
+        return None
+    if config.getoption("--quick") and needs_assets(collection_path):
+        return True
+    missing = missing_packages(collection_path)
+    if not missing or config.getoption("--all"):
+        return None
+    config.stash.setdefault(NOT_COLLECTED, {})[collection_path.name] = missing
+    return True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        kept = [item for item in items if not ASSET_FIXTURES & set(getattr(item, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for name, missing in sorted(config.stash.get(NOT_COLLECTED, {}).items()):
+        terminalreporter.write_line(f"not collected: {name} needs {', '.join(missing)}")
 
 
 @pytest.hookimpl(optionalhook=True)
