@@ -27,6 +27,15 @@ class CallStatus(StrEnum):
     """The completion ended inside the call, with no stop token."""
 
 
+class ReadAs(StrEnum):
+    """How much a completion has to be in order for its calls to count."""
+
+    STRICT = "strict"
+    """As the grammar says. What a server would take for a call beyond that is in `ParsedResponse.attempts`."""
+    SERVER = "server"
+    """As vLLM and SGLang read it: the same grammar, entered more easily."""
+
+
 class Finish(StrEnum):
     """How a completion ended."""
 
@@ -102,6 +111,11 @@ class ParsedResponse:
     """Everything in the order in which it was written."""
     unread: TokenRange | None = None
     """Tokens after the stop token, which no engine should have returned."""
+    attempts: list[ParsedToolCall] = field(default_factory=list)
+    """Calls that stand where none can: vLLM or SGLang would run them, this reading has them as content or reasoning.
+
+    None of them is OK; `problem` says what keeps it from being a call.
+    """
 
     @property
     def calls(self) -> list[ParsedToolCall]:

@@ -120,16 +120,19 @@ class PromptTails:
         return known
 
     def prompt_length(
-        self, text: str, section: Section, tail: str | None, render: Render, tokenizer: Tokenizer
+        self, encoded: Encoded, section: Section, tail: str | None, render: Render, tokenizer: Tokenizer
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
         0 if the prompt was written before the turn began; None if it is nowhere. A turn that begins with the
         generation prompt of other circumstances than its own has that one.
         """
+        text = encoded.rendering.text
         whole = text.find(tail, section.start, section.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= section.body:  # it may end inside a field: content that brings its own ``<think>``
-            return whole + len(tail) - section.start
+            end = whole + len(tail)
+            if end <= section.body or _is_written(encoded, section.body, end, tokenizer):
+                return end - section.start
         scaffold = text[section.start : section.body]
         length = self._prompt_in(scaffold, tail, tokenizer) if tail else None
         if length is None and tail and text.endswith(tail, 0, section.start):
@@ -356,7 +359,7 @@ def find_sampled(
     for section in own:
         known = section.before + 1 if section.before >= 0 else section.message
         tail = tails.tail(circumstances[known], messages, known, render)
-        length = tails.prompt_length(encoded.rendering.text, section, tail, render, tokenizer)
+        length = tails.prompt_length(encoded, section, tail, render, tokenizer)
         if length is None:
             sampling.notes.append(
                 f"message {section.message}: the template writes this turn without the generation prompt that it "
@@ -369,6 +372,13 @@ def find_sampled(
     for section, start, close, stop in zip(own, starts, closes, stops, strict=True):
         sampling.turns.append(_ended(encoded, section.message, start, max(start, close), max(start, stop), facts))
     return sampling
+
+
+def _is_written(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
+    """Whether control tokens that a text names are those tokens, and not letters: text that nobody trusts."""
+    pattern = tokenizer.vocabulary.control_pattern
+    named = list(pattern.finditer(encoded.rendering.text, start, end)) if pattern is not None else []
+    return all(encoded.control[encoded.first_touching([match.start()])[0]] for match in named)
 
 
 def _prompt_in(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
