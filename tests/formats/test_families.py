@@ -7,8 +7,7 @@ import pytest
 from tests.assets import FAMILIES, family_dir
 from tokentrace import RendererError, create_renderer
 from tokentrace.formats.families import FAMILIES as KNOWN
-from tokentrace.formats.families import recognise
-from tokentrace.study.outline import read_outline
+from tokentrace.study.outline import read_outline, recognise
 from tokentrace.template import ChatTemplate
 from tokentrace.tokens.loading import load_tokenizer
 

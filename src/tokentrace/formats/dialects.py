@@ -1,6 +1,6 @@
 """Dialects: the ways of writing tool calls and reasoning that are in use, under the names they go by.
 
-A template usually shows its own (`formats.derive`). A dialect is for those that do not: it is chosen by name, as
+A template usually shows its own (`study.derive`). A dialect is for those that do not: it is chosen by name, as
 inference servers choose theirs, and works both ways: `Dialect.format` writes calls, the parser reads them.
 """
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import RendererError
-from ..study.derive import NO_CALLS, ONE_CALL
-from .grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
+from .grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from .writing import write_calls, write_messages
 
 

@@ -1,19 +1,16 @@
-"""Families: what is known of each, and how a template is recognised as one of them by what it does.
+"""Families: what is known of each. `study.outline` recognises a template as one of them by what it does.
 
-A family is data. To add one: a row here (its outline as `read_outline` gives it), a row in the tests' asset list,
-a golden file. A template that is like none of them is rendered just as well: nothing below
+A family is data. To add one: a row here (its outline as `study.outline.read_outline` gives it), a row in the
+tests' asset list, a golden file. A template that is like none of them is rendered just as well: nothing below
 decides how anything is rendered, except for the formats that have no template at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from ..errors import RendererError
-from ..study.outline import Outline, read_outline
-from ..template.chat_template import PythonFormat, Template
+from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
 from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32
 
@@ -36,6 +33,22 @@ _BY_CLOSE: Final = "a close token, then a separator that the model does not samp
 _BY_CLOSE_ALONE: Final = "a close token"
 _BY_HEAD: Final = "nothing: the model samples the head of the next turn"
 _STRIPPED: Final = "in <think> tags; dropped from turns before the last user message"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The scaffold of a template's turns. Empty where the template refuses such a turn or writes nothing."""
+
+    answer: str
+    """An assistant's turn with reasoning and content."""
+    call: str
+    """An assistant's turn with a tool call (and reasoning and content where the template lets them stand there)."""
+    result: str
+    """A tool's turn."""
+    prompt: str
+    """The generation prompt after a user's message."""
+    image: str = ""
+    """What stands for an image in a user's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +269,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
 )  # fmt: skip
 
-_BY_NAME: Final = {family.name: family for family in FAMILIES}
+BY_NAME: Final = {family.name: family for family in FAMILIES}
 
 
 def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
     """The format of a family that has no template: by name, or by its vocabulary where no template is to be had."""
-    family = _BY_NAME.get(renderer)
+    family = BY_NAME.get(renderer)
     if family is not None:
         return family.format
     if tokenizer.templates or "｜DSML｜" not in tokenizer.vocabulary.control:
@@ -271,27 +284,5 @@ def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
 
 def tool_parser_of(family: str) -> str | None:
     """The dialect of a family's calls, where its template cannot be asked."""
-    known = _BY_NAME.get(family)
+    known = BY_NAME.get(family)
     return known.tool_parser if known is not None else None
-
-
-def recognise(template: Template, variables: Mapping[str, Any], renderer: str) -> str:
-    """The name of the family a template belongs to, ``"default"`` if of none that is known.
-
-    With the name of a family as `renderer`, RendererError says where the template does not behave like it.
-    """
-    if renderer not in _BY_NAME and renderer != "auto":
-        known = ", ".join(["auto", "default", *_BY_NAME])
-        raise RendererError(f"there is no renderer {renderer!r}; known are {known}")
-    if isinstance(template, PythonFormat):
-        return next((family.name for family in FAMILIES if family.format is template), "default")
-    outline = read_outline(template, variables)
-    if renderer == "auto":
-        fits = (family.name for family in FAMILIES if family.format is None and not family.differs(outline))
-        return next(fits, "default")
-    difference = _BY_NAME[renderer].differs(outline)
-    if difference:
-        raise RendererError(
-            f"this template does not behave like {renderer}: {difference}; renderer='auto' takes any template"
-        )
-    return renderer

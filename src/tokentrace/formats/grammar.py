@@ -4,7 +4,7 @@ A grammar is text as the template writes it, control tokens by their names. It i
 is used (`parsing.compiled`): a delimiter that is a control token there is matched by its id, any other by its
 letters. White space next to what the assistant says is part of the grammar and exact; between delimiters it is free.
 
-`formats.derive` reads a grammar off a template, `formats.dialects` has those that are in use under a name.
+`study.derive` reads a grammar off a template, `formats.dialects` has those that are in use under a name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from typing import Any, Final
 
 REASONING: Final = "⟨reasoning⟩"
 CONTENT: Final = "⟨content⟩"
+
+NO_CALLS: Final = "the template shows no tool calls"
+ONE_CALL: Final = "the template writes one call a turn"
+"""Notes of a derived grammar that others act on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
 from ..settings import choose
 from ..study.derive import template_grammar
+from ..study.outline import recognise
 from ..study.prefixes import missing_turns, turns_by_prefix
 from ..study.probes import USER
 from ..study.seams import BridgeRefusal
@@ -665,7 +666,7 @@ def _recognised(
         return "default"
     template = templates.get("default") or next(iter(templates.values()))
     variables = {**tokenizer.variables, **wrap_variables(kwargs)}
-    return families.recognise(template, variables, renderer)
+    return recognise(template, variables, renderer)
 
 
 class RendererPool:

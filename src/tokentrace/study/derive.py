@@ -1,7 +1,7 @@
 """Reading a grammar off a template: small conversations are rendered, and the trace says what stands where.
 
 Reasoning with content shows how reasoning opens and closes, content alone what is written in its place, and what
-stands around content. Calls are `formats.derive_calls`. Nothing here knows a model.
+stands around content. Calls are `study.derive_calls`. Nothing here knows a model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import TemplateError
-from ..formats.grammar import CallGrammar, Channels, Frame, TurnGrammar
+from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, TurnGrammar
 from ..template.chat_template import Template, wrap_variables
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
@@ -24,8 +24,6 @@ from .prefixes import missing_turns, turns_by_prefix
 from .probes import USER, Draw, Prober, Turn, call, leading, trailing
 from .turns import Messages, sections
 
-NO_CALLS: Final = "the template shows no tool calls"
-ONE_CALL: Final = "the template writes one call a turn"
 SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
 BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
 

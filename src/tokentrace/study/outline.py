@@ -7,33 +7,17 @@ same to us, whatever they are called and however they are spelled.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import TokentraceError
-from ..template.chat_template import REASONING_FIELDS, Template
+from ..errors import RendererError, TokentraceError
+from ..formats.families import BY_NAME, FAMILIES, Outline
+from ..template.chat_template import REASONING_FIELDS, PythonFormat, Template
 from ..template.trace import Rendering
 from ..template.traced import KEY, Origin
 from .turns import common_prefix
 
 _USER: Final = {"role": "user", "content": "question"}
 _RESULT: Final = {"role": "tool", "name": "lookup", "tool_call_id": "call00001", "content": "result"}
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """The scaffold of a template's turns. Empty where the template refuses such a turn or writes nothing."""
-
-    answer: str
-    """An assistant's turn with reasoning and content."""
-    call: str
-    """An assistant's turn with a tool call (and reasoning and content where the template lets them stand there)."""
-    result: str
-    """A tool's turn."""
-    prompt: str
-    """The generation prompt after a user's message."""
-    image: str = ""
-    """What stands for an image in a user's message."""
 
 
 def read_outline(template: Template, variables: Mapping[str, Any]) -> Outline:
@@ -109,3 +93,25 @@ def hole(origin: Origin, text: str) -> str:
         return text  # scaffold, or the punctuation and the keys of a message written out as JSON
     name = "⟨reasoning⟩" if path[0] in REASONING_FIELDS else f"⟨{last}⟩"
     return f'"{name}"' if text[:1] == '"' else name  # quoted where it was written as JSON
+
+
+def recognise(template: Template, variables: Mapping[str, Any], renderer: str) -> str:
+    """The name of the family a template belongs to, ``"default"`` if of none that is known.
+
+    With the name of a family as `renderer`, RendererError says where the template does not behave like it.
+    """
+    if renderer not in BY_NAME and renderer != "auto":
+        known = ", ".join(["auto", "default", *BY_NAME])
+        raise RendererError(f"there is no renderer {renderer!r}; known are {known}")
+    if isinstance(template, PythonFormat):
+        return next((family.name for family in FAMILIES if family.format is template), "default")
+    outline = read_outline(template, variables)
+    if renderer == "auto":
+        fits = (family.name for family in FAMILIES if family.format is None and not family.differs(outline))
+        return next(fits, "default")
+    difference = BY_NAME[renderer].differs(outline)
+    if difference:
+        raise RendererError(
+            f"this template does not behave like {renderer}: {difference}; renderer='auto' takes any template"
+        )
+    return renderer

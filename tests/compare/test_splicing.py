@@ -10,8 +10,8 @@ from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, assistant, call, result, system, tool, user
 from tests.support import make_renderer, rendered, some
 from tokentrace import InputError, RenderedTokens, Renderer
+from tokentrace.compare.splicing import splice_prefix
 from tokentrace.rendering.bridged import BridgedTokens
-from tokentrace.rendering.splicing import splice_prefix
 from tokentrace.study.seams import BridgeRefusal, RefusalReason
 from tokentrace.tokens.kinds import Kind
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..compare.breaks import BreakCause, explain_break
 from ..conversation.messages import check_messages
 from ..errors import InputError, TemplateError
+from ..rendering.bridged import BridgedTokens, check_ids
+from ..rendering.renderer import Renderer
 from ..study.seams import BridgeRefusal, RefusalReason
-from .bridged import BridgedTokens, check_ids
-from .renderer import Renderer
+from .breaks import BreakCause, explain_break
 
 PROMPT_IDS: Final = "prompt_token_ids"
 COMPLETION_IDS: Final = "generation_token_ids"

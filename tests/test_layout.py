@@ -1,0 +1,105 @@
+"""The layout: folders are stages of the data's way, and imports go from later stages to earlier ones only."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import tokentrace
+
+SOURCE = Path(tokentrace.__file__).parent
+ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
+
+SHOW_THEMSELVES = {"rendering.rendered", "compare.histories.report"}
+"""Results that show themselves in notebooks: they import `show` when they are asked to, and not before."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name, without the package's own."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(module: str, *, when_loaded: bool) -> Iterator[str]:
+    """The modules of ours that a module imports: anywhere in it, or only when it is loaded."""
+    path = MODULES[module]
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in _loaded(tree) if when_loaded else ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        start = package[: len(package) - node.level + 1]
+        base = ".".join([*filter(None, start), *([node.module] if node.module else [])])
+        for name in node.names:
+            inner = f"{base}.{name.name}".lstrip(".")
+            yield inner if inner in MODULES else base
+
+
+def _loaded(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is loaded: not the bodies of functions, nor what type checkers alone read."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from _loaded(child)
+
+
+def documented_stages() -> list[str]:
+    """The stages in their order, as docs/architecture.md lists them."""
+    block = re.search(r"```\nsrc/tokentrace/\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
+    assert block, "docs/architecture.md has no list of the stages"
+    return re.findall(r"^  (\w+)(?:/|\.py)", block[1], re.MULTILINE)
+
+
+def stage(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
+
+
+def test_architecture_lists_every_stage_once() -> None:
+    stages = documented_stages()
+    assert len(stages) == len(set(stages))
+    assert set(stages) == {stage(name) for name in MODULES if name and name != "__main__"}
+
+
+def test_imports_point_to_earlier_stages() -> None:
+    order = {name: at for at, name in enumerate(documented_stages())}
+    against = [
+        f"{module} imports {target}"
+        for module in MODULES
+        if module and module != "__main__"
+        for target in imports(module, when_loaded=False)
+        if target and not (module in SHOW_THEMSELVES and stage(target) == "show")
+        if order[stage(target)] > order[stage(module)]
+    ]
+    assert against == []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for target in imports(module, when_loaded=True):
+                if target in MODULES and target != module:
+                    visit(target, (*path, module))
+            done.add(module)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in tokentrace.__all__:
+        value = getattr(tokentrace, name)
+        assert name == "__version__" or getattr(value, "__doc__", None) or not callable(value), name
