@@ -126,10 +126,10 @@ class CallParser:
     # -- calls without delimiters
 
     def skip_value(self) -> Reading[None]:
-        """Go past a JSON value, or past its first character where it is none."""
+        """Go past a JSON value, or to where it cannot be one any more."""
         start = self.reader.at
-        if not (yield from self._json.skip()):
-            self.reader.at = start + 1
+        yield from self._json.skip()
+        self.reader.at = max(self.reader.at, start + 1)
 
     def bare(self, introduced: int | None = None) -> Reading[bool]:
         """Calls without delimiters, if one begins here. Goes nowhere if none does.

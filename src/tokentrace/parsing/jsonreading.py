@@ -184,9 +184,9 @@ class JsonReader:
 
     # -- values
 
-    def skip(self) -> Reading[bool]:
-        """Go past a value; whether there was one."""
-        return (yield from self.value(_silent))
+    def skip(self) -> Reading[None]:
+        """Go past a value, or to where it breaks off."""
+        yield from self.value(_silent)
 
     def value(self, say: Say) -> Reading[bool]:
         """One JSON value; whether it is whole. Stops where it cannot be JSON any more, or at a control token."""

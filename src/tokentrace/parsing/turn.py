@@ -27,6 +27,7 @@ class TurnParser:
         self.reader = reader
         self.output = output
         self.asked = asked
+        self._unclosed = False
         self.calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Found | None]:
@@ -136,10 +137,9 @@ class TurnParser:
         """Whether reasoning is never closed, which is known at the end."""
         while not self.reader.ended:
             yield
-        return (
-            self.compiled.reasoning is not None
-            and self.reader.data.find(self.compiled.reasoning.close, self.reader.at) < 0
-        )
+        if not self._unclosed and self.compiled.reasoning is not None:
+            self._unclosed = self.reader.data.find(self.compiled.reasoning.close, self.reader.at) < 0
+        return self._unclosed
 
     def _answer(self) -> Reading[None]:
         """What opens content, where anything does."""
