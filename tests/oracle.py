@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
@@ -14,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is import
 from transformers import PreTrainedTokenizerFast
 
 from tests.assets import family_dir
+from tests.support import per_vocabulary
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
@@ -35,9 +35,9 @@ class GenerationMask:
     mask: list[int]
 
 
-@cache
+@per_vocabulary
 def hf_tokenizer(family: str) -> PreTrainedTokenizerFast:
-    """The family as transformers loads it; one instance per process, which nobody may change."""
+    """The family as transformers loads it; one instance, which nobody may change."""
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
         str(family_dir(family)), local_files_only=True
     )

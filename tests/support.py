@@ -8,11 +8,12 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.assets import FAMILIES, family_dir, trl_templates
 from tests.conversations import CONVERSATIONS, Conversation
@@ -33,9 +34,6 @@ templates_of_trl = cache(trl_templates)
 
 # -- tokenizers
 
-_FOLDERS: dict[str, Path] = {}
-"""For each vocabulary that was asked for, a folder that has it."""
-
 
 @cache
 def vocabulary_digest(family: str) -> str:
@@ -43,21 +41,50 @@ def vocabulary_digest(family: str) -> str:
     return hashlib.sha256((family_dir(family) / "tokenizer.json").read_bytes()).hexdigest()
 
 
-@lru_cache(maxsize=2)
-def _vocabulary(digest: str) -> Tokenizer:
-    """A loaded tokenizer.json, with both its encoders made: some seconds, so it is shared."""
-    loaded = load_tokenizer(_FOLDERS[digest])
-    loaded.encode_plain(["x"])
+Result = TypeVar("Result")
+
+_MADE: OrderedDict[str, dict[Any, Any]] = OrderedDict()
+"""What was made of the vocabularies that were asked for last."""
+
+_VOCABULARIES = 2
+"""How many are held: each is some hundred MB, and tests of one vocabulary run together."""
+
+
+def per_vocabulary(make: Callable[..., Result]) -> Callable[..., Result]:
+    """A cache of a function of a family (its first argument) that forgets when other vocabularies are asked for."""
+
+    @wraps(make)
+    def made(family: str, *rest: Any, **named: Any) -> Result:
+        digest = vocabulary_digest(family)
+        _MADE.setdefault(digest, {})
+        _MADE.move_to_end(digest)
+        while len(_MADE) > _VOCABULARIES:
+            _MADE.popitem(last=False)
+        found = _MADE[digest]
+        key = (make, family, rest, tuple(sorted(named.items())))
+        if key not in found:
+            found[key] = make(family, *rest, **named)
+        result: Result = found[key]
+        return result
+
+    return made
+
+
+def _vocabulary(family: str) -> Tokenizer:
+    """The family's tokenizer.json, with both its encoders made: some seconds, so families share it."""
+    held = _MADE[vocabulary_digest(family)]
+    if _vocabulary not in held:
+        held[_vocabulary] = load_tokenizer(family_dir(family))
+        held[_vocabulary].encode_plain(["x"])
+    loaded: Tokenizer = held[_vocabulary]
     return loaded
 
 
-@lru_cache(maxsize=4)
+@per_vocabulary
 def load_family(family: str) -> Tokenizer:
     """The family's tokenizer. Families with one vocabulary share its encoders; the rest is each family's own."""
     folder = family_dir(family)
-    digest = vocabulary_digest(family)
-    _FOLDERS.setdefault(digest, folder)
-    shared = copy.copy(_vocabulary(digest))
+    shared = copy.copy(_vocabulary(family))
     with tempfile.TemporaryDirectory() as stub:
         for path in folder.glob("*"):
             if path.name != "tokenizer.json":
@@ -69,15 +96,18 @@ def load_family(family: str) -> Tokenizer:
     return shared
 
 
-@lru_cache(maxsize=64)
+@per_vocabulary
 def _renderer(family: str, settings: str) -> Renderer:
     given = json.loads(settings)
     template = PYTHON_FORMATS.get(family)
-    return create_renderer(load_family(family), "default", **{"chat_template": template, **given})
+    return create_renderer(load_family(family), "default", **{"chat_template": template, "lost": "ignore", **given})
 
 
 def make_renderer(family: str, **settings: Any) -> Renderer:
-    """A renderer with the family's shipped template; equal settings give the same one."""
+    """A renderer with the family's shipped template; equal settings give the same one.
+
+    Lost text is nobody's concern here unless `lost` says so: most templates have something that they do not write.
+    """
     return _renderer(family, json.dumps(settings, sort_keys=True))
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import unicodedata
 from collections import Counter
-from functools import cache
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.assets import FAMILIES, family_dir
-from tests.support import load_family
+from tests.support import load_family, per_vocabulary
 from tokentrace import InputError, RenderedTokens, Renderer, TemplateError, create_renderer
 from tokentrace.template import KEY
 
@@ -30,14 +29,16 @@ SHORT = -(-1_000 // len(FAMILIES))
 LONG = -(-100_000 // len(FAMILIES))
 
 
-@cache
+@per_vocabulary
 def renderer(family: str, trusted: str = "default") -> Renderer:
     """The family's renderer; `trusted` is ``"default"`` or a comma-separated set of roles."""
-    setting = {} if trusted == "default" else {"trusted": frozenset(filter(None, trusted.split(",")))}
+    setting: dict[str, Any] = {"lost": "ignore"}
+    if trusted != "default":
+        setting["trusted"] = frozenset(filter(None, trusted.split(",")))
     return create_renderer(load_family(family), PYTHON_FORMATS.get(family, "default"), **setting)
 
 
-@cache
+@per_vocabulary
 def control_texts(family: str) -> list[str]:
     """The control tokens of a vocabulary that say something, without the many reserved ones."""
     texts = sorted(load_family(family).vocabulary.control, key=lambda text: (len(text), text))

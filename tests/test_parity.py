@@ -70,10 +70,10 @@ def difference(family: str, case: Case, renderers: list[Renderer], variables: di
 
 def test_ids_are_those_of_transformers(family: str) -> None:
     added = [str(token) for token in hf_tokenizer(family).added_tokens_decoder.values()]
-    literal = make_renderer(family)
+    literal = make_renderer(family, messages="as_given")
     failures: list[str] = []
     for variables in variable_choices(family):
-        compatible = make_renderer(family, control_tokens="hf_compat", **variables)
+        compatible = make_renderer(family, control_tokens="hf_compat", messages="as_given", **variables)
         for case in matrix():
             renderers = [compatible]
             if not variables and not spells_control(case.conversation, added):
@@ -89,7 +89,7 @@ def test_ids_are_those_of_transformers(family: str) -> None:
 def test_most_of_the_matrix_is_shown(family: str) -> None:
     """Agreeing to refuse is not enough: every family shows many conversations, with and without control text."""
     added = [str(token) for token in hf_tokenizer(family).added_tokens_decoder.values()]
-    renderer = make_renderer(family)
+    renderer = make_renderer(family, messages="as_given")
     shown = [case for case in matrix() if isinstance(case.render(renderer), RenderedTokens)]
     assert len(shown) > 100
     assert sum(not spells_control(case.conversation, added) for case in shown) > 100

@@ -6,6 +6,7 @@ from .compare.breaks import explain_break as explain_break
 from .compare.histories import compare_histories as compare_histories
 from .compare.incremental import tokenize_incrementally as tokenize_incrementally
 from .compare.splicing import splice_prefix as splice_prefix
+from .conversation.forms import Change as Change
 from .data.job import tokenize_files as tokenize_files
 from .data.tables import read_samples as read_samples
 from .data.tables import write_samples as write_samples
@@ -24,6 +25,8 @@ from .errors import (
 from .errors import (
     InputError as InputError,
 )
+from .errors import LostTextError as LostTextError
+from .errors import LostTextWarning as LostTextWarning
 from .errors import (
     RendererError as RendererError,
 )
@@ -63,6 +66,7 @@ from .parsing.response import (
     ParsedToolCall as ParsedToolCall,
 )
 from .rendering.bridged import BridgedTokens as BridgedTokens
+from .rendering.lost import Lost as Lost
 from .rendering.rendered import RenderedTokens as RenderedTokens
 from .rendering.rendered import TokenSpan as TokenSpan
 from .rendering.renderer import (

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 
 class TokentraceError(Exception):
     """The base of all errors that tokentrace raises on purpose."""
+
+    conversation: int | None = None
+    """Which conversation it is about, where several were given."""
+
+    def of_conversation(self, number: int) -> Self:
+        """The same error, saying in which of several conversations."""
+        self.conversation = number
+        self.args = (f"conversation {number}: {self}",)
+        return self
 
 
 class InputError(TokentraceError):
@@ -35,6 +45,18 @@ class ControlTokenError(InputError):
         self.position = position
         self.token = token
         super().__init__(problem, message=message, field=field)
+
+
+class LostTextError(InputError):
+    """Given text reached no token, and the setting is ``lost="error"``. `lost` lists all of it."""
+
+    def __init__(self, problem: str, *, message: int | None, field: str | None, lost: Sequence[Any] = ()) -> None:
+        self.lost = list(lost)
+        super().__init__(problem, message=message, field=field)
+
+
+class LostTextWarning(UserWarning):
+    """Given text reached no token."""
 
 
 class TemplateError(TokentraceError):

@@ -1,19 +1,50 @@
-"""Settings that are one of a few names."""
+"""What a setting may be: one of a few names, a whole number, an object of a kind; and how to show one that is not."""
 
 from __future__ import annotations
 
+import reprlib
 from enum import StrEnum
-from typing import Any, TypeVar
+from numbers import Integral
+from typing import Any, Final, TypeVar
 
-from .errors import RendererError
+from .errors import RendererError, TokentraceError
 
 Setting = TypeVar("Setting", bound=StrEnum)
+Object = TypeVar("Object")
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 3
 
 
-def choose(kind: type[Setting], name: str, value: Any) -> Setting:
-    """The choice that a value names, or RendererError with all there are."""
+def shown(value: Any) -> str:
+    """A value for an error text: short, and safe whatever the value is (deep, endless, with a ``repr`` that fails)."""
+    try:
+        return _SHORT.repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceError] = RendererError) -> Setting:
+    """The choice that a value names, or an error with all there are."""
     try:
         return kind(value)
-    except ValueError:
+    except (ValueError, TypeError):
         choices = ", ".join(repr(str(choice)) for choice in kind)
-        raise RendererError(f"{name} is one of {choices}, not {value!r}") from None
+        raise error(f"{name} is one of {choices}, not {shown(value)}") from None
+
+
+def whole(name: str, value: Any, *, least: int | None = None, error: type[TokentraceError] = RendererError) -> int:
+    """A whole number, `least` or more, as an int; numbers of NumPy are numbers, booleans are not."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise error(f"{name} must be a whole number, not {shown(value)}")
+    if least is not None and value < least:
+        raise error(f"{name} must be at least {least}, not {shown(value)}")
+    return int(value)
+
+
+def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceError] = RendererError) -> Object:
+    """The value, if it is of a kind."""
+    if not isinstance(value, kind):
+        raise error(f"{name} must be a {kind.__name__}, not {shown(value)}")
+    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.assets import family_dir
-from tests.support import make_renderer, tokenizer_json_for
+from tests.support import make_renderer, per_vocabulary, tokenizer_json_for
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.formats.dialects import DIALECTS
@@ -27,7 +26,7 @@ def run(*args: Any, **env: str) -> Result:
     return CliRunner().invoke(main, ["grammar", *(str(arg) for arg in args)], env=env or None)
 
 
-@cache
+@per_vocabulary
 def sheet_of(family: str) -> Sheet:
     return make_sheet(make_renderer(family))
 

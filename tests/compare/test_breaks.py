@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conversations import ADD, GET_WEATHER, NOW, SYS, assistant, call, result, system, tool, user
-from tests.support import make_renderer
+from tests.support import make_renderer, per_vocabulary
 from tokentrace import Renderer, create_renderer
 from tokentrace.compare.breaks import ADVICE, REASONING_TAGS, Break, BreakCause, explain_break
 from tokentrace.compare.token_diff import DiffOp, next_hunk
@@ -30,7 +29,7 @@ OK = result("ok")
 Ids = npt.NDArray[np.int32]
 
 
-@cache
+@per_vocabulary
 def renderer_of(family: str) -> Renderer:
     return create_renderer(POCKET) if family == "pocket" else make_renderer(family)
 

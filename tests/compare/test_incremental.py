@@ -27,7 +27,7 @@ from tests.conversations import (
     system,
     user,
 )
-from tests.support import SPECIAL, make_renderer, tokenizer_json_for
+from tests.support import SPECIAL, make_renderer, per_vocabulary, tokenizer_json_for
 from tokentrace import (
     ControlTokenError,
     InputError,
@@ -71,7 +71,7 @@ AS_BYTES = {"llama-3.1", "qwq-32b"}
 """Families whose text is enough to show what they do."""
 
 
-@cache
+@per_vocabulary
 def renderer_of(family: str) -> Renderer:
     if family == "pocket":
         return create_renderer(POCKET)

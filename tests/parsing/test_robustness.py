@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from tests.conversations import assistant, call
 from tests.parsing.test_streaming import TOOLS, completion, delimiters, renderer, scaffold_texts, spelled, telling_ids
+from tests.support import per_vocabulary
 from tokentrace import InputError
 from tokentrace.parsing import braces, jsonreading, pythonic, reader
 from tokentrace.parsing import channels as harmony
@@ -54,7 +54,7 @@ def draw(rng: np.random.Generator, family: str) -> Iterator[list[int]]:
             yield [one for unit in rng.integers(0, len(units), length // 2 + 1).tolist() for one in units[unit]]
 
 
-@cache
+@per_vocabulary
 def delimiter_ids(family: str) -> list[list[int]]:
     """Delimiters, words and stop tokens, each as its tokens."""
     encode = renderer(family).tokenizer.encode
@@ -66,7 +66,7 @@ def delimiter_ids(family: str) -> list[list[int]]:
     return [*(encode(text).tolist() for text in texts), *([index] for index in control_ids(family))]
 
 
-@cache
+@per_vocabulary
 def control_ids(family: str) -> list[int]:
     """The control tokens of the grammar, stop tokens among them."""
     made = renderer(family)
@@ -115,7 +115,7 @@ def lost(family: str, ids: list[int], response: ParsedResponse) -> str:
     return "".join(run for run in left if not any(text.startswith(run) or text.endswith(run) for text in known))
 
 
-@cache
+@per_vocabulary
 def letters(family: str) -> list[str]:
     """Delimiters, without their control tokens and without words that are names."""
     table = renderer(family).tokenizer.vocabulary.control

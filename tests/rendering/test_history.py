@@ -5,14 +5,13 @@ Text is what matters here, so the tokenizers are made up on the spot: one token 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 
 from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS
-from tests.support import JINJA_FAMILIES, SPECIAL, some, tokenizer_json_for
+from tests.support import JINJA_FAMILIES, SPECIAL, per_vocabulary, some, tokenizer_json_for
 from tokentrace import RenderedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
 
 NEVER_SHOW = {
@@ -22,7 +21,7 @@ NEVER_SHOW = {
 """Families whose templates never show ``reasoning_content``, in any turn of any conversation."""
 
 
-@cache
+@per_vocabulary
 def renderer(family: str, setting: str = "") -> Renderer:
     source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
     tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)

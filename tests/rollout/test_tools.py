@@ -9,8 +9,9 @@ from typing import Any, Literal
 import pytest
 
 from tokentrace import CallStatus, InputError, ParsedToolCall
+from tokentrace.conversation.functions import function_schema
 from tokentrace.parsing.response import TokenRange
-from tokentrace.rollout.tools import BaseTool, FunctionTool, Toolbox, ToolResult, as_tools, function_schema
+from tokentrace.rollout.tools import BaseTool, FunctionTool, Toolbox, ToolResult, as_tools
 
 
 def call(
@@ -58,7 +59,7 @@ def test_a_schema_is_read_off_signature_and_docstring() -> None:
         "text": {"type": "string"},
         "loud": {"type": "boolean"},
         "how": {"type": "string", "enum": ["a", "b"]},
-        "tags": {"type": "array", "items": {"type": "string"}},
+        "tags": {"type": "array", "items": {"type": "string"}, "nullable": True},
     }
 
 

@@ -6,7 +6,6 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from tests.conversations import (
     user,
 )
 from tests.oracle import hf_tokenizer
-from tests.support import SPECIAL, make_renderer, rendered, some, tokenizer_json_for
+from tests.support import SPECIAL, make_renderer, per_vocabulary, rendered, some, tokenizer_json_for
 from tokentrace import (
     HistoryWarning,
     InputError,
@@ -62,7 +61,7 @@ SHAPES = {
 """The matrix without what varies text alone, for tests that make several rows of each conversation."""
 
 
-@lru_cache(maxsize=2)
+@per_vocabulary
 def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
     """Every conversation that a family renders, and the default row of it."""
     renderer = make_renderer(family)
@@ -76,7 +75,7 @@ def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
     return out
 
 
-@cache
+@per_vocabulary
 def expanded(family: str) -> dict[str, list[Supervised]]:
     """The rows that ``past="expand"`` makes of each conversation."""
     supervisor = Supervisor(make_renderer(family), Supervision.of(past="expand"))

@@ -202,7 +202,7 @@ class IncrementalTokenizer:
     def __init__(
         self, renderer: Renderer, *, mode: IncrementalMode | str = IncrementalMode.FIXED_BASE, tools: Any = None
     ) -> None:
-        self.renderer = renderer
+        self.renderer = renderer.silent()
         self.mode = choose(IncrementalMode, "mode", mode)
         self.tools = tools
         self._messages: list[Mapping[str, Any]] = []

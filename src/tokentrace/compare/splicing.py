@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..conversation.messages import check_messages
 from ..errors import InputError, TemplateError
 from ..rendering.bridged import BridgedTokens, check_ids
 from ..rendering.renderer import Renderer
@@ -59,7 +58,7 @@ def splice_prefix(
     True
     """
     learned = renderer._for(tools)
-    checked = check_messages(messages, more_roles=learned.template.constants)
+    checked = renderer.adapt_messages(messages, tools=tools).messages
     at, prompt, completion = _tokenized(checked, prompt_ids, completion_ids, message)
     if not len(prompt):
         return BridgeRefusal(RefusalReason.EMPTY_STREAM, "there are no exact ids to put in place")
@@ -103,6 +102,7 @@ def _rewritten(
 ) -> BridgeRefusal | None:
     """Whether the messages say something else than the ids. They are rendered as they stood when these were sampled:
     what the template alone changes about the past later on is no change of theirs."""
+    renderer = renderer.silent()
     try:
         asked = renderer.render(messages[:-1], tools=tools, add_generation_prompt=True)
         answered = renderer.render(messages, tools=tools)

@@ -8,11 +8,14 @@ shape only; what a template makes of it is the template's affair.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import InputError
+from .functions import known_schema
+from .values import check_depth
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles that every renderer takes. A template may know more: the strings it compares roles with."""
@@ -20,29 +23,41 @@ ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "f
 _ROLE_NAME: Final = re.compile(r"[\w.-]+")
 """A role is a word. Templates compare things with ``</think>`` as well, which nobody may be called."""
 
+MAX_ROLE: Final = 64
+"""No role's name is longer."""
+
 CONTENT_OPTIONAL: Final = frozenset({"assistant"})
 
 RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
 
 
-def check_messages(messages: Any, *, more_roles: frozenset[str] = frozenset()) -> list[Mapping[str, Any]]:
-    """`messages` as a list of mappings, or InputError naming the message and the field."""
+def check_messages(
+    messages: Any, *, more_roles: frozenset[str] = frozenset(), any_role: Callable[[str], bool] | None = None
+) -> list[Mapping[str, Any]]:
+    """`messages` as a list of mappings, or InputError naming the message and the field.
+
+    `more_roles` are those that the template knows; `any_role` is asked whether it takes another one as well.
+    """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise InputError(f"messages must be a list of messages, not {_kind(messages)}; wrap a single message in a list")
+        raise InputError(
+            f"messages must be a list of messages, not {kind_of(messages)}; wrap a single message in a list"
+        )
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-    return [_check_message(index, message, more_roles) for index, message in enumerate(messages)]
+    return [_check_message(index, message, more_roles, any_role) for index, message in enumerate(messages)]
 
 
-def _check_message(index: int, message: Any, more_roles: frozenset[str]) -> Mapping[str, Any]:
+def _check_message(
+    index: int, message: Any, more_roles: frozenset[str], any_role: Callable[[str], bool] | None
+) -> Mapping[str, Any]:
     if type(message) is not dict:
         message = _as_mapping(index, message)
     role = message.get("role")
     if not isinstance(role, str):
-        problem = "is missing" if "role" not in message else f"must be a string, not {_kind(role)}"
+        problem = "is missing" if "role" not in message else f"must be a string, not {kind_of(role)}"
         raise InputError(problem, message=index, field="role")
-    if role not in ROLES and (role not in more_roles or not _ROLE_NAME.fullmatch(role)):
+    if role not in ROLES and not _is_role(role, more_roles, any_role):
         raise InputError(
             f"{role[:80]!r} is no known role; use one of {', '.join(sorted(ROLES))}, or a template that knows it",
             message=index,
@@ -56,6 +71,12 @@ def _check_message(index: int, message: Any, more_roles: frozenset[str]) -> Mapp
     return message  # type: ignore[no-any-return]
 
 
+def _is_role(role: str, more_roles: frozenset[str], any_role: Callable[[str], bool] | None) -> bool:
+    if len(role) > MAX_ROLE or not _ROLE_NAME.fullmatch(role):
+        return False
+    return role in more_roles or (any_role is not None and any_role(role))
+
+
 def _as_mapping(index: int, message: Any) -> Mapping[str, Any]:
     if isinstance(message, Mapping):
         return message
@@ -63,7 +84,7 @@ def _as_mapping(index: int, message: Any) -> Mapping[str, Any]:
         return {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     if callable(getattr(message, "model_dump", None)):
         return dict(message.model_dump(exclude_none=True))
-    raise InputError(f"must be a mapping with a role, not {_kind(message)}", message=index)
+    raise InputError(f"must be a mapping with a role, not {kind_of(message)}", message=index)
 
 
 def _check_content(index: int, role: str, message: Mapping[str, Any], content: Any) -> None:
@@ -72,31 +93,36 @@ def _check_content(index: int, role: str, message: Mapping[str, Any], content: A
             return
         problem = "is None" if "content" in message else "is missing"
         raise InputError(f"{problem}; a {role} message needs content", message=index, field="content")
-    if isinstance(content, str) or (role in RESULT_ROLES and isinstance(content, Mapping)):
+    if isinstance(content, str):
+        return
+    if role in RESULT_ROLES and isinstance(content, Mapping):
+        check_depth(content, message=index, field="content")
         return
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         for at, part in enumerate(content):
             if not isinstance(part, (str, Mapping)):
                 raise InputError(
-                    f"must be a string or a mapping, not {_kind(part)}", message=index, field=f"content.{at}"
+                    f"must be a string or a mapping, not {kind_of(part)}", message=index, field=f"content.{at}"
                 )
             text = part.get("text", "") if isinstance(part, Mapping) else part
             if not isinstance(text, str):
-                raise InputError(f"must be a string, not {_kind(text)}", message=index, field=f"content.{at}.text")
+                raise InputError(f"must be a string, not {kind_of(text)}", message=index, field=f"content.{at}.text")
+            if isinstance(part, Mapping):
+                check_depth(part, message=index, field=f"content.{at}")
         return
-    raise InputError(f"must be a string or a list of parts, not {_kind(content)}", message=index, field="content")
+    raise InputError(f"must be a string or a list of parts, not {kind_of(content)}", message=index, field="content")
 
 
 def _check_assistant(index: int, message: Mapping[str, Any]) -> None:
     for name in ("reasoning_content", "reasoning", "thinking"):
         value = message.get(name)
         if value is not None and not isinstance(value, str):
-            raise InputError(f"must be a string, not {_kind(value)}", message=index, field=name)
+            raise InputError(f"must be a string, not {kind_of(value)}", message=index, field=name)
     calls = message.get("tool_calls")
     if calls is None:
         return
     if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
-        raise InputError(f"must be a list of calls, not {_kind(calls)}", message=index, field="tool_calls")
+        raise InputError(f"must be a list of calls, not {kind_of(calls)}", message=index, field="tool_calls")
     for at, call in enumerate(calls):
         _check_call(index, f"tool_calls.{at}", call)
 
@@ -105,54 +131,62 @@ def _check_call(index: int, field: str, call: Any) -> None:
     if not isinstance(call, Mapping):
         if callable(getattr(call, "model_dump", None)):
             return
-        raise InputError(f"must be a mapping, not {_kind(call)}", message=index, field=field)
+        raise InputError(f"must be a mapping, not {kind_of(call)}", message=index, field=field)
     function = call.get("function")
     if function is not None:
         field += ".function"
         if not isinstance(function, Mapping):
-            raise InputError(f"must be a mapping, not {_kind(function)}", message=index, field=field)
+            raise InputError(f"must be a mapping, not {kind_of(function)}", message=index, field=field)
         call = function
     name = call.get("name")
     if not isinstance(name, str):
-        problem = "is missing" if name is None else f"must be a string, not {_kind(name)}"
+        problem = "is missing" if name is None else f"must be a string, not {kind_of(name)}"
         raise InputError(problem, message=index, field=f"{field}.name")
     arguments = call.get("arguments")
     if arguments is not None and not isinstance(arguments, (str, Mapping)):
         raise InputError(
-            f"must be a mapping or a JSON string, not {_kind(arguments)}",
+            f"must be a mapping or a JSON string, not {kind_of(arguments)}",
             message=index,
             field=f"{field}.arguments",
         )
+    if isinstance(arguments, Mapping):
+        check_depth(arguments, message=index, field=f"{field}.arguments")
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """`tools` as a list of schemas, or InputError. None and an empty list both mean: no tools."""
+    """`tools` as a list of schemas, or InputError. None and an empty list both mean: no tools.
+
+    A Python function is a tool too: its schema is read off its signature and docstring (`conversation.functions`).
+    """
     if tools is None:
         return None
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise InputError(f"must be a list of tool schemas, not {_kind(tools)}", field="tools")
+        raise InputError(f"must be a list of tool schemas, not {kind_of(tools)}", field="tools")
     return [_check_tool(f"tools.{at}", tool) for at, tool in enumerate(tools)]
 
 
 def _check_tool(field: str, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
-        if callable(getattr(tool, "model_dump", None)):
+        if inspect.isfunction(tool) or inspect.ismethod(tool):
+            tool = known_schema(tool, field)
+        elif callable(getattr(tool, "model_dump", None)):
             tool = tool.model_dump(exclude_none=True)
         else:
-            raise InputError(f"must be a tool schema (a mapping), not {_kind(tool)}", field=field)
+            raise InputError(f"must be a tool schema (a mapping) or a function, not {kind_of(tool)}", field=field)
     function = tool.get("function", tool)
     if "function" in tool:
         field += ".function"
     if not isinstance(function, Mapping):
-        raise InputError(f"must be a mapping, not {_kind(function)}", field=field)
+        raise InputError(f"must be a mapping, not {kind_of(function)}", field=field)
     if not isinstance(function.get("name"), str):
         problem = "a tool schema needs a name" if "name" not in function else "must be a string"
         raise InputError(problem, field=f"{field}.name")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise InputError(f"must be a JSON schema (a mapping), not {_kind(parameters)}", field=f"{field}.parameters")
+        raise InputError(f"must be a JSON schema (a mapping), not {kind_of(parameters)}", field=f"{field}.parameters")
+    check_depth(tool, field=field)
     return dict(tool)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"

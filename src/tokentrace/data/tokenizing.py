@@ -34,6 +34,9 @@ class TokenizeSettings:
     """The source of a template, or the name of one that the tokenizer carries."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     control_tokens: str = "literal"
+    messages: str = "adapt"
+    lost: str = "error"
+    """What becomes of a row of which some text reaches no token: ``"error"`` makes it a bad row."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     supervision: Supervision = field(default_factory=Supervision)
@@ -61,6 +64,8 @@ class TokenizeSettings:
             "renderer": self.renderer,
             "template_kwargs": dict(self.template_kwargs),
             "control_tokens": self.control_tokens,
+            "messages": self.messages,
+            "lost": self.lost,
             "preserve_thinking_between_tool_calls": self.preserve_thinking_between_tool_calls,
             "use_patched": self.use_patched,
             "turns": str(supervision.turns),
@@ -164,6 +169,8 @@ class RowTokenizer:
             settings.renderer,
             chat_template=settings.chat_template,
             control_tokens=settings.control_tokens,
+            messages=settings.messages,
+            lost=settings.lost,
             preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
             use_patched=settings.use_patched,
             **{**settings.template_kwargs, **variables},

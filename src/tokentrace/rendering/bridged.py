@@ -9,9 +9,11 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.forms import Change
 from ..errors import InputError
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
+from .lost import Lost
 
 LOOK_BACK: Final = 64
 """How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
@@ -34,7 +36,7 @@ class BridgedTokens(Sequence[int]):
         kinds: Kinds,
         messages: npt.NDArray[np.int32],
         new_count: int,
-        notes: Sequence[str] = (),
+        lost: Sequence[Lost] = (),
     ) -> None:
         self.prompt = prompt
         self.completion = completion
@@ -42,7 +44,11 @@ class BridgedTokens(Sequence[int]):
         self.kinds = kinds
         self.messages = messages
         self.new_count = new_count
-        self.notes = list(notes)
+        self.lost = list(lost)
+        """Fields of the new messages of which some text, or all, reached no token. Their messages count from 0."""
+        self.changes: list[Change] = []
+        """What was changed in the new messages so that the template reads them."""
+        self.notes = [f"new {one}" for one in self.lost]
 
     @property
     def stream_length(self) -> int:

@@ -6,6 +6,7 @@ which small context stands for all others. A bridge then costs one small render,
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +41,7 @@ from ..tokens.encoding import Encoded
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids, Tokenizer
 from .bridged import LOOK_BACK, BridgedTokens
+from .lost import Lost, ShowsReasoning, find_lost
 from .rendered import span_messages
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
@@ -117,6 +119,7 @@ class Bridger:
         ends: frozenset[int],
         history: History,
         truncation: Truncation,
+        forms: ShowsReasoning,
     ) -> None:
         self._tokenizer = tokenizer
         self._make = make
@@ -127,6 +130,7 @@ class Bridger:
         self._stops = facts.stops | facts.closers | ends
         self._history = history
         self._truncation = truncation
+        self._forms = forms
         self._verdicts: dict[tuple[Any, ...], _Verdict | BridgeRefusal] = {}
         self._known_contexts: dict[bool, list[tuple[Messages, frozenset[int]]]] = {}
         chars = (skeleton.marked.char(index) for index in facts.closers - facts.inner)
@@ -459,8 +463,13 @@ class Bridger:
             np.concatenate([*before, np.asarray(of_message, np.uint8)[spans]]),
             np.concatenate([np.full(count, -1, np.int32), owner.astype(np.int32)]),
             new_count,
-            _dropped_messages(found),
+            self._lost(found),
         )
+
+    def _lost(self, found: Join) -> list[Lost]:
+        """What of the new messages reached no token."""
+        lost, _ = find_lost(found.encoded.rendering, found.conversation, self._forms, first=found.first_new)
+        return [dataclasses.replace(one, message=(one.message or 0) - found.first_new) for one in lost]
 
 
 def _described(form: Form, context: Messages) -> str:
@@ -468,13 +477,3 @@ def _described(form: Form, context: Messages) -> str:
     if form.reasoning:
         parts.append("with reasoning")
     return f"{' '.join(parts)} in a conversation of {len(context)} messages"
-
-
-def _dropped_messages(found: Join) -> list[str]:
-    """Notes on new messages of which the template writes nothing."""
-    shown = {int(o[1]) for o in found.encoded.rendering.origins if o is not None and len(o) > 1 and o[0] == "messages"}
-    return [
-        f"new message {at - found.first_new}: the template writes nothing of it"
-        for at in range(found.first_new, len(found.conversation))
-        if at not in shown and found.conversation[at].get("content")
-    ]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ..conversation.forms import Change
 from ..errors import TokentraceError
 from ..study.turns import Section, common_prefix, is_role, sections
 from ..template.chat_template import REASONING_FIELDS
@@ -21,19 +21,6 @@ from ..template.traced import KEY, Origin
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], Rendering]
 Span = tuple[str, int, Origin | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a rendering has that the shipped template's has not. `before` and `after` are pieces of text."""
-
-    message: int
-    what: str
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        return f"message {self.message}: {self.what}: {self.before!r} -> {self.after!r}"
 
 
 def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:

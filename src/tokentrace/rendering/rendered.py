@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.forms import Change
 from ..errors import SampleError
 from ..study.turns import SampledTurn
 from ..template.trace import Rendering
 from ..template.traced import UNKNOWN, Origin
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids, Tokenizer
-from .history import Change
+from .lost import Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,10 @@ class RenderedTokens:
 
     `mask_means` is ``"sampled"``; in a training row, whose mask is what carries loss, it is ``"trained"``.
 
-    `turns` are the sampled turns with their stop tokens, `changes` what was changed against the shipped template
-    (`preserve_*`, `use_patched`), `notes` what could not be settled or does not agree.
+    `turns` are the sampled turns with their stop tokens, `changes` what was changed in the messages so that the
+    template reads them (``messages="adapt"``) and in the text against the shipped template's (`preserve_*`,
+    `use_patched`), `lost` what was given and reached no token, `dropped` what the template leaves out of the past by
+    design, `notes` what could not be settled or does not agree.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class RenderedTokens:
         prompted: bool,
         changes: Sequence[Change] = (),
         notes: Sequence[str] = (),
+        find_lost: Callable[[], tuple[list[Lost], list[Lost]]] | None = None,
     ) -> None:
         self.ids: Ids = encoded.ids
         self.mask = mask
         self.mask_means = "sampled"
         self.turns = list(turns)
         self.changes = list(changes)
+        self._find_lost = find_lost
         self.notes = list(notes)
         self._tokenizer = tokenizer
         self._encoded = encoded
@@ -83,6 +88,20 @@ class RenderedTokens:
     def span_indices(self) -> npt.NDArray[np.int32]:
         """Which span of `rendering` each token begins in."""
         return self._encoded.spans
+
+    @functools.cached_property
+    def _left_out(self) -> tuple[list[Lost], list[Lost]]:
+        return self._find_lost() if self._find_lost is not None else ([], [])
+
+    @property
+    def lost(self) -> list[Lost]:
+        """Given fields of which some text, or all, reached no token: message, field, why, and the text."""
+        return self._left_out[0]
+
+    @property
+    def dropped(self) -> list[Lost]:
+        """What the template drops from the past by design, with the name of that policy."""
+        return self._left_out[1]
 
     @functools.cached_property
     def messages(self) -> npt.NDArray[np.int32]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..conversation.forms import Adapted, Change, MessageForm, adapt
 from ..conversation.messages import check_messages, check_tools
 from ..errors import ControlTokenError, InputError, RendererError, TemplateError, TokentraceError
 from ..formats import families
@@ -30,10 +31,11 @@ from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
 from ..settings import choose
 from ..study.derive import template_grammar
+from ..study.forms import TemplateForms
 from ..study.outline import recognise
 from ..study.prefixes import missing_turns, turns_by_prefix
 from ..study.probes import USER
-from ..study.seams import BridgeRefusal
+from ..study.seams import STAND_IN_TOOL, BridgeRefusal
 from ..study.skeleton import Skeleton
 from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
 from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
@@ -44,7 +46,9 @@ from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Ids, Tokenizer
 from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
-from .history import Change, compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
+from .history import compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
+from .lost import LostPolicy, find_lost, report_lost
+from .prefill import left_open, with_mark
 from .rendered import RenderedTokens, field_name
 
 TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
@@ -55,13 +59,14 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(slots=True)
 class _Learned:
-    """What a renderer found out about one template: how it prompts, how its turns end."""
+    """What a renderer found out about one template: how it prompts, how its turns end, what it reads."""
 
     template: Template
     tails: PromptTails
     facts: TurnFacts | None = None
     bridger: Bridger | None = None
     compiled: Compiled | None = None
+    forms: TemplateForms | None = None
 
 
 class Renderer:
@@ -85,6 +90,8 @@ class Renderer:
         tool_parser: Any = None,
         reasoning_parser: Any = None,
         trusted: Iterable[str] = TRUSTED,
+        messages: MessageForm = MessageForm.ADAPT,
+        lost: LostPolicy = LostPolicy.WARN,
         variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -99,6 +106,8 @@ class Renderer:
         self.reasoning_parser = reasoning_parser
         with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
         self.trusted = frozenset(trusted)
+        self.messages = messages
+        self.lost = lost
         self.template_kwargs = dict(variables or {})
         self._variables = {**tokenizer.variables, **wrap_variables(self.template_kwargs)}
         self._learned = {
@@ -111,26 +120,74 @@ class Renderer:
 
     # -- rendering
 
-    def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> RenderedTokens:
+    def render(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+    ) -> RenderedTokens:
         """Render a conversation: ids, origins and the loss mask, in one render.
+
+        `add_generation_prompt` ends it with the prompt for a new reply, `continue_final_message` leaves the last
+        message, an assistant's, open after its content. Either way it is a prompt: nothing of the turn that the model
+        is about to write counts as sampled, not what it was given of it either.
 
         Raises InputError (naming message and field) for a conversation that is none, TemplateError where the
         template refuses it, ControlTokenError where untrusted text spells a control token and the policy is
-        ``reject``.
+        ``reject``. Given text that reaches no token is in `lost` of the result; a `LostTextWarning` says so, or, with
+        ``lost="error"``, a LostTextError.
         """
         with _no_collection():
-            return self._render(messages, tools, add_generation_prompt)
+            rendered = self._render(messages, tools, add_generation_prompt, continue_final_message)
+        if self.lost is not LostPolicy.IGNORE:
+            report_lost(rendered.lost, self.lost)
+        return rendered
 
-    def _render(self, messages: Any, tools: Any, add_generation_prompt: bool) -> RenderedTokens:
+    def render_batch(
+        self, conversations: Any, *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> list[RenderedTokens]:
+        """Render several conversations. `tools` are one list for all of them, or one (or None) for each.
+
+        Errors are those of `render` and say which conversation it was.
+        """
+        if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(conversations, Sequence):
+            raise InputError(f"must be a list of conversations, not a {type(conversations).__name__}")
+        rendered = []
+        for at, (conversation, own) in enumerate(zip(conversations, _tools_of(conversations, tools), strict=True)):
+            try:
+                rendered.append(self.render(conversation, tools=own, add_generation_prompt=add_generation_prompt))
+            except TokentraceError as error:
+                raise error.of_conversation(at) from error.__cause__
+        return rendered
+
+    def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
+        if prompt and continued:
+            raise InputError(
+                "continue_final_message leaves the last message open, add_generation_prompt begins a new one; "
+                "ask for one of them"
+            )
         learned = self._for(tools)
-        checked = check_messages(messages, more_roles=learned.template.constants)
+        checked = self._check(learned, messages)
         wrapped = self._wrap_tools(tools)
-        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
-        if add_generation_prompt:
+        adapted = self._adapt(learned, checked)
+        given = with_mark(adapted.messages) if continued else adapted.messages
+        shown, rendering = self._first(learned, given, wrapped, prompt)
+        if prompt:
             self._settle_tail(learned, rendering, shown, wrapped)
-        rendering, changes, notes = self._with_history(learned, rendering, checked, shown, wrapped)
-        rendered = self.encode_rendering(rendering, checked, tools=tools, shown=shown, prompted=add_generation_prompt)
-        rendered.changes, rendered.notes = changes, [*notes, *rendered.notes]
+        rendering, changes, notes = self._with_history(learned, rendering, given, shown, wrapped)
+        if continued:
+            rendering = left_open(rendering, len(checked) - 1)
+        _credit_content(rendering, adapted)
+        rendered = self.encode_rendering(
+            rendering, checked, tools=tools, shown=shown, prompted=prompt, continued=continued
+        )
+        rendered.changes, rendered.notes = [*adapted.changes, *changes], [*notes, *rendered.notes]
+        held = adapted.messages if continued else shown
+        if adapted.wrapped:
+            held = [checked[at] if at in adapted.wrapped else message for at, message in enumerate(held)]
+        rendered._find_lost = functools.partial(find_lost, rendering, held, self._forms(learned), tools=wrapped or ())
         return rendered
 
     def encode_rendering(
@@ -141,15 +198,19 @@ class Renderer:
         tools: Any = None,
         shown: Messages | None = None,
         prompted: bool = False,
+        continued: bool = False,
     ) -> RenderedTokens:
         """A text with its spans as ids, origins and mask: what `render` does after the template has run.
 
         `messages` are those it was rendered from, checked; `shown` what the template was given of them, if that is
-        something else. `prompted` says that it ends with a generation prompt.
+        known. `prompted` says that it ends with a generation prompt, `continued` that its last turn was left open.
         """
         learned, wrapped = self._for(tools), self._wrap_tools(tools)
-        encoded = self._encode(rendering, messages, tools)
-        sampling = self._find_sampled(learned, encoded, messages if shown is None else shown, wrapped)
+        shown = self._adapt(learned, messages).messages if shown is None else shown
+        encoded = self._encode(rendering, shown, tools)
+        sampling = self._find_sampled(learned, encoded, shown, wrapped)
+        if continued:
+            sampling.turns = [turn for turn in sampling.turns if turn.message != len(messages) - 1]
         mask = sampling.mask(len(encoded.ids))
         tagged = _compare_generation(encoded, mask) if rendering.generation else []
         return RenderedTokens(
@@ -169,10 +230,12 @@ class Renderer:
     def render_text(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Rendering:
         """The text alone, as spans: nothing is encoded."""
         learned = self._for(tools)
-        checked = check_messages(messages, more_roles=learned.template.constants)
+        adapted = self._adapt(learned, self._check(learned, messages))
         wrapped = self._wrap_tools(tools)
-        shown, rendering = self._first(learned, checked, wrapped, add_generation_prompt)
-        return self._with_history(learned, rendering, checked, shown, wrapped)[0]
+        shown, rendering = self._first(learned, adapted.messages, wrapped, add_generation_prompt)
+        rendering = self._with_history(learned, rendering, adapted.messages, shown, wrapped)[0]
+        _credit_content(rendering, adapted)
+        return rendering
 
     def preserving(self) -> Renderer:
         """This renderer with `preserve_all_thinking`; what was learned of the template is shared."""
@@ -186,9 +249,22 @@ class Renderer:
         }
         return other
 
+    def silent(self) -> Renderer:
+        """This renderer, saying nothing of lost text: for renders that nobody asked for. What was learned is shared."""
+        if self.lost is LostPolicy.IGNORE:
+            return self
+        other = copy.copy(self)
+        other.lost = LostPolicy.IGNORE
+        return other
+
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
-        return check_messages(messages, more_roles=self._for(tools).template.constants)
+        return self._check(self._for(tools), messages)
+
+    def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
+        """The messages in the form that the template reads, and what was changed for it: what `render` begins with."""
+        learned = self._for(tools)
+        return self._adapt(learned, self._check(learned, messages))
 
     def template_digests(self) -> dict[str, str]:
         """A hash of each template, by its name."""
@@ -245,13 +321,19 @@ class Renderer:
         """As `bridge_to_next_turn`, with the reason in place of None."""
         learned = self._for(tools)
         empty = isinstance(new_messages, Sequence) and not len(new_messages)
-        new = [] if empty else check_messages(new_messages, more_roles=learned.template.constants)
-        before = None if messages is None else check_messages(messages, more_roles=learned.template.constants)
+        adapted = Adapted(()) if empty else self._adapt(learned, self._check(learned, new_messages))
+        before = None if messages is None else self._adapt(learned, self._check(learned, messages)).messages
         check_tools(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_tail(prev_prompt_ids, "prev_prompt_ids")
         bridger = self._bridger(learned, tools)
-        return bridger.bridge(prev_prompt_ids, completion, prev_completion_ids, new, tools, before)
+        bridged = bridger.bridge(
+            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
+        )
+        if isinstance(bridged, BridgedTokens):
+            bridged.changes = list(adapted.changes)
+            report_lost(bridged.lost, self.lost)
+        return bridged
 
     def _bridger(self, learned: _Learned, tools: Any) -> Bridger:
         if learned.bridger is None:
@@ -265,6 +347,7 @@ class Renderer:
                 ends=self._eos,
                 history=self.history,
                 truncation=self.truncation,
+                forms=self._forms(learned),
             )
         return learned.bridger
 
@@ -323,10 +406,10 @@ class Renderer:
 
     def find_losses(self, messages: Any, *, tools: Any = None) -> list[Loss]:
         """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.losses`."""
-        rendered = self.render(messages, tools=tools)
+        rendered = self._render(messages, tools, False)
         compiled = self._compiled(self._for(tools), tools)
         spelled = compiled.delimiters() if "assistant" in self.trusted else compiled.delimiters(control=False)
-        conversation = check_messages(messages, more_roles=self._for(tools).template.constants)
+        conversation = self.adapt_messages(messages, tools=tools).messages
         return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
@@ -359,7 +442,7 @@ class Renderer:
         """Where a grammar does not read back what its own template writes."""
         for name, fields in PROOFS.items():
             try:
-                rendered = self.render([USER, {"role": "assistant", **fields}])
+                rendered = self._render([USER, {"role": "assistant", **fields}], None, False)
             except TokentraceError:
                 continue
             for turn in rendered.turns[:1]:
@@ -377,6 +460,28 @@ class Renderer:
             known = ", ".join(sorted(self._learned))
             raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
         return self._learned["default"]
+
+    def _check(self, learned: _Learned, messages: Any) -> list[Mapping[str, Any]]:
+        return check_messages(
+            messages, more_roles=learned.template.constants, any_role=functools.partial(self._prints_role, learned)
+        )
+
+    def _prints_role(self, learned: _Learned, role: str) -> bool:
+        """Whether a role that nobody has heard of is fine: the template prints it, and it is a word like others."""
+        control = self.tokenizer.vocabulary.control_pattern
+        return self._forms(learned).prints_roles and (control is None or not control.search(role))
+
+    def _adapt(self, learned: _Learned, messages: Messages) -> Adapted:
+        """The messages in the form that the template reads."""
+        return Adapted(messages) if self.messages is MessageForm.AS_GIVEN else adapt(messages, self._forms(learned))
+
+    def _forms(self, learned: _Learned) -> TemplateForms:
+        if learned.forms is None:
+            tool = wrap_tools([STAND_IN_TOOL])
+            learned.forms = TemplateForms(
+                lambda some, has_tools: self._run(learned, some, tool if has_tools else None, False)
+            )
+        return learned.forms
 
     def _wrap_tools(self, tools: Any) -> TracedList | None:
         checked = check_tools(tools)
@@ -514,6 +619,30 @@ class Renderer:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
 
 
+def _credit_content(rendering: Rendering, adapted: Adapted) -> None:
+    """Text that was put into a part for the template's sake is the content that was given."""
+    if adapted.wrapped:
+        rendering.origins = [
+            ("messages", origin[1], "content")
+            if origin is not None and origin[2:3] == ("content",) and origin[1] in adapted.wrapped
+            else origin
+            for origin in rendering.origins
+        ]
+
+
+def _tools_of(conversations: Sequence[Any], tools: Any) -> Sequence[Any]:
+    """The tools of each of several conversations."""
+    lists = isinstance(tools, Sequence) and not isinstance(tools, (str, bytes))
+    if lists and tools and all(own is None or isinstance(own, (list, tuple)) for own in tools):
+        if len(tools) != len(conversations):
+            raise InputError(
+                f"must be one list of tools, or one for each of {len(conversations)} conversations, not {len(tools)}",
+                field="tools",
+            )
+        return tools  # type: ignore[no-any-return]
+    return [tools] * len(conversations)
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Let the garbage collector rest: a render makes thousands of small values and not one cycle among them."""
@@ -597,6 +726,8 @@ def create_renderer(
     tool_parser: Any = None,
     reasoning_parser: Any = None,
     trusted: Iterable[str] = TRUSTED,
+    messages: str = "adapt",
+    lost: str = "warn",
     **template_kwargs: Any,
 ) -> Renderer:
     """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
@@ -608,6 +739,10 @@ def create_renderer(
 
     `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
     the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
+
+    `messages` is ``"adapt"`` (the template is given the form of messages that it reads) or ``"as_given"`` (they stay as
+    they are, for ids that equal transformers' whatever the template makes of them). `lost` says what happens where
+    given text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
     """
     loaded = load_tokenizer(tokenizer)
     templates = _templates(loaded, chat_template, renderer)
@@ -625,6 +760,8 @@ def create_renderer(
         tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
         reasoning_parser=reasoning_parser,
         trusted=_check_trusted(trusted),
+        messages=choose(MessageForm, "messages", messages),
+        lost=choose(LostPolicy, "lost", lost),
         variables=template_kwargs,
     )
 

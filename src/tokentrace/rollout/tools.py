@@ -13,12 +13,11 @@ import inspect
 import json
 import threading
 import time
-import types
-import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
+from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
 from ..errors import InputError
 from ..parsing.response import CallStatus, ParsedToolCall
@@ -125,64 +124,6 @@ async def _in_thread(function: Callable[..., Any], parameters: dict[str, Any]) -
     if error is not None:
         raise error
     return answer
-
-
-_TYPES: Final[dict[Any, str]] = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
-
-
-def function_schema(function: Callable[..., Any], name: str | None = None) -> dict[str, Any]:
-    """A tool schema from a function's signature, type hints and docstring (``Args:`` describes parameters)."""
-    text = inspect.getdoc(function) or ""
-    summary, _, rest = text.partition("\n\n")
-    described = _described(rest)
-    hints = typing.get_type_hints(function)
-    properties: dict[str, Any] = {}
-    required = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise InputError(f"{function.__name__}: *{parameter.name} cannot be a tool's parameter")
-        schema = _type_schema(hints.get(parameter.name, str))
-        if parameter.name in described:
-            schema["description"] = described[parameter.name]
-        if parameter.default is parameter.empty:
-            required.append(parameter.name)
-        properties[parameter.name] = schema
-    return {
-        "type": "function",
-        "function": {
-            "name": name or function.__name__,
-            "description": " ".join(summary.split()),
-            "parameters": {"type": "object", "properties": properties, "required": required},
-        },
-    }
-
-
-def _described(text: str) -> dict[str, str]:
-    """What a docstring's ``Args:`` section says of each parameter."""
-    found: dict[str, str] = {}
-    inside = False
-    for line in text.splitlines():
-        if line.strip() in ("Args:", "Arguments:", "Parameters:"):
-            inside = True
-        elif inside and line.strip() and not line.startswith(" "):
-            break
-        elif inside and ":" in line:
-            name, _, said = line.strip().partition(":")
-            found[name.partition("(")[0].strip()] = said.strip()
-    return found
-
-
-def _type_schema(hint: Any) -> dict[str, Any]:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
-        return {"type": _TYPES.get(type(arguments[0]), "string"), "enum": list(arguments)}
-    if origin in (typing.Union, types.UnionType):
-        some = [one for one in arguments if one is not type(None)]
-        return _type_schema(some[0]) if len(some) == 1 else {}
-    if hint in (list, tuple) or origin in (list, tuple):
-        return {"type": "array", **({"items": _type_schema(arguments[0])} if arguments else {})}
-    kind = _TYPES.get(origin or hint)
-    return {"type": kind} if kind else {}
 
 
 def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:

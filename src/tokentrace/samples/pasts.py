@@ -54,7 +54,7 @@ class PastTurns:
     """What becomes of turns that are no longer the last, for one renderer."""
 
     def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
+        self._renderer = renderer.silent()
         self._changed: dict[TurnKind, bool] = {}
         self._thinking: dict[tuple[str, bool, bool, bool], bool] = {}
         self._stops: dict[tuple[str, bool], int | None] = {}

@@ -189,7 +189,7 @@ def _example(renderer: Renderer, grammar: TurnGrammar, tools: Any) -> RenderedTo
         if count:
             message["tool_calls"] = [_call(grammar, at, as_text) for at in range(count)]
         try:
-            rendered = renderer.render([_QUESTION, message], tools=tools)
+            rendered = renderer.silent().render([_QUESTION, message], tools=tools)
         except TokentraceError:
             continue
         said = "".join(rendered.decode(slice(turn.start, turn.stop)) for turn in rendered.turns)

@@ -202,6 +202,18 @@ class Rendering:
             self.turns.insert(at, self.turns[at])
             self.origins.insert(at, self.origins[at])
 
+    def until(self, stop: int) -> Rendering:
+        """The rendering without what comes after `stop`."""
+        count = bisect.bisect_left(self.ends, stop) + 1
+        return Rendering(
+            self.text[:stop],
+            [min(end, stop) for end in self.ends[:count]] if stop else [],
+            self.turns[:count] if stop else [],
+            self.origins[:count] if stop else [],
+            [(start, min(end, stop)) for start, end in self.generation if start < stop],
+            min(self.tail, stop),
+        )
+
     def spans(self) -> list[tuple[str, int, Origin | None]]:
         """``[(text, turn, origin), …]``: for people, tests and reports."""
         rows = zip([0, *self.ends], self.ends, self.turns, self.origins, strict=False)  # one start too many

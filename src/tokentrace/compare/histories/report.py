@@ -207,7 +207,7 @@ class _Walk:
     """One conversation, walked turn by turn."""
 
     def __init__(self, renderer: Renderer, messages: Any, tools: Any) -> None:
-        self.renderer = renderer
+        self.renderer = renderer = renderer.silent()
         self.shipped = _shipped(renderer)
         self.tools = tools
         self.row = renderer.render(messages, tools=tools)  # raises for what is no conversation

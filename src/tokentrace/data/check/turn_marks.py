@@ -176,6 +176,7 @@ class _Seen:
 
 
 def _seen(renderer: Renderer) -> Iterator[_Seen]:
+    renderer = renderer.silent()
     for tools in (None, [_TOOL]):
         for probe in _PROBES:
             messages = [dict(message) for message in probe]

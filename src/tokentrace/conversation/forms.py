@@ -1,0 +1,393 @@
+"""The form in which a template reads messages, and messages brought into it.
+
+The same thing can be said in several forms: text as a string or as a list of parts, a call's arguments as a mapping or
+as JSON text, no content beside calls as ``""``, None or nothing at all. Most templates read one of them, and print the
+others as Python would, leave them out, or fail. `adapt` gives a template the form that it reads (`study.forms` finds
+out which), as inference servers do before they run it. What is in a form that the template reads stays as it is, and
+nothing is left out: what has no text form (an image) is refused.
+
+Pure: `Forms` is asked about the template.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from ..errors import InputError
+from .messages import RESULT_ROLES, kind_of
+from .values import check_depth, plain_json
+
+Message = Mapping[str, Any]
+
+TEXT_PARTS: Final[Mapping[str, str]] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""Parts that are text, and the field that holds it: OpenAI's chat and Responses, and Anthropic's text blocks."""
+
+MEDIA_PARTS: Final = frozenset(
+    {
+        *("image", "image_url", "input_image", "image_file"),
+        *("audio", "audio_url", "input_audio", "output_audio"),
+        *("video", "video_url", "input_video"),
+        *("file", "input_file", "document", "pdf"),
+    }
+)
+"""Parts that are no text. Also the names under which a part without a type holds one."""
+
+BLOCKS: Final = frozenset(
+    {"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "function_call"}
+)
+"""Anthropic's and Responses' blocks for what has fields of its own in OpenAI's messages."""
+
+SEPARATOR: Final = "\n"
+"""What joins text parts for a template that reads strings: as vLLM and TensorRT-LLM join them (SGLang: a space)."""
+
+
+class MessageForm(StrEnum):
+    """What becomes of messages before the template sees them."""
+
+    ADAPT = "adapt"
+    """They are given the form that the template reads."""
+    AS_GIVEN = "as_given"
+    """They stay as they are, as in transformers."""
+
+
+class Silence(StrEnum):
+    """Ways to say that an assistant's message has no content."""
+
+    EMPTY = "empty"
+    NULL = "null"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentForm:
+    """The forms of content that a template reads from messages of one role."""
+
+    text: bool = True
+    parts: bool = False
+    mapping: bool = False
+    """A tool's result that is a JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """The forms of tool calls that a template reads."""
+
+    mapping: bool = True
+    """Arguments that are a mapping."""
+    text: bool = True
+    """Arguments that are JSON text."""
+    silence: tuple[Silence, ...] = tuple(Silence)
+    """How no content beside calls may be said, the best first."""
+
+
+class Forms(Protocol):
+    """What a template reads. Found out when first asked for."""
+
+    def content(self, role: str) -> ContentForm:
+        """The forms of content that it reads from messages of a role."""
+
+    @property
+    def calls(self) -> CallForm:
+        """The forms of tool calls that it reads."""
+
+    @property
+    def alone(self) -> tuple[Silence, ...]:
+        """How an assistant's message may say that it has no content, and no calls either; the best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was changed: a message before the template saw it, or a rendering against that of the shipped template.
+
+    `before` and `after` are pieces of text; `field` is the field that was changed, where it was one.
+    """
+
+    message: int
+    what: str
+    before: str
+    after: str
+    field: str | None = None
+
+    def __str__(self) -> str:
+        place = f"message {self.message}" + (f", {self.field}" if self.field else "")
+        return f"{place}: {self.what}: {_short(self.before)} -> {_short(self.after)}"
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 400 else f"{text[:200]!r}…{text[-160:]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """Messages in the form that a template reads, and what was changed for it."""
+
+    messages: Sequence[Message]
+    changes: list[Change] = field(default_factory=list)
+    wrapped: frozenset[int] = frozenset()
+    """Messages whose text was put into a part: its origin is the content all the same."""
+
+
+def adapt(messages: Sequence[Message], forms: Forms) -> Adapted:
+    """Checked messages in the form that the template reads; the same list where nothing has to change.
+
+    InputError names the message and the field of what has no such form: media, parts of an unknown type, arguments that
+    are no JSON object.
+    """
+    changes: list[Change] = []
+    made: dict[int, Message] = {}
+    wrapped: set[int] = set()
+    for index, message in enumerate(messages):
+        role, content = message["role"], message.get("content")
+        is_text = type(content) is str and (content or role != "assistant")
+        if is_text and not message.get("tool_calls") and forms.content(role).text:
+            continue  # as nearly all are
+        shaper = _Shaper(index, message, changes)
+        shaper.content(forms)
+        if role == "assistant":
+            shaper.calls(forms)
+        if shaper.made is not message:
+            made[index] = shaper.made
+            if shaper.wrapped:
+                wrapped.add(index)
+    if not made:
+        return Adapted(messages)
+    return Adapted([made.get(at, message) for at, message in enumerate(messages)], changes, frozenset(wrapped))
+
+
+class _Shaper:
+    """One message on its way into the template's form."""
+
+    def __init__(self, index: int, message: Message, changes: list[Change]) -> None:
+        self.index = index
+        self.made = message
+        self.wrapped = False
+        self._changes = changes
+
+    def _set(self, field: str, value: Any, what: str, before: Any, after: str | None = None) -> None:
+        self.made = {**self.made, field: value}
+        self._note(field, what, before, after)
+
+    def _note(self, field: str, what: str, before: Any, after: str | None) -> None:
+        shown = before if isinstance(before, str) else json.dumps(before, ensure_ascii=False, default=str)
+        self._changes.append(Change(self.index, what, shown, after or "", field))
+
+    # -- content
+
+    def content(self, forms: Forms) -> None:
+        content, role = self.made.get("content"), self.made["role"]
+        if content is None:
+            return  # said below, beside calls or alone
+        if isinstance(content, str):
+            if not forms.content(role).text and (content or role != "assistant"):
+                self._set("content", [{"type": "text", "text": content}], "wrapped as a text part", content, content)
+                self.wrapped = True
+        elif isinstance(content, Mapping):
+            if not forms.content(role).mapping:
+                text = self._json(content, "content")
+                self._set("content", text, "written as JSON", content, text)
+        elif role in RESULT_ROLES and content and not any(map(_is_part, content)):
+            text = self._json(list(content), "content")
+            self._set("content", text, "written as JSON", content, text)
+        else:
+            self._parts(content, forms.content(role))
+
+    def _parts(self, content: Sequence[Any], form: ContentForm) -> None:
+        texts = [self._text_of(part, f"content.{at}") for at, part in enumerate(content)]
+        if not form.parts:
+            text = SEPARATOR.join(texts)
+            self._set("content", text, "text parts joined", list(content), text)
+        elif not all(_is_plain_part(part) for part in content):
+            parts = [{"type": "text", "text": text} for text in texts]
+            self._set("content", parts, "as text parts", list(content), SEPARATOR.join(texts))
+
+    def _text_of(self, part: Any, field: str) -> str:
+        """The text of a part, or InputError with what it is instead."""
+        if isinstance(part, str):
+            return part
+        kind = part.get("type")
+        if kind is None:
+            media = next((name for name in sorted(MEDIA_PARTS) if name in part), None)
+            kind = media or ("text" if isinstance(part.get("text"), str) else None)
+        name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if name is not None:
+            text = part.get(name)
+            if isinstance(text, str):
+                return text
+            problem = "is missing" if text is None else f"must be a string, not {kind_of(text)}"
+            raise InputError(problem, message=self.index, field=f"{field}.{name}")
+        raise InputError(_no_text(kind), message=self.index, field=field)
+
+    # -- calls
+
+    def calls(self, forms: Forms) -> None:
+        calls = self.made.get("tool_calls")
+        if calls:
+            made = [self._call(f"tool_calls.{at}", call, forms.calls) for at, call in enumerate(calls)]
+            if any(new is not old for new, old in zip(made, calls, strict=True)):
+                self.made = {**self.made, "tool_calls": made}
+        content = self.made.get("content")
+        if content is None or content == "":
+            self._silence(forms.calls.silence if calls else forms.alone)
+            if self.made.get("content") == "" and not forms.content("assistant").text:
+                self.made = {**self.made, "content": [{"type": "text", "text": ""}]}
+
+    def _silence(self, ways: tuple[Silence, ...]) -> None:
+        """Say that there is no content in a way that the template takes for it."""
+        given = Silence.ABSENT if "content" not in self.made else Silence.NULL
+        if self.made.get("content") == "":
+            given = Silence.EMPTY
+        ways = ways or (Silence.EMPTY,)
+        if given in ways:
+            return
+        before = {Silence.ABSENT: "", Silence.NULL: "null", Silence.EMPTY: '""'}[given]
+        if ways[0] is Silence.ABSENT:
+            self.made = {key: value for key, value in self.made.items() if key != "content"}
+            self._note("content", "left out, as it says nothing", before, "")
+        else:
+            value, after = ("", '""') if ways[0] is Silence.EMPTY else (None, "null")
+            self._set("content", value, "no content, as the template reads it", before, after)
+
+    def _call(self, field: str, call: Any, form: CallForm) -> Mapping[str, Any]:
+        made: Mapping[str, Any] = call if isinstance(call, Mapping) else dict(call.model_dump(exclude_none=True))
+        inner = made.get("function")
+        holder = inner if isinstance(inner, Mapping) else made
+        if holder is inner:
+            field += ".function"
+        arguments = self._arguments(f"{field}.arguments", holder, form)
+        if arguments is holder.get("arguments") and arguments is not None:
+            return made
+        changed = {**holder, "arguments": arguments}
+        return {**made, "function": changed} if holder is inner else changed
+
+    def _arguments(self, field: str, holder: Mapping[str, Any], form: CallForm) -> Any:
+        given = holder.get("arguments")
+        if given is None:
+            return {} if form.mapping else "{}"
+        if isinstance(given, str):
+            if form.text:
+                return given
+            parsed = self._parsed(given, field)
+            self._note(field, "JSON text read as a mapping", given, _written(parsed))
+            return parsed
+        if form.mapping:
+            return plain_json(given, message=self.index, field=field)
+        text = self._json(given, field)
+        self._note(field, "mapping written as JSON text", given, text)
+        return text
+
+    def _parsed(self, text: str, field: str) -> dict[str, Any]:
+        """The mapping that JSON text stands for. What would be lost or changed on the way is refused."""
+        if not text.strip():
+            return {}
+        try:
+            value = json.loads(
+                text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, strict=False
+            )
+        except RecursionError:
+            raise InputError("is nested too deeply", message=self.index, field=field) from None
+        except ValueError as error:
+            raise InputError(
+                f"is not valid JSON ({error}), and this template reads arguments as a mapping; give a JSON object, or "
+                "leave out the call and put what the model wrote into content",
+                message=self.index,
+                field=field,
+            ) from None
+        if not isinstance(value, dict):
+            raise InputError(
+                f"is JSON of {kind_of(value)}, and this template reads arguments as a mapping; give a JSON object",
+                message=self.index,
+                field=field,
+            )
+        check_depth(value, message=self.index, field=field)
+        return value
+
+    def _json(self, value: Any, field: str) -> str:
+        return _written(plain_json(value, message=self.index, field=field))
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_part(item: Any) -> bool:
+    """Whether an item of a tool's result is a part of a content; if none is, the list is JSON of its own."""
+    return isinstance(item, str) or "type" in item or isinstance(item.get("text"), str)
+
+
+def _is_plain_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text"
+
+
+def _no_text(kind: Any) -> str:
+    if not isinstance(kind, str):
+        return "is a part without a type; text parts are {'type': 'text', 'text': …}"
+    if kind in MEDIA_PARTS:
+        return (
+            f"is a part of type {kind!r}: images, sound, video and files are not supported yet. Leave it out, or use "
+            "messages='as_given' to hand it to the template, which writes one placeholder for it at most"
+        )
+    if kind in BLOCKS:
+        return (
+            f"is a block of type {kind!r}, which OpenAI's messages say in fields of their own (tool_calls, "
+            "reasoning_content, messages of role tool); tokentrace.conversation.shapes.openai_messages converts them"
+        )
+    known = ", ".join(TEXT_PARTS)
+    return f"is a part of the unknown type {kind[:80]!r}; parts of text are {known}"
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} comes twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is larger than any float")
+    return value
+
+
+def texts_of(message: Message) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """The texts that a message's content holds, each with its path: of a string, or of text parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        yield ("content",), content
+    elif isinstance(content, Sequence):
+        for at, part in enumerate(content):
+            if isinstance(part, str):
+                yield ("content", at), part
+            elif isinstance(part, Mapping):
+                name = TEXT_PARTS.get(str(part.get("type")), "text")
+                if isinstance(part.get(name), str):
+                    yield ("content", at, name), part[name]
+
+
+__all__ = [
+    "Adapted",
+    "CallForm",
+    "Change",
+    "ContentForm",
+    "Forms",
+    "MessageForm",
+    "Silence",
+    "adapt",
+    "texts_of",
+]

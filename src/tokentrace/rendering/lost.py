@@ -1,0 +1,403 @@
+"""Lost text: what was given and reached no token.
+
+The trace says what each span of a rendering came from, so what came from a field can be held against the field. Text
+that the template leaves out is *lost*, and so is a part of a text. What a template drops from the past by design (the
+reasoning of turns that are not the last) is *dropped*, under the name of that policy. The rest is this:
+
+- white space is never lost: templates strip it;
+- delimiters that a template takes out of content and writes itself (``</think>``) are not lost;
+- `BOOKKEEPING` fields are not text for the model: ids, names of results, what a data set says about training.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from ..conversation.forms import texts_of
+from ..errors import LostTextError, LostTextWarning, place
+from ..template.chat_template import REASONING_FIELDS
+from ..template.trace import Rendering
+from ..template.traced import KEY, UNKNOWN, Origin
+
+Messages = Sequence[Mapping[str, Any]]
+
+BOOKKEEPING: Final = frozenset(
+    {
+        *("role", "id", "type", "object", "index", "status", "name", "tool_call_id", "call_id", "model", "created"),
+        *("finish_reason", "stop_reason", "usage", "created_at", "timestamp", "metadata", "annotations", "logprobs"),
+        *("cache_control", "prompt_token_ids", "generation_token_ids", "generation_log_probs", "token_ids"),
+        *("train", "weight", "loss", "trainable", "mask", "masked"),
+    }
+)
+"""Fields of a message that are about it and not in it: that a template does not write them is no loss."""
+
+PAST_REASONING: Final = "past_reasoning"
+"""The policy of templates that show the reasoning of the last turn, and not that of turns before it."""
+
+
+_DEEP: Final = 160
+"""No value that was checked is nested deeper than that."""
+_DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
+
+
+class LostPolicy(StrEnum):
+    """What happens where given text reaches no token."""
+
+    WARN = "warn"
+    ERROR = "error"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A given field of which some text, or all, reached no token. `message` is None for a tool."""
+
+    message: int | None
+    field: str
+    why: str
+    text: str
+    """What is missing."""
+    policy: str = ""
+    """The policy that drops it by design; empty for what is lost."""
+
+    def __str__(self) -> str:
+        shown = self.text if len(self.text) <= 80 else f"{self.text[:60]}…{self.text[-15:]}"
+        return f"{place(self.message, self.field)}{self.why}: {shown!r}"
+
+
+class ShowsReasoning(Protocol):
+    """What is known of a template: see `study.forms`."""
+
+    def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool: ...
+
+
+def find_lost(
+    rendering: Rendering,
+    messages: Messages,
+    forms: ShowsReasoning,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    first: int = 0,
+) -> tuple[list[Lost], list[Lost]]:
+    """What of `messages` (from message `first` on) and of `tools` is lost, and what is dropped by design."""
+    return _Account(rendering, messages, forms).settle(tools, first)
+
+
+def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
+    """Warn or raise, as the policy says, if anything is lost."""
+    if not lost or policy is LostPolicy.IGNORE:
+        return
+    if policy is LostPolicy.ERROR:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        one = lost[0]
+        raise LostTextError(f"{one.why}: {one.text[:80]!r}{more}", message=one.message, field=one.field, lost=lost)
+    some = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
+    warnings.warn(
+        LostTextWarning(f"given text reached no token: {some} (rendered.lost lists it; lost='error' or 'ignore')"),
+        stacklevel=_outside(),
+    )
+
+
+def _outside() -> int:
+    """How many calls up the caller is that is not tokentrace's own."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+class _Account:
+    """Every field of the messages held against the spans that came from it."""
+
+    def __init__(self, rendering: Rendering, messages: Messages, forms: ShowsReasoning) -> None:
+        self._rendering = rendering
+        self._messages = messages
+        self._forms = forms
+        self._lengths: dict[Origin, int] = {}
+        self._tools: set[Any] = set()
+        start, tool = 0, None
+        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+            if origin is not None:
+                if origin[0] == "messages":
+                    self._lengths[origin] = self._lengths.get(origin, 0) + end - start
+                elif origin[0] == "tools" and origin[1:2] != tool:
+                    tool = origin[1:2]
+                    self._tools.add(tool)
+            start = end
+        self._lost: list[Lost] = []
+        self._dropped: list[Lost] = []
+
+    def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Lost], list[Lost]]:
+        lengths = self._lengths
+        for index in range(first, len(self._messages)):
+            for key, value in self._messages[index].items():
+                if not value or key in BOOKKEEPING:
+                    continue
+                if type(value) is str and lengths.get(("messages", index, key)) == len(value):
+                    continue  # as nearly all are
+                self._field(index, key, value)
+        for at, tool in enumerate(tools if () not in self._tools else ()):
+            if (at,) not in self._tools:
+                name = str(tool.get("function", tool)["name"])
+                self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
+        return self._lost, self._dropped
+
+    def _field(self, index: int, key: str, value: Any) -> None:
+        if key == "tool_calls" and isinstance(value, Sequence):
+            for at, call in enumerate(value):
+                self._call(index, at, call)
+        elif key in REASONING_FIELDS and isinstance(value, str):
+            self._reasoning(index, key, value)
+        elif key == "content" and not isinstance(value, Mapping):
+            for path, text in texts_of(self._messages[index]):
+                self._content(index, path, text)
+        elif key == "content":
+            self._leaves(("messages", index, key), value)
+        else:
+            self._unknown(index, key, value)
+
+    # -- texts
+
+    def _content(self, index: int, path: Origin, text: str) -> None:
+        origin = ("messages", index, *path)
+        gaps = self._missing(index, origin, text)
+        if not gaps:
+            return
+        end = text.rfind("</think>") + len("</think>")
+        called = bool(self._messages[index].get("tool_calls"))
+        thought = "</think>" in text and not any(text[end:stop].strip() for _, stop in gaps)
+        if thought and self._is_past(index) and self._forms.shows_reasoning(called, True):
+            self._drop(index, path, "".join(text[start:stop] for start, stop in gaps))
+        else:
+            self._lose(index, path, text, gaps)
+
+    def _reasoning(self, index: int, key: str, text: str) -> None:
+        if any(self._shows(index, ("messages", index, name), text) for name in REASONING_FIELDS):
+            return  # it goes by several names, and the template reads one of them
+        gaps = self._missing(index, ("messages", index, key), text)
+        if gaps and self._is_past(index):
+            called = bool(self._messages[index].get("tool_calls"))
+            if self._forms.shows_reasoning(called, False):
+                self._drop(index, (key,), "".join(text[start:stop] for start, stop in gaps))
+                return
+        self._lose(index, (key,), text, gaps)
+
+    def _is_past(self, index: int) -> bool:
+        return index < len(self._messages) - 1 and self._messages[index]["role"] == "assistant"
+
+    # -- calls
+
+    def _call(self, index: int, at: int, call: Any) -> None:
+        if not isinstance(call, Mapping):
+            return
+        base: Origin = ("messages", index, "tool_calls", at)
+        function = call.get("function")
+        if isinstance(function, Mapping):
+            holder, inner = function, (*base, "function")
+        else:
+            holder, inner = call, base
+        name = holder.get("name")
+        if not any(origin[:4] == base for origin in self._lengths):
+            text = f"{name}({_shown_arguments(holder.get('arguments'))})"
+            self._lose(index, base[2:], text, [(0, len(text))])
+            return
+        in_id = isinstance(name, str) and name in "".join(self._texts.get((*base, "id"), ()))  # as Kimi writes it
+        if isinstance(name, str) and not in_id and not self._shows(index, (*inner, "name"), name):
+            self._lose(index, (*inner[2:], "name"), name, [(0, len(name))])
+        arguments = holder.get("arguments")
+        path = (*inner, "arguments")
+        if isinstance(arguments, str):
+            gaps = self._missing(index, path, arguments)
+            value = _as_json(arguments) if gaps else None
+            if isinstance(value, Mapping) and (not value or any(own[: len(path)] == path for own in self._lengths)):
+                self._leaves(path, value)
+            else:
+                self._lose(index, path[2:], arguments, gaps)
+        elif arguments:
+            self._leaves(path, arguments)
+
+    def _leaves(self, path: Origin, value: Any) -> None:
+        """Each text and number in a value that is JSON for the model, and each key."""
+        index, lost = int(path[1]), {}
+        for inner, leaf in _leaves_of(value, path):
+            text = leaf if isinstance(leaf, str) else json.dumps(leaf)
+            if text.strip() and not self._above(inner, path, text):
+                gaps = self._missing(index, inner, text)
+                if gaps:
+                    lost[inner] = text, gaps
+        for inner, (text, gaps) in lost.items():
+            if inner[-1] != KEY or not any(other[: len(inner) - 1] == inner[:-1] for other in lost if other != inner):
+                self._lose(index, inner[2:], text, gaps)
+
+    def _above(self, path: Origin, base: Origin, text: str) -> bool:
+        """Whether a text stands in the text of a value around it, which was printed whole."""
+        return any(
+            _contains("".join(self._texts[path[:length]]), text)
+            for length in range(len(path), len(base) - 1, -1)
+            if path[:length] in self._lengths
+        )
+
+    def _unknown(self, index: int, key: str, value: Any) -> None:
+        """The texts in a field of which nothing is known."""
+        base: Origin = ("messages", index, key)
+        missing = [
+            leaf
+            for path, leaf in itertools.islice(_leaves_of(value, base), 10_000)
+            if isinstance(leaf, str) and leaf.strip() and path[-1] != KEY
+            if not self._above(path, base, leaf) and self._missing(index, path, leaf)
+        ]
+        if missing:
+            text = "…".join(missing)
+            self._lose(index, (key,), text, [(0, len(text))])
+
+    # -- what is missing
+
+    @functools.cached_property
+    def _texts(self) -> dict[Origin, list[str]]:
+        texts: dict[Origin, list[str]] = {}
+        for text, _, origin in self._rendering.spans():
+            if origin is not None and (origin[0] == "messages" or origin == UNKNOWN):
+                texts.setdefault(origin, []).append(text)
+        return texts
+
+    @functools.cached_property
+    def _scaffold(self) -> dict[int, str]:
+        """What the template itself wrote in each message's turn."""
+        pieces: dict[int, list[str]] = {}
+        for text, turn, origin in self._rendering.spans():
+            if origin is None:
+                pieces.setdefault(turn, []).append(text)
+        return {turn: "\0".join(some) for turn, some in pieces.items()}
+
+    def _shows(self, index: int, origin: Origin, text: str) -> bool:
+        return origin in self._lengths and not self._missing(index, origin, text)
+
+    def _missing(self, index: int, origin: Origin, text: str) -> list[tuple[int, int]]:
+        """The stretches of a field's text that stand nowhere, white space aside."""
+        if self._lengths.get(origin) == len(text) or not text.strip():
+            return []
+        shown = self._texts.get(origin, [])
+        if text.strip() == "".join(shown).strip():
+            return []
+        unknown = self._texts.get(UNKNOWN)
+        if unknown and _contains("".join(unknown), text.strip()):
+            return []
+        gaps = _gaps(text, shown)
+        written = self._scaffold.get(index, "") + "\0" + self._scaffold.get(-1, "") if gaps else ""
+        return [(start, stop) for start, stop in gaps if not _is_written(text[start:stop], written)]
+
+    def _lose(self, index: int, path: Sequence[Any], text: str, gaps: Sequence[tuple[int, int]]) -> None:
+        if not gaps:
+            return
+        whole = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
+        if not whole:
+            why = "the template leaves out a part of it"
+        elif any(origin[:2] == ("messages", index) and origin[2:] != ("role",) for origin in self._lengths):
+            why = "the template does not write it"
+        else:
+            why = "the template writes nothing of this message"
+        missing = "…".join(text[start:stop] for start, stop in gaps)
+        self._lost.append(Lost(index, ".".join(map(str, path)), why, missing))
+
+    def _drop(self, index: int, path: Sequence[Any], text: str) -> None:
+        why = "the template shows the reasoning of the last turn only"
+        self._dropped.append(Lost(index, ".".join(map(str, path)), why, text, PAST_REASONING))
+
+
+def _shown_arguments(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+
+
+def _gaps(text: str, shown: Sequence[str]) -> list[tuple[int, int]]:
+    """The stretches of a text that none of the shown pieces is, without those that are white space only."""
+    covered: list[tuple[int, int]] = []
+    cursor = 0
+    for piece in shown:
+        for form in _forms_of(piece):
+            at = text.find(form, cursor)
+            at = text.find(form) if at < 0 else at
+            if at >= 0:
+                covered.append((at, at + len(form)))
+                cursor = at + len(form)
+                break
+        else:
+            if _letters(text) <= _letters("".join(shown)):
+                return []  # written in another way: in capitals, with other escapes
+    gaps: list[tuple[int, int]] = []
+    end = 0
+    for start, stop in [*sorted(covered), (len(text), len(text))]:
+        if start > end and text[end:start].strip():
+            gaps.append((end, start))
+        end = max(end, stop)
+    return gaps
+
+
+def _forms_of(piece: str) -> Iterator[str]:
+    """The texts that a shown piece may stand for: itself, or what it is JSON of."""
+    yield piece
+    bare = piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "\"'" else piece
+    if bare:
+        yield bare
+    value = _as_json(f'"{bare}"')
+    if isinstance(value, str) and value:
+        yield value
+    if piece.strip():
+        yield piece.strip()
+
+
+def _letters(text: str) -> Counter[str]:
+    return Counter(char for char in text.casefold() if char.isalnum())
+
+
+def _contains(whole: str, text: str) -> bool:
+    """Whether a text stands in another, as it is or as JSON or Python writes it."""
+    if text in whole or text.strip() in whole:
+        return True
+    return any(form[1:-1] in whole for form in (json.dumps(text, ensure_ascii=False), json.dumps(text), repr(text)))
+
+
+def _is_written(gap: str, scaffold: str) -> bool:
+    """Whether the template wrote itself what it took out of a field: delimiters, all of them, in order."""
+    if not _DELIMITERS.fullmatch(gap):
+        return False
+    at = 0
+    for word in gap.split():
+        at = scaffold.find(word, at)
+        if at < 0:
+            return False
+        at += len(word)
+    return True
+
+
+def _as_json(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _leaves_of(value: Any, path: Origin) -> Iterator[tuple[Origin, Any]]:
+    """Texts and numbers in a value, and keys. True, false and null a template may write as words of its own."""
+    if len(path) > _DEEP:
+        return
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            name = key if isinstance(key, (str, int)) else str(key)
+            if isinstance(key, str):
+                yield (*path, name, KEY), key
+            yield from _leaves_of(inner, (*path, name))
+    elif isinstance(value, (list, tuple)):
+        for at, inner in enumerate(value):
+            yield from _leaves_of(inner, (*path, at))
+    elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        yield path, value

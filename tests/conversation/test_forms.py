@@ -1,0 +1,309 @@
+"""Messages as they come: whatever form they are in, the template is given the one that it reads.
+
+- Content as text parts gives the ids of the same text as a string; so do JSON-string arguments and None for no content.
+- What is in a form that the template reads passes through untouched.
+- What was changed is said; what has no text form is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
+from tests.support import make_renderer
+from tokentrace import InputError, Renderer, RendererError, TokentraceError, create_renderer
+from tokentrace.conversation.forms import MEDIA_PARTS, Adapted, CallForm, ContentForm, Silence, adapt
+from tokentrace.pocket import POCKET
+
+STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
+"""Templates that empty a list of parts, print it as Python does, or fail on it."""
+
+
+OWN_WAY = ("minimax-m2", "tool")
+"""A template that reads parts, and writes a newline after each."""
+
+
+class Reads:
+    """A template as `adapt` sees one."""
+
+    def __init__(
+        self,
+        content: ContentForm = ContentForm(),  # noqa: B008
+        calls: CallForm = CallForm(),  # noqa: B008
+        alone: tuple[Silence, ...] = tuple(Silence),
+    ) -> None:
+        self._content = content
+        self.calls = calls
+        self.alone = alone
+
+    def content(self, role: str) -> ContentForm:
+        return self._content
+
+
+STRINGS, PARTS = Reads(), Reads(ContentForm(text=False, parts=True))
+MAPPINGS, JSON_TEXT = Reads(calls=CallForm(text=False)), Reads(calls=CallForm(mapping=False))
+
+
+def arguments_of(adapted: Adapted, message: int = 1) -> Any:
+    return adapted.messages[message]["tool_calls"][0]["function"]["arguments"]
+
+
+# -- the stage, without a template
+
+
+def test_text_parts_are_joined_for_a_template_that_reads_strings() -> None:
+    adapted = adapt([user(text("One.", "Two."))], STRINGS)
+    assert adapted.messages == [user("One.\nTwo.")]
+    change = adapted.changes[0]
+    assert (change.message, change.field, change.after) == (0, "content", "One.\nTwo.")
+    assert str(change).startswith("message 0, content: text parts joined: ")
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_text_parts_of_every_api_are_text(kind: str) -> None:
+    given = [user([{"type": kind, "text": "One."}])]
+    assert adapt(given, STRINGS).messages == [user("One.")]
+    assert adapt(given, PARTS).messages == [user(text("One."))]
+
+
+def test_a_refusal_is_text() -> None:
+    given = [HI, assistant([{"type": "refusal", "refusal": "I will not."}])]
+    assert adapt(given, STRINGS).messages[1]["content"] == "I will not."
+
+
+def test_bare_strings_are_parts() -> None:
+    assert adapt([user(["One.", *text("Two.")])], STRINGS).messages == [user("One.\nTwo.")]
+
+
+def test_a_string_is_wrapped_for_a_template_that_reads_parts() -> None:
+    adapted = adapt([HI, assistant("")], PARTS)
+    assert [message["content"] for message in adapted.messages] == [text(HI["content"]), text("")]
+
+
+@pytest.mark.parametrize("kind", sorted(MEDIA_PARTS))
+def test_media_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(InputError, match=f"'{kind}'.*not supported yet") as caught:
+        adapt([SYS, user([*text("What is this?"), {"type": kind, kind: "x"}])], STRINGS)
+    assert (caught.value.message, caught.value.field) == (1, "content.1")
+    with pytest.raises(InputError, match=f"'{kind}'"):
+        adapt([user([{kind: "x"}])], PARTS)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "tool_use", "name": "f", "input": {}}, "openai_messages"),
+        ({"type": "thinking", "thinking": "hm"}, "reasoning_content"),
+        ({"type": "hologram"}, "unknown type 'hologram'"),
+        ({"type": 5}, "without a type"),
+        ({}, "without a type"),
+        ({"type": "text"}, "is missing"),
+        ({"type": "refusal", "refusal": 5}, "must be a string"),
+    ],
+)
+def test_parts_of_no_known_type_are_refused_by_name(part: dict[str, Any], said: str) -> None:
+    for forms in (STRINGS, PARTS):
+        with pytest.raises(InputError, match=said) as caught:
+            adapt([user([part])], forms)
+        assert caught.value.message == 0
+
+
+def test_json_text_becomes_a_mapping_and_back() -> None:
+    given = [ASK, assistant("", call("add", '{"b": 2.0, "a": 12345678901234567890123, "é": [1e-7, true, null]}'))]
+    adapted = adapt(given, MAPPINGS)
+    arguments = arguments_of(adapted)
+    assert list(arguments) == ["b", "a", "é"]
+    assert json.dumps(arguments, ensure_ascii=False) == (
+        '{"b": 2.0, "a": 12345678901234567890123, "é": [1e-07, true, null]}'
+    )
+    assert adapted.changes[0].field == "tool_calls.0.function.arguments"
+    back = adapt(adapted.messages, JSON_TEXT)
+    assert arguments_of(back) == '{"b": 2.0, "a": 12345678901234567890123, "é": [1e-07, true, null]}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("{", "not valid JSON"),
+        ("print('hi')", "not valid JSON"),
+        ("[1]", "JSON of a list"),
+        ('"x"', "JSON of a str"),
+        ("null", "JSON of None"),
+        ('{"a": 1, "a": 2}', "'a' comes twice"),
+        ('{"a": {"b": 1, "b": 1}}', "'b' comes twice"),
+        ('{"a": NaN}', "NaN"),
+        ('{"a": 1e999}', "larger than any float"),
+        ('{"a": ' + "1" * 5000 + "}", "not valid JSON"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, "nested"),
+        ('{"a":' * 300 + "1" + "}" * 300, "nested"),
+    ],
+)
+def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        adapt([ASK, assistant("", call("add", arguments))], MAPPINGS)
+    assert (caught.value.message, caught.value.field) == (1, "tool_calls.0.function.arguments")
+    assert adapt([ASK, assistant("", call("add", arguments))], JSON_TEXT).changes == []
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", None])
+def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
+    assert arguments_of(adapt([ASK, assistant("", call("now", arguments))], MAPPINGS)) == {}
+
+
+@pytest.mark.parametrize("given", [{"content": ""}, {"content": None}, {}], ids=["empty", "null", "absent"])
+@pytest.mark.parametrize("way", list(Silence))
+def test_no_content_is_said_as_the_template_reads_it(given: dict[str, Any], way: Silence) -> None:
+    expected: dict[Silence, dict[str, Any]] = {
+        Silence.EMPTY: {"content": ""},
+        Silence.NULL: {"content": None},
+        Silence.ABSENT: {},
+    }
+    for extra, forms in (
+        ({"tool_calls": [call("now", {})]}, Reads(calls=CallForm(silence=(way,)))),
+        ({}, Reads(alone=(way,))),
+    ):
+        adapted = adapt([{"role": "assistant", **given, **extra}], forms)
+        assert adapted.messages == [{"role": "assistant", **expected[way], **extra}]
+        assert len(adapted.changes) == (given != expected[way])
+
+
+def test_results_that_are_json_become_text() -> None:
+    given = [result({"sky": "sunny", "n": 1}), result([{"sky": "rain"}]), result(text("warm"))]
+    assert [message["content"] for message in adapt(given, STRINGS).messages] == [
+        '{"sky": "sunny", "n": 1}',
+        '[{"sky": "rain"}]',
+        "warm",
+    ]
+
+
+# -- with templates
+
+
+def plain_form(content: Any) -> Any:
+    """Parts as the string that stands for them."""
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content
+
+
+def ids(renderer: Renderer, messages: Any, tools: Any = None) -> Any:
+    try:
+        return renderer.render_ids(messages, tools=tools)
+    except TokentraceError as error:
+        return type(error)
+
+
+def test_one_text_part_gives_the_ids_of_the_text(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    for messages in (
+        [HI],
+        [SYS, HI],
+        [HI, assistant("I am a model.")],
+        [SYS, HI, assistant("I am a model."), user("Which?")],
+        [ASK, assistant("Let me look.", call("get_weather", {"city": "Paris"})), result("sunny")],
+        [ASK, assistant("", call("get_weather", {"city": "Paris"})), SUNNY, assistant("Sunny.")],
+    ):
+        parts = [
+            row | {"content": text(row["content"])} if row["content"] and (any_family, row["role"]) != OWN_WAY else row
+            for row in messages
+        ]
+        assert ids(renderer, parts, SIMPLE) == ids(renderer, messages, SIMPLE)
+
+
+@pytest.mark.parametrize("family", STRING_ONLY)
+def test_several_text_parts_give_the_ids_of_the_joined_text(family: str) -> None:
+    renderer = make_renderer(family)
+    parts = [system(text("Be", "brief.")), user(text("One.", "Two.")), assistant(text("Three.", "Four."))]
+    plain = [row | {"content": plain_form(row["content"])} for row in parts]
+    rendered = renderer.render(parts)
+    assert rendered.token_ids == renderer.render_ids(plain)
+    assert [change.field for change in rendered.changes] == ["content"] * 3
+    assert "Two." in rendered.decode(rendered.select(message=1, field="content"))
+
+
+def test_json_arguments_give_the_ids_of_the_mapping(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    arguments = {"city": "Paris", "n": 2.5, "deep": {"k": [1, None]}, "ok": True}
+    both = [[ASK, assistant("", call("get_weather", form)), SUNNY] for form in (arguments, json.dumps(arguments))]
+    mapping, written = (ids(renderer, messages, SIMPLE) for messages in both)
+    assert mapping == written
+    if any_family not in ("gemma-3",):
+        assert isinstance(mapping, list)
+
+
+def test_no_content_beside_calls_is_never_a_word(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    made = {"tool_calls": [call("get_weather", {"city": "Paris"})]}
+    found = [
+        ids(renderer, [ASK, {"role": "assistant", **content, **made}, SUNNY], SIMPLE)
+        for content in ({"content": ""}, {"content": None}, {}, {"content": []})
+    ]
+    assert all(one == found[0] for one in found)
+    if isinstance(found[0], list):
+        assert "None" not in renderer.tokenizer.decode(found[0])
+
+
+def test_no_content_and_no_calls_is_never_a_word(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    found = [
+        ids(renderer, [HI, {"role": "assistant", **content}, user("Are you there?")])
+        for content in ({"content": ""}, {"content": None}, {})
+    ]
+    assert all(one == found[0] for one in found)
+    assert isinstance(found[0], list)
+    assert "None" not in renderer.tokenizer.decode(found[0])
+
+
+def test_what_the_template_reads_passes_untouched(any_family: str) -> None:
+    """Adapting twice is adapting once, and what was not changed is the very same object."""
+    renderer = make_renderer(any_family)
+    for row in CONVERSATIONS.values():
+        try:
+            adapted = renderer.adapt_messages(row.messages, tools=row.tools)
+        except InputError:
+            continue
+        again = renderer.adapt_messages(adapted.messages, tools=row.tools)
+        assert again.changes == []
+        assert all(one is other for one, other in zip(again.messages, adapted.messages, strict=True))
+        if not adapted.changes:
+            assert adapted.messages == row.messages
+
+
+def test_media_is_refused_unless_messages_stay_as_given(any_family: str) -> None:
+    picture = [user([{"type": "image"}, *text("What is this?")])]
+    with pytest.raises(InputError, match=r"'image'.*not supported yet"):
+        make_renderer(any_family).render(picture)
+    as_given = make_renderer(any_family, messages="as_given")
+    assert as_given.adapt_messages(picture).changes == []
+
+
+def test_wrapped_text_keeps_its_own_field() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    renderer = create_renderer(POCKET, chat_template=source)
+    rendered = renderer.render([user("One.")])
+    assert rendered.text == "<user>One."
+    assert {origin for origin in rendered.origins if origin and origin[2:] != ("role",)} == {("messages", 0, "content")}
+    assert rendered.changes[0].what == "wrapped as a text part"
+
+
+def test_a_role_that_the_template_prints_is_taken(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    messages = [HI, {"role": "critic-2", "content": "Too long."}]
+    if ids(renderer, messages) is InputError:
+        return
+    rendered = renderer.render(messages)
+    assert rendered.decode(rendered.select(message=1, field="role")) == "critic-2"
+    assert "Too long." in rendered.decode(rendered.select(message=1, field="content"))
+
+
+def test_some_templates_print_any_role_and_others_do_not() -> None:
+    messages = [HI, {"role": "critic", "content": "Too long."}]
+    assert "critic" in make_renderer("llama-3.1").render(messages).text
+    with pytest.raises(InputError, match="no known role"):
+        make_renderer("qwen3").render(messages)
+
+
+def test_the_setting_is_checked() -> None:
+    with pytest.raises(RendererError, match="messages is one of 'adapt', 'as_given'"):
+        create_renderer(POCKET, messages="raw")

@@ -1,0 +1,286 @@
+"""Lost text: nothing that was given stays out of the tokens unsaid.
+
+- Every character of every field reaches a token, or is in `lost`, or is in `dropped` (white space aside).
+- What is lost is said: by a warning, or an error, or not at all, as the setting has it.
+- What a template drops from the past by design is no loss, and has the name of that policy.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conversations import (
+    ASK,
+    CONVERSATIONS,
+    HI,
+    SIMPLE,
+    SUNNY,
+    Conversation,
+    assistant,
+    call,
+    developer,
+    result,
+    text,
+    user,
+)
+from tests.support import make_renderer, rendered, some
+from tokentrace import InputError, LostTextError, LostTextWarning, RenderedTokens, RendererError, create_renderer
+from tokentrace.pocket import POCKET
+from tokentrace.rendering.lost import BOOKKEEPING, PAST_REASONING, LostPolicy
+
+THOUGHT = assistant("Hello!", reasoning="They greet me.")
+
+
+# -- the law, counted without the library's help
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text in a value, keys and numbers among them; JSON text as what it is JSON of."""
+    if isinstance(value, str):
+        try:
+            inner = json.loads(value)
+        except ValueError:
+            inner = None
+        yield from strings(inner) if isinstance(inner, (dict, list)) else [value]
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield str(key)
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield json.dumps(value)
+
+
+def texts_given(message: dict[str, Any]) -> Iterator[str]:
+    """What a message says to the model."""
+    for key, value in message.items():
+        if key == "content" and isinstance(value, list):
+            yield from (part["text"] for part in value)
+        elif key == "tool_calls":
+            for made in value or ():
+                yield made["function"]["name"]
+                yield from strings(made["function"]["arguments"])
+        elif key not in ("role", "id", "tool_call_id", "name") and value:
+            yield from [value] if isinstance(value, str) else strings(value)
+
+
+def letters(text: str) -> Counter[str]:
+    return Counter(char for char in text if char.isalnum() or (ord(char) > 127 and not char.isspace()))
+
+
+def unaccounted(tokens: RenderedTokens, conversation: Conversation) -> list[str]:
+    """Texts that are neither in the rendering nor in what was said to be missing."""
+    said = "\0".join(one.text for one in (*tokens.lost, *tokens.dropped))
+    forms = (tokens.text, json.dumps(tokens.text, ensure_ascii=False), said, json.dumps(said, ensure_ascii=False))
+    out = []
+    for message in conversation.messages:
+        for given_text in texts_given(message):
+            words = given_text.split()
+            escaped = [json.dumps(word, ensure_ascii=False)[1:-1] for word in words]
+            ascii_only = [json.dumps(word)[1:-1] for word in words]
+            out += [
+                word
+                for word, *others in zip(words, escaped, ascii_only, strict=True)
+                if not any(one in form for one in (word, *others) for form in forms)
+                and letters(word) - letters(tokens.text + said)
+            ]
+    return out
+
+
+def test_nothing_of_the_matrix_is_lost_unsaid(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    failures = []
+    for name, conversation in CONVERSATIONS.items():
+        tokens = rendered(renderer, conversation)
+        if isinstance(tokens, RenderedTokens):
+            failures += [(name, word) for word in unaccounted(tokens, conversation)]
+    assert not failures, some(failures)
+
+
+WORDS = st.lists(st.sampled_from(["alpha", "βeta", "gam\nma", "  d ", "7", '"e"', "é\\", "東京"]), max_size=3).map(
+    " ".join
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Conversation:
+    """Small conversations in every form that a message comes in."""
+
+    def content() -> Any:
+        said = draw(WORDS)
+        return draw(st.sampled_from([said, text(said), text(said, draw(WORDS))]))
+
+    messages: list[dict[str, Any]] = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": content()})
+    for _ in range(draw(st.integers(1, 2))):
+        messages.append(user(content()))
+        answer = assistant(draw(st.just(None)) if draw(st.booleans()) else content())
+        if draw(st.booleans()):
+            answer["reasoning_content"] = draw(WORDS)
+        if draw(st.booleans()):
+            arguments: Any = {"city": draw(WORDS), "n": draw(st.integers(0, 9)), "deep": {"k": [draw(WORDS)]}}
+            arguments = json.dumps(arguments) if draw(st.booleans()) else arguments
+            messages += [answer | {"tool_calls": [call("get_weather", arguments)]}, result(content())]
+            answer = assistant(content())
+        messages.append(answer)
+    return Conversation(messages, draw(st.sampled_from([None, SIMPLE])))
+
+
+def test_nothing_is_lost_unsaid_whatever_the_form(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(conversations())
+    def law(conversation: Conversation) -> None:
+        tokens = rendered(renderer, conversation)
+        if isinstance(tokens, RenderedTokens):
+            assert not unaccounted(tokens, conversation)
+
+    law()
+
+
+# -- what is lost
+
+
+def lost(family: str, conversation: list[Any], tools: Any = None, **setting: Any) -> list[tuple[int | None, str, str]]:
+    tokens = make_renderer(family, **setting).render(conversation, tools=tools)
+    return [(one.message, one.field, one.text) for one in tokens.lost]
+
+
+def test_a_role_that_the_template_passes_over_is_lost() -> None:
+    assert lost("qwen3", [developer("Answer in French."), HI]) == [(0, "content", "Answer in French.")]
+
+
+def test_content_beside_calls_that_the_template_leaves_out_is_lost() -> None:
+    messages = [ASK, assistant("Let me look.", call("get_weather", {"city": "Paris"})), SUNNY]
+    assert lost("llama-3.1", messages, SIMPLE) == [(1, "content", "Let me look.")]
+
+
+def test_calls_beside_content_that_the_template_leaves_out_are_lost() -> None:
+    messages = [ASK, assistant("Let me look.", call("get_weather", {"city": "Paris"})), SUNNY]
+    assert (1, "tool_calls.0", 'get_weather({"city": "Paris"})') in lost("deepseek-v3", messages)
+
+
+def test_a_second_call_is_lost_where_the_template_writes_one() -> None:
+    calls = [call("get_weather", {"city": city}, f"call0000{at}") for at, city in enumerate(("Paris", "Rome"))]
+    found = lost("gpt-oss", [ASK, assistant("", *calls), SUNNY], SIMPLE)
+    assert [field for _, field, _ in found] == ["tool_calls.1"]
+
+
+def test_parts_are_lost_in_a_template_that_empties_them() -> None:
+    found = lost("qwen3", [user(text("One.", "Two."))], messages="as_given")
+    assert found == [(0, "content.0.text", "One."), (0, "content.1.text", "Two.")]
+
+
+def test_reasoning_that_is_never_shown_is_lost() -> None:
+    assert lost("llama-3.1", [HI, THOUGHT]) == [(1, "reasoning_content", "They greet me.")]
+
+
+def test_reasoning_of_the_past_is_dropped_by_a_named_policy() -> None:
+    tokens = make_renderer("qwen3").render([HI, THOUGHT, user("Bye")])
+    assert tokens.lost == []
+    assert [(one.message, one.field, one.policy) for one in tokens.dropped] == [
+        (1, "reasoning_content", PAST_REASONING)
+    ]
+    kept = make_renderer("qwen3", preserve_all_thinking=True).render([HI, THOUGHT, user("Bye")])
+    assert (kept.lost, kept.dropped) == ([], [])
+
+
+def test_a_text_that_was_given_under_two_names_is_lost_under_neither() -> None:
+    both = THOUGHT | {"reasoning": THOUGHT["reasoning_content"]}
+    assert lost("qwen3", [HI, both]) == []
+
+
+def test_tools_that_the_template_does_not_write_are_lost() -> None:
+    assert lost("gemma-3", [HI], SIMPLE) == [(None, "tools.0", "get_weather"), (None, "tools.1", "add")]
+
+
+def test_fields_that_nobody_reads_are_lost_and_bookkeeping_is_not() -> None:
+    noted = HI | {"note": "Be kind.", "id": "m1", "weight": 1, "metadata": {"source": "web"}, "more": [{"x": "y"}]}
+    assert lost("qwen3", [noted]) == [(0, "note", "Be kind."), (0, "more", "y")]
+    assert {"id", "tool_call_id", "name", "train", "weight"} <= BOOKKEEPING
+
+
+def test_a_part_of_a_text_can_be_lost() -> None:
+    source = "{% for m in messages %}{{ m.content.split('|')[0] }}{% endfor %}"
+    tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user("said | unsaid")])
+    assert [(one.text, one.why) for one in tokens.lost] == [("| unsaid", "the template leaves out a part of it")]
+
+
+@pytest.mark.parametrize("said", ["{{ m.content | upper }}", "{{ m.content | tojson }}", "{{ m.content.strip() }}"])
+def test_text_that_is_written_in_another_way_is_not_lost(said: str) -> None:
+    source = "{% for m in messages %}" + said + "{% endfor %}"
+    renderer = create_renderer(POCKET, chat_template=source, lost="error")
+    assert renderer.render([user(' Straße "7"\n\tend ')]).lost == []
+
+
+# -- what is said of it
+
+
+def test_a_warning_says_so_and_points_at_the_caller() -> None:
+    renderer = make_renderer("llama-3.1", lost="warn")
+    with pytest.warns(LostTextWarning, match="message 1, reasoning_content: .*They greet me") as caught:
+        renderer.render([HI, THOUGHT])
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_an_error_names_message_and_field() -> None:
+    renderer = make_renderer("llama-3.1", lost="error")
+    with pytest.raises(LostTextError, match="They greet me") as caught:
+        renderer.render([HI, THOUGHT])
+    assert (caught.value.message, caught.value.field) == (1, "reasoning_content")
+    assert isinstance(caught.value, InputError)
+    assert renderer.render([HI]).lost == []
+
+
+def test_nothing_is_said_where_it_is_ignored_or_where_nothing_is_lost() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make_renderer("llama-3.1", lost="ignore").render([HI, THOUGHT]).lost
+        make_renderer("qwen3", lost="warn").render([HI, THOUGHT, user("Bye")])
+
+
+def test_the_setting_is_checked() -> None:
+    with pytest.raises(RendererError, match="lost is one of 'warn', 'error', 'ignore'"):
+        create_renderer(POCKET, lost="raise")
+    assert create_renderer(POCKET).lost is LostPolicy.WARN
+
+
+# -- the bridge
+
+
+def test_the_bridge_reports_what_new_messages_lose() -> None:
+    renderer = make_renderer("qwen3", lost="warn")
+    prompt = renderer.render_ids([HI], add_generation_prompt=True)
+    answer = [*renderer.tokenizer.encode("Hello!"), renderer.get_stop_token_ids()[0]]
+    with pytest.warns(LostTextWarning, match="Answer in French"):
+        bridged = renderer.bridge_to_next_turn(prompt, answer, [developer("Answer in French."), user("Bye")])
+    assert bridged is not None
+    assert [(one.message, one.field) for one in bridged.lost] == [(0, "content")]
+    assert bridged.notes == [f"new {bridged.lost[0]}"]
+
+
+def test_new_messages_of_a_bridge_take_the_form_that_the_template_reads() -> None:
+    renderer = make_renderer("qwen3", lost="error")
+    prompt = renderer.render_ids([HI], add_generation_prompt=True)
+    answer = [*renderer.tokenizer.encode("Hello!"), renderer.get_stop_token_ids()[0]]
+    plain, parts = (
+        renderer.bridge_to_next_turn(prompt, answer, [user(content)]) for content in ("Bye\nnow", text("Bye", "now"))
+    )
+    assert plain is not None
+    assert parts is not None
+    assert plain.token_ids == parts.token_ids
+    assert (plain.changes, [change.field for change in parts.changes]) == ([], ["content"])
+    with pytest.raises(InputError, match=r"message 0, content\.0: is a part of type 'image'"):
+        renderer.bridge_to_next_turn(prompt, answer, [user([{"type": "image"}])])
