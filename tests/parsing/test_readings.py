@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -93,11 +92,9 @@ def test_the_strict_reading_reports_such_attempts_and_keeps_the_text_exact(name:
     assert all(call.status is CallStatus.MALFORMED and not call.ok for call in parsed.attempts)
     assert case.problem in parsed.attempts[0].problem
     assert [call.index for call in parsed.attempts] == list(range(len(case.calls)))
-    first = parsed.attempts[0]
-    whole = make_renderer(case.family).tokenizer
-    assert json.dumps("look")[1:-1] in whole.decode(
-        ids_of(make_renderer(case.family), (case.text,))[slice(*first.span)]
-    )
+    made = make_renderer(case.family)
+    shown = made.tokenizer.decode(ids_of(made, (case.text,))[slice(*parsed.attempts[0].span)])
+    assert "look" in shown
 
 
 @pytest.mark.parametrize("name", UNCLOSED)

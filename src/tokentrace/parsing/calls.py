@@ -42,7 +42,7 @@ class CallParser:
         if calls.section_open and (yield from reader.sees(calls.section_open[0])):
             yield from self._section()
             return
-        if calls.section_open:
+        if calls.named_section:
             self.misplaced = self.misplaced or f"the call stands outside of {calls.grammar.section_open.strip()!r}"
         while True:
             yield from self._delimited()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
@@ -13,6 +15,7 @@ from .marked import MarkedBytes, mark, parts, pieces, unforgeable
 from .reader import Marks
 
 Pieces = tuple[bytes, ...]
+_LETTERS: Final = frozenset(string.ascii_letters.encode())
 
 
 def _lead(data: bytes) -> bytes:
@@ -66,6 +69,8 @@ class CompiledCalls:
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
         """Whether calls have no delimiter of their own, and are known by what they hold."""
+        self.named_section = any(set(piece[5:]) & _LETTERS for piece in self.section_open if unforgeable(piece))
+        """Whether the section opens with a name in a tag, which another name is not."""
         self.inner = bool(self.open) and (bool(self.head and self.head[0][0]) or grammar.style is Style.JSON_CALL)
         """Whether several calls can stand inside one pair of delimiters."""
         self.openers: list[bytes] = []

@@ -228,7 +228,9 @@ class Output:
             span=self.span(attempt.start, stop),
         )
         self.calls.append(call)
-        self.parts.append(Part(PartKind.TOOL_CALL, call.raw, call.span, call.index))
+        lead = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""
+        self.parts.append(Part(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead if lead.isspace() else ""))
+        self._stop = stop
         self.events.append(CallFinished(call.index, call))
 
 

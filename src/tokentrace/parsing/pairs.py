@@ -19,6 +19,12 @@ _DEEPEST: Final = 64
 """How far elements may be nested."""
 
 
+def _nothing(schema: Schema) -> tuple[Any, bool]:
+    """What an empty element is where neither text nor null is admitted: a list or an object that is empty."""
+    types = schema.types() or ()
+    return ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
+
+
 class PairReader:
     """Reads arguments one by one."""
 
@@ -261,6 +267,8 @@ class PairReader:
             if not children:
                 text = output.text(start, found.start)
                 value, sure = read_value(text, schema)
+                if not sure and not text and schema is not None:
+                    value, sure = _nothing(schema)
                 if not sure:
                     attempt.blame(CallStatus.INVALID_JSON, f"{name!r} is not of its type")
                 return True, value, found.start

@@ -120,7 +120,7 @@ class TurnParser:
         start = reader.at
         if output.loose and (yield from self._stays_open()):
             found = yield from reader.find(compiled.in_open_reasoning, output.reasoning)
-            if self.calls is not None and found is not None and found.kind == "call":
+            if self.calls is not None and found is not None and found.kind != "stop":
                 self.calls.misplaced = "the call stands inside reasoning that is not closed"
                 return
         else:
