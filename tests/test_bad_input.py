@@ -47,7 +47,8 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>"]
 TOKENIZER = Tokenizer(byte_tokenizer_json(CONTROLS), name="bytes")
-RENDERER = create_renderer(TOKENIZER, "default", chat_template=TEMPLATE)
+RENDERER = create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, lost="ignore")
+AS_GIVEN = create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, lost="ignore", messages="as_given")
 USER = {"role": "user", "content": "hi"}
 
 
@@ -173,7 +174,7 @@ def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
         "{% for m in messages %}{% if '</think>' in m.content or m.role == 'critic' %}{% endif %}"
         "{{ m.role }}{% endfor %}"
     )
-    renderer = create_renderer(TOKENIZER, "default", chat_template=source)
+    renderer = create_renderer(TOKENIZER, "default", chat_template=source, lost="ignore")
     assert renderer.render([{"role": "critic", "content": "x"}]).text == "critic"
     with pytest.raises(InputError, match="no known role"):
         renderer.render([{"role": "</think>", "content": "x"}])
@@ -214,6 +215,36 @@ def test_bottomless_values(value: Any) -> None:
         RENDERER.render([USER], tools=[{"name": "f", "parameters": {"a": value}}])
     with pytest.raises(TokentraceError):
         RENDERER.render([{"role": "tool", "content": {"a": value}}])
+
+
+def shared() -> list[Any]:
+    """A small value that is as large as the universe when it is printed."""
+    value: list[Any] = ["x"]
+    for _ in range(200):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize("renderer", [RENDERER, AS_GIVEN], ids=["adapt", "as_given"])
+@pytest.mark.parametrize(
+    "value",
+    [nested(10_000, lambda v: {"k": v}), nested(10_000, lambda v: [v]), circular(), circular_list(), shared()],
+    ids=["dicts", "lists", "circular", "circular_list", "shared"],
+)
+def test_bottomless_values_are_input_errors_that_name_the_field(value: Any, renderer: Any) -> None:
+    for messages, field in (
+        (calls(call(arguments={"a": value})), "tool_calls.0.function.arguments"),
+        ([USER, {"role": "tool", "content": {"a": value}}], "content"),
+        ([USER, {"role": "user", "content": [{"type": "text", "text": "x", "more": value}]}], "content.0"),
+    ):
+        with pytest.raises(InputError, match=r"contains itself|holds more than") as caught:
+            renderer.render(messages)
+        assert (caught.value.message, caught.value.field) == (1, field)
+    with pytest.raises(InputError, match=r"contains itself|holds more than"):
+        renderer.render([USER], tools=[{"name": "f", "parameters": {"a": value}}])
+    assert renderer.render([{**USER, "more": value}]).lost == []
+    with pytest.raises(InputError, match=r"kwargs\.more: "):
+        create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, more=value)
 
 
 def test_a_large_message() -> None:
@@ -288,23 +319,41 @@ VALUES = {
 }
 
 
+NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "nested")
+"""Values that transformers gives to the template as ``"<set>"``, and that are refused unless messages stay as given."""
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_values_that_are_not_quite_json(name: str) -> None:
     messages = calls(call(arguments={"value": VALUES[name], "after": "x"}))
     expected, _ = render_jinja_template([messages], chat_template=TEMPLATE)
-    rendered = RENDERER.render(messages)
+    rendered = AS_GIVEN.render(messages)
     assert rendered.text == expected[0]
     assert set(rendered.fields) >= {"tool_calls.0.function.name"}
     content = [{"role": "tool", "content": {"value": VALUES[name]}}]
-    expected, _ = render_jinja_template([content], chat_template=TEMPLATE)
-    assert RENDERER.render(content).text == expected[0]
+    expected_content, _ = render_jinja_template([content], chat_template=TEMPLATE)
+    assert AS_GIVEN.render(content).text == expected_content[0]
+    if name not in NOT_JSON:
+        assert RENDERER.render(messages).text == expected[0]
+        assert RENDERER.render(content).text == expected_content[0]
+        return
+    with pytest.raises(InputError, match="which JSON has not") as caught:
+        RENDERER.render(messages)
+    assert caught.value.message == 1
+    assert (caught.value.field or "").startswith("tool_calls.0.function.arguments.value")
 
 
 def test_tools_that_are_not_quite_json() -> None:
     for name in ("enum", "tuple", "numpy_int", "ordered", "huge_int", "int_keys", "nested", "object"):
         tools = [{"name": "f", "parameters": {"type": "object", "x": VALUES[name]}}]
         expected, _ = render_jinja_template([[USER]], tools=tools, chat_template=TEMPLATE)
-        assert RENDERER.render([USER], tools=tools).text == expected[0], name
+        assert AS_GIVEN.render([USER], tools=tools).text == expected[0], name
+        if name not in NOT_JSON:
+            assert RENDERER.render([USER], tools=tools).text == expected[0], name
+            continue
+        with pytest.raises(InputError, match="which JSON has not") as caught:
+            RENDERER.render([USER], tools=tools)
+        assert (caught.value.field or "").startswith("tools.0.parameters.x")
 
 
 def test_messages_that_are_not_quite_mappings() -> None:

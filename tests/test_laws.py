@@ -1,6 +1,7 @@
 """The laws of rendering, for every family and for text made to break them.
 
-- No control token comes from a field of an untrusted role; with nobody trusted, none from any field.
+- No control token comes from a field of an untrusted role or from a schema, none that ends or begins a turn from
+  an assistant's; with nobody trusted, none from any field.
 - The control tokens of a conversation are those of its scaffold, whatever its fields say.
 - Ids, messages, fields and mask have one entry per token; only assistants sample.
 - The ids spell the rendered text.
@@ -173,8 +174,15 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     if rendered is not None:
         for origin, control in zip(rendered.origins, rendered.control.tolist(), strict=True):
             if control and origin is not None:
-                assert origin[0] in ("messages", "tools"), origin
-                assert origin[0] == "tools" or messages[origin[1]]["role"] not in untrusted, origin
+                assert origin[0] == "messages", origin
+                assert messages[origin[1]]["role"] not in untrusted, origin
+        bounds = turn_bounds(family)
+        of_assistants = [
+            index
+            for index, origin in zip(rendered.token_ids, rendered.origins, strict=True)
+            if origin is not None and origin[2:] != ("role",) and messages[origin[1]]["role"] == "assistant"
+        ]
+        assert not bounds & set(of_assistants)
         check_shape(family, rendered, messages)
     nobody = attempt(renderer(family, ""), messages, tools, prompt)
     if nobody is None:
@@ -189,6 +197,14 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     if harmless is None or scaffold(harmless) != scaffold(nobody):  # the template looked at what the fields say
         return
     assert Counter(harmless.ids[harmless.control].tolist()) == Counter(nobody.ids[nobody.control].tolist())
+
+
+@per_vocabulary
+def turn_bounds(family: str) -> frozenset[int]:
+    """Control tokens that end a turn, or stand in the turn of a user."""
+    made = renderer(family)
+    asked = made.render([{"role": "user", "content": "question"}])
+    return frozenset({*made.get_stop_token_ids(), *asked.ids[asked.control].tolist()})
 
 
 def scaffold(rendered: RenderedTokens) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
@@ -16,6 +19,7 @@ from tokentrace import RenderedTokens, create_renderer
 from tokentrace.pocket import EXAMPLE, POCKET
 from tokentrace.show import html_fragment, html_page, json_view, plain_view, text_view
 from tokentrace.show.pieces import Kind, blocks, counts, edited, pieces, stops, token_texts
+from tokentrace.show.rows import rows_page
 from tokentrace.tokens.visible import visible
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&<style>*{}</style><!-- ]]> \u202e\x1b[31m\x00 \u2028"
@@ -32,6 +36,8 @@ class Page(HTMLParser):
         self.text: list[str] = []
         self.shown: list[str] = []
         self.scripts: list[str] = []
+        self.inline: dict[str, list[str]] = {"script": [], "style": []}
+        """What a browser would run or apply, if it may."""
         self.feed(text)
         self.close()
         assert not self.open
@@ -40,6 +46,8 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
+        if tag == "style" or (tag == "script" and "type" not in dict(attrs)):
+            self.inline[tag].append("")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -49,12 +57,47 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in self.inline and "type" not in self.tags[-1][1]:
+            self.inline[self.open[-1]][-1] += data
         if self.open and self.open[-1] == "script":
             self.scripts.append(data)
         elif not self.open or self.open[-1] not in ("style", "u"):
             self.text.append(data)
             if "section" in self.open and "s" in self.open:
                 self.shown.append(data)
+
+    @property
+    def policy(self) -> dict[str, list[str]]:
+        """What the page allows, by directive."""
+        (content,) = (
+            str(attributes["content"])
+            for tag, attributes in self.tags
+            if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+        )
+        return {name: sources for name, *sources in map(str.split, content.split(";"))}
+
+
+def sources(texts: list[str]) -> list[str]:
+    """Texts as a policy names them."""
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    return [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests] or ["'none'"]
+
+
+def assert_only_its_own_code_runs(text: str) -> None:
+    """The law of every page that we write: its own script and style sheet, by hash, and nothing else."""
+    page = Page(text)
+    assert page.policy == {
+        "default-src": ["'none'"],
+        "style-src": sources(page.inline["style"]),
+        "script-src": sources(page.inline["script"]),
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    assert all(page.inline["style"])
+    for tag, attributes in page.tags:
+        assert attributes.get("type") == "application/json" or tag != "script" or not attributes
+        assert not {name for name in attributes if name.startswith("on") or name in ("style", "src", "href", "srcset")}
+        assert not [value for value in attributes.values() if "javascript:" in (value or "") and tag != "meta"]
 
 
 def example() -> RenderedTokens:
@@ -161,6 +204,28 @@ def test_html_refers_to_nothing_outside(make: Any) -> None:
     assert not re.search(r"https?://|//[a-z]|@import|url\(", re.sub(r"(?m)^\s*//.*$", "", text))
     for _, attributes in Page(text).tags:
         assert not {"src", "href", "srcset", "action"} & set(attributes)
+
+
+@pytest.mark.parametrize("make", [lambda: html_page(example()), lambda: html_page(hostile(), EVIL)])
+def test_a_page_runs_and_applies_nothing_but_its_own_by_hash(make: Callable[[], str]) -> None:
+    assert_only_its_own_code_runs(make())
+
+
+def test_a_page_of_rows_runs_and_applies_nothing_but_its_own_by_hash() -> None:
+    assert_only_its_own_code_runs(rows_page([(EVIL, hostile()), ("two", example())], EVIL))
+
+
+def test_colours_by_message_are_classes_of_the_style_sheet() -> None:
+    """A style attribute would be blocked: each class that a row has must be one that the sheet gives a hue."""
+    page = Page(html_page(example()))
+    rows = {attributes["class"] for tag, attributes in page.tags if tag == "section"}
+    assert len(rows) > 3
+    (sheet,) = page.inline["style"]
+    for name in rows:
+        assert f".tt .{str(name).split()[1]}{{--h:" in sheet
+    many = create_renderer(POCKET).render([{"role": "user", "content": "a"}] * 40)
+    for attributes in (found for tag, found in Page(html_page(many)).tags if tag == "section"):
+        assert f".tt .{str(attributes['class']).split()[1]}{{--h:" in sheet
 
 
 @pytest.mark.parametrize("make", [lambda r: html_page(r, EVIL), html_fragment])

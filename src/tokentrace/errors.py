@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 
@@ -104,3 +104,35 @@ def place(message: int | None, field: str | None) -> str:
     if field:
         parts.append(field)
     return ", ".join(parts) + ": " if parts else ""
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: short whatever it is, and of what it contains only names and number.
+
+    What came from outside may be nested without end, hold a number of a million digits, or repeat a key that is secret.
+
+    >>> print(shown("x" * 3), shown([1, 2.5]), shown([0] * 99), shown({"error": {"key": "secret"}}))
+    'xxx' [1, 2.5] a list of 99 an object with error
+    """
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        try:
+            return _cut(repr(value))
+        except ValueError:  # Python writes no integer of more than some thousand digits
+            return f"an integer of {value.bit_length() if isinstance(value, int) else 'many'} bits"
+    if isinstance(value, Mapping):
+        names = [_cut(key, 40) if isinstance(key, str) else type(key).__name__ for key in list(value)[:8]]
+        return f"an object with {', '.join(names)}{', …' if len(value) > 8 else ''}" if names else "an empty object"
+    if isinstance(value, list | tuple):
+        if len(value) <= 4 and all(one is None or isinstance(one, bool | int | float | str) for one in value):
+            inner = ", ".join(map(shown, value))
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, Sequence):
+        return f"a {type(value).__name__} of {len(value)}"
+    shape = getattr(value, "shape", None)
+    what = "a numpy" if type(value).__module__ == "numpy" else "an object of type"
+    return f"{what} {type(value).__name__}{f' of shape {shape}' if isinstance(shape, tuple) and shape else ''}"
+
+
+def _cut(text: str, most: int = 120) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,7 +1,8 @@
-"""Files that are there whole or not at all, and folders that one process writes to at a time."""
+"""Files that are there whole or not at all, files that are nobody else's, folders with one writer at a time."""
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
@@ -16,12 +17,31 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole, or not at all."""
+def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a file that is there whole, or not at all; a `private` one is for its owner alone."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
-    draft.write_bytes(data)
-    sync(draft)
-    os.replace(draft, path)
+    try:
+        with open(draft, "xb", opener=owned if private else None) as file:
+            file.write(data)
+        sync(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def owned(path: str, flags: int) -> int:
+    """An `opener` for files that only their owner may read. Links are not followed: whoever may write to the folder
+    could have them point anywhere.
+
+    A file that is there keeps the mode that it has.
+    """
+    try:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP and Path(path).is_symlink():
+            raise InputError(f"{path} is a link, and not followed: put the file itself there, or remove it") from error
+        raise
 
 
 def lock(file: IO[Any], problem: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tokentrace
-from tests.test_show import Page
+from tests.test_show import Page, assert_only_its_own_code_runs
 from tokentrace import InputError, create_renderer
 from tokentrace.cli import COMMANDS, main
 from tokentrace.cli.inputs import parse_json, parse_kwargs, read_conversation
@@ -79,7 +79,7 @@ def test_a_terminal_gets_colours(chat: Path) -> None:
 
 def test_html_goes_to_stdout_or_to_a_file(chat: Path, tmp_path: Path) -> None:
     shown = run("render", chat, "-f", "html")
-    Page(shown.stdout)
+    assert_only_its_own_code_runs(shown.stdout)
     out = tmp_path / "report.html"
     result = run("render", chat, "-f", "html", "-o", out)
     assert result.stdout == ""
@@ -140,6 +140,17 @@ def test_kwargs_are_json_where_they_can_be() -> None:
     assert parse_kwargs(given) == {
         "a": 2, "b": True, "c": "plain text", "d": {"x": [1]}, "e": "x=y", "f": "", "g": None,
     }  # fmt: skip
+    assert parse_kwargs(["a=True", "b=False", "c=None", 'd="True"', "e=Truely"]) == {
+        "a": True, "b": False, "c": None, "d": "True", "e": "Truely",
+    }  # fmt: skip
+
+
+def test_kwargs_that_the_template_does_not_read_are_refused_with_the_nearest_name(chat: Path) -> None:
+    result = run("render", chat, "-g", "--kwargs", "enable_thinkin=False")
+    assert result.exit_code != 0
+    assert "did you mean enable_thinking?" in result.stderr
+    silent = run("render", chat, "-g", "--kwargs", "enable_thinking=False", "-f", "json")
+    assert json.loads(silent.stdout)["text"].endswith("<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +270,7 @@ def test_the_demo_of_rendering_shows_writes_and_explains(tmp_path: Path) -> None
     assert "247 of 621 tokens are sampled" in result.stdout
     assert "the user typed <|end|> <|turn|> <|end|>. It stayed text: 0 control tokens" in result.stdout
     assert str(out) in result.stdout.replace("\n", "")
-    Page(out.read_text(encoding="utf-8"))
+    assert_only_its_own_code_runs(out.read_text(encoding="utf-8"))
 
 
 def test_the_demo_compares_paths_and_writes_what_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +281,9 @@ def test_the_demo_compares_paths_and_writes_what_it_made(tmp_path: Path, monkeyp
     ours = summary["paths"]["tokentrace"]
     assert (ours["rollouts"], ours["breaks"], ours["samples"], ours["mismatched_tokens"]) == (6, 0, 6, 0)
     assert ours["largest_logprob_gap"] < 1e-4
-    Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert_only_its_own_code_runs((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    for remark in summary["remarks"]:
+        assert remark in result.stdout
     files = list((tmp_path / "out" / "trajectories").rglob("*.tt"))
     assert len(files) == 18
     for path, row in summary["paths"].items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -18,8 +19,14 @@ from click.testing import CliRunner, Result
 
 from tokentrace import create_renderer
 from tokentrace.cli import main
+from tokentrace.cli.rollout import _Display
 from tokentrace.data.tables import read_metadata, read_samples
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines.routing import Router
+from tokentrace.engines.scripted import Fault, ScriptedEngine
 from tokentrace.pocket import POCKET
+from tokentrace.rollout.loop import Agent, Task
+from tokentrace.rollout.patience import Outage
 from tokentrace.rollout.store import RolloutStore
 
 ROOT = Path(__file__).parents[2]
@@ -252,6 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         entries = [{"id": one, "prob": 0.5} for one in ids]
         answer = {
             "tokens": ids,
+            "timings": {"cache_n": len(prompt) - 1},
             "tokens_evaluated": len(prompt),
             "stop_type": "eos",
             "completion_probabilities": entries,
@@ -290,28 +298,69 @@ def test_two_servers_a_file_of_rows_and_a_tool_from_yaml(tmp_path: Path, servers
     urls = ", ".join(server.url for server in servers)
     config.write_text(
         f"engine: {{kind: llama.cpp, urls: [{urls}], http: {{retries: 0}}}}\ntokenizer: {POCKET}\n"
-        "tools_file: tools.yaml\ndata: {file: rows.jsonl}\noutput: out\n",
+        "tools_file: tools.yaml\ndata: {file: rows.jsonl}\noutput: out\npatience: 0\n",
         encoding="utf-8",
     )
     out = tmp_path / "out"
     for server in servers:
         server.broken = True
-    failed = run(config, "-o", out)
-    assert failed.exit_code == 1, failed.output
-    assert "engine 4" in failed.stdout
-    for server in servers:
-        server.broken = False
-    result = run(config, "-o", out, "--retry", "--json", "-q")
+    stopped = run(config, "-o", out)
+    assert stopped.exit_code == 3, stopped.output
+    assert "stopped: the engine did not answer for 0 s: no endpoint answered" in stopped.stderr
+    assert "0 of 4 rollouts are finished and kept; the same command goes on with the rest" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    servers[0].broken = False
+    result = run(config, "-o", out, "--json")
     assert result.exit_code == 0, result.output
     metrics = json.loads(result.stdout)
+    assert [one["name"] for one in metrics["circuits"]] == [server.url for server in servers]
+    assert [one["state"] for one in metrics["circuits"]] == ["closed", "open"]
+    assert metrics["circuits"][1]["failed"] >= 1
+    assert f"{servers[0].url} closed; {servers[1].url} open for" in result.stderr
     assert (metrics["ends"], metrics["tool_calls"], metrics["reward"]) == ({"answer": 4}, 4, 1.25)
+    assert metrics["prompt_tokens"] - metrics["cached_tokens"] == 8, "all but one token of each prompt"
+    assert "cached tokens" in result.stderr
     store = RolloutStore(out)
     streams = [trajectory.stream().tolist() for _, trajectory in store.trajectories()]
     finished = {row["metadata"]["level"]: row["messages"] for row in store.finished}
     store.close()
     assert [finished[number][2]["content"] for number in range(4)] == [f"the word is w{number}" for number in range(4)]
+    servers[1].broken = False
+    both = run(config, "-o", tmp_path / "both", "--json", "-q")
+    assert {one["failed"] for one in json.loads(both.stdout)["circuits"]} == {0}
     assert all(server.prompts for server in servers), "both were used"
     for prompt in [prompt for server in servers for prompt in server.prompts]:
         assert any(stream[: len(prompt)] == prompt for stream in streams), "what was sent is what is kept"
     trained = [sample.ids[sample.mask].tolist() for sample in read_samples(out / "rows.parquet")]
     assert trained == [CALL + ANSWER] * 4
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["a file", "a terminal"])
+def test_progress_shows_circuits_and_outages(
+    terminal: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(_Display, "_EVERY", 0.0)
+    engines = [ScriptedEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
+    engines[1].faults.append(Fault.UNAVAILABLE)
+    router = Router(engines, names=["http://a", "http://b"])
+    asyncio.run(router.generate([1], SamplingParams(1), session="x"))
+    asyncio.run(router.generate([1], SamplingParams(1), session="y"))
+    store = RolloutStore(tmp_path)
+    with _Display(2, store, False, router) as display:
+        display.outage(Outage("connection refused", 0, 1, 60))
+        display.outage(Outage("connection refused", 1, 2, 59))
+        display.outage(None)
+        display.update(asyncio.run(Agent(router, RENDERER).run(Task([{"role": "user", "content": "?"}]))))
+    store.close()
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("asking again in 1 s, the run stops in 60 s; connection refused") == 1
+    assert "asking again in 2 s" not in said, "now and then, not each time"
+    assert "the engine answers again" in said
+    assert "engines: 1 closed, http://b open for" in said
+    assert "1 of 2 rollouts" in said or terminal
+    quiet = _Display(2, store, True, engines[0])
+    quiet.outage(Outage("connection refused", 0, 1, 60))
+    assert capsys.readouterr().err == ""

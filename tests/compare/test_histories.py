@@ -16,7 +16,7 @@ from tests.assets import family_dir
 from tests.conversations import AGENT, CONVERSATIONS, HI, SIMPLE, assistant, user
 from tests.oracle import hf_ids, hf_tokenizer
 from tests.support import SPECIAL, make_renderer, per_vocabulary, some, tokenizer_json_for
-from tests.test_show import EVIL, Page
+from tests.test_show import EVIL, Page, assert_only_its_own_code_runs
 from tokentrace import Renderer, TemplateError, Tokenizer, TokentraceError, create_renderer
 from tokentrace.compare.histories import Comparison, HistoryReport, Shown, Step, Verb, View, compare_histories
 from tokentrace.compare.histories.differences import PAIRS, differing
@@ -624,6 +624,10 @@ def hostile() -> HistoryReport:
         user("more"),
     ]
     return compare_histories(made_up(LAST_ONLY), messages)
+
+
+def test_a_page_runs_and_applies_nothing_but_its_own_by_hash() -> None:
+    assert_only_its_own_code_runs(html_page(hostile(), EVIL))
 
 
 @pytest.mark.parametrize("limit", [20, 10_000])

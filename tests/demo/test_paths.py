@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.test_show import Page
+from tests.test_show import Page, assert_only_its_own_code_runs
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import BreakCause
 from tokentrace.demo.paths import (
@@ -21,12 +21,14 @@ from tokentrace.demo.paths import (
     PathReport,
     compare_paths,
     path_samples,
-    run_path,
+    roll_out,
     sampled_turns,
+    score_path,
     score_row,
     trained_row,
 )
 from tokentrace.demo.rollouts import question_tasks
+from tokentrace.demo.trials import Demo, Trial
 from tokentrace.demo.views import MEASURES, demo_json, demo_page, demo_text
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import Completion, SamplingParams
@@ -57,10 +59,10 @@ async def record(path: ClientPath, count: int, seed: int) -> tuple[PathReport, R
     engine = Recording()
     tasks = question_tasks(seed, count)
     try:
-        report = await run_path(path, tasks, seed=seed, renderer=RENDERER, engine=engine, model=MODEL)
+        report = await roll_out(path, tasks, seed=seed, renderer=RENDERER, engine=engine)
     finally:
         await engine.close()
-    return report, engine
+    return await score_path(report, RENDERER, MODEL), engine
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +129,26 @@ def test_the_first_turns_are_the_same_by_every_path(recorded: Any) -> None:
         assert first[0] == first[1] == first[2]
 
 
+def shown(reports: list[PathReport], seed: int) -> Demo:
+    """What the views are given, with these rollouts for every trial."""
+    return Demo(seed, reports, [Trial(f"trial {at}", "", 0.0, at == 2, reports) for at in range(3)])
+
+
+def test_what_is_remembered_is_what_each_path_would_have_sampled_alone(recorded: Any) -> None:
+    together = asyncio.run(compare_paths(RENDERER, rollouts=ROLLOUTS, seed=0, model=MODEL))
+    for report in together:
+        alone, _ = recorded[report.path]
+        for one, other in zip(report.rollouts, alone.rollouts, strict=True):
+            assert one.trajectory.stream().tolist() == other.trajectory.stream().tolist()
+        assert report.causes == alone.causes
+        assert (report.mismatched, report.foreign) == (alone.mismatched, alone.foreign)
+
+
 def test_a_seed_gives_one_table_and_another_seed_another() -> None:
     def table(seed: int) -> tuple[dict[str, Any], list[list[int]]]:
         reports = asyncio.run(compare_paths(RENDERER, rollouts=3, seed=seed, model=MODEL))
-        found = demo_json(reports, seed)["paths"]
+        found = demo_json(shown(reports, seed))["paths"]
         for row in found.values():
-            del row["seconds"]
             for name in ("mean_logprob_gap", "largest_logprob_gap"):
                 row[name] = round(row[name], 4)
         return found, [one.trajectory.stream().tolist() for report in reports for one in report.rollouts]
@@ -216,16 +232,16 @@ def test_the_page_escapes_whatever_was_said() -> None:
     for path in ClientPath:
         rollout, breaks = scripted(path, *turns, name=name)
         scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL)
-        reports.append(PathReport(path, [rollout], breaks, [scored], 1.0))
-    page = demo_page(reports, RENDERER, 0)
+        reports.append(PathReport(path, [rollout], breaks, [scored]))
+    page = demo_page(shown(reports, 0), RENDERER)
+    assert_only_its_own_code_runs(page)
     plain = Console(width=200, record=True, file=io.StringIO())
-    plain.print(demo_text(reports))
+    plain.print(demo_text(shown(reports, 0)))
     assert "\x1b[31mred" not in plain.export_text(styles=False)
     assert "<script" not in page
     assert "<img" not in page
     assert "<b onclick" not in page
     assert "&lt;img src=x onerror=alert(3)&gt;␛" in page
-    assert "default-src 'none'" in page
     said = "".join(Page(page).text)
     assert "<b onclick=alert(5)>" in said
     assert "<script>alert(1)</script>" in said

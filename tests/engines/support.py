@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -44,6 +44,37 @@ class Reply:
             yield piece
         if self.breaks_off:
             raise httpx2.ReadError("the peer is gone")
+
+
+class Model:
+    """A model that says the same after any prompt, and a server that tells its logprobs in one of the ways there are.
+
+    What is drawn is drawn at random, as real servers do; `told` is what they tell of it.
+    """
+
+    def __init__(self, mode: str, logits: Sequence[float], seed: int = 0) -> None:
+        self._mode = mode
+        self._logits = np.asarray(logits, np.float64)
+        self._random = np.random.default_rng(seed)
+
+    def _logprobs(self, temperature: float, top_k: int) -> Any:
+        scaled = self._logits / (temperature or 1.0)
+        if top_k > 0:
+            scaled = np.where(scaled < np.sort(scaled)[-top_k], -np.inf, scaled)
+        return scaled - np.log(np.exp(scaled - scaled.max()).sum()) - scaled.max()
+
+    def told(self, temperature: float, top_k: int) -> tuple[int, Any, list[int]]:
+        """The token drawn, the logprobs that are told of all, and the tokens in the order of their rank."""
+        drawn = int(self._random.choice(len(self._logits), p=np.exp(self._logprobs(temperature, top_k))))
+        if temperature == 0:
+            drawn = int(self._logits.argmax())
+        told = {
+            "processed": self._logprobs(temperature, top_k),
+            "scaled": self._logprobs(temperature, 0),
+            "raw": self._logprobs(1.0, 0),
+            "logits": self._logits + 20.0,
+        }[self._mode]
+        return drawn, told, np.argsort(-told, kind="stable").tolist()
 
 
 def json_reply(value: Any, status: int = 200, **headers: str) -> Reply:

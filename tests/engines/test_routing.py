@@ -19,7 +19,7 @@ from tokentrace.engines.protocol import (
     LogprobKind,
     SamplingParams,
 )
-from tokentrace.engines.routing import Router
+from tokentrace.engines.routing import CircuitState, Router, circuits_of
 from tokentrace.engines.scripted import Fault, ScriptedEngine
 
 SAMPLING = SamplingParams(4)
@@ -308,6 +308,48 @@ def test_engines_whose_rows_could_not_be_told_apart_are_refused() -> None:
     with pytest.raises(EngineError, match="different kinds: processed, raw"):
         agreed({}, {"logprobs": LogprobKind.RAW})
     with pytest.raises(EngineError, match="different kinds: processed, unknown"):
-        agreed({}, {"logprobs": None})
+        agreed({}, {"logprobs": LogprobKind.UNKNOWN})
     with pytest.raises(EngineError, match="at least one"):
         agreed()
+
+
+def test_circuits_say_which_endpoints_are_left_alone() -> None:
+    async def run() -> None:
+        clock = Clock()
+        engines = endpoints(2)
+        router = Router(engines, rest=5, clock=clock, names=["http://a", "http://b"])
+
+        def states() -> list[CircuitState]:
+            return [one.state for one in router.circuits]
+
+        assert states() == [CircuitState.CLOSED, CircuitState.CLOSED]
+        engines[0].faults.append(Fault.UNAVAILABLE)
+        assert await ask(router) == 1
+        assert states() == [CircuitState.OPEN, CircuitState.CLOSED]
+        assert list(map(str, router.circuits)) == ["http://a open for 5 s, failed 1 time", "http://b closed"]
+        clock.now = 6
+        assert states() == [CircuitState.HALF_OPEN, CircuitState.CLOSED]
+        assert await ask(router) == 0
+        assert states() == [CircuitState.CLOSED, CircuitState.CLOSED]
+        assert router.circuits[0].described() == {"name": "http://a", "state": "closed", "running": 0, "failed": 1}
+        assert circuits_of(engines[0]) == []
+        with pytest.raises(EngineError, match="1 names for 2 engines"):
+            Router(engines, names=["http://a"])
+
+    asyncio.run(run())
+
+
+def test_an_endpoint_that_answers_again_shares_the_work_at_once() -> None:
+    async def run() -> None:
+        clock = Clock()
+        engines = endpoints(2)
+        router = Router(engines, rest=100, clock=clock)
+        for engine in engines:
+            engine.faults.append(Fault.UNAVAILABLE)
+        with pytest.raises(EngineUnavailable):
+            await ask(router)
+        engines[0].faults.append(Fault.UNAVAILABLE)
+        assert await ask(router) == 1, "both rest, both are tried"
+        assert [one.state for one in router.circuits] == [CircuitState.OPEN, CircuitState.CLOSED]
+
+    asyncio.run(run())

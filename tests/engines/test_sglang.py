@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.support import Fake, Reply, answer_bytes, cut, json_reply, recording, same
+from tests.engines.support import Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
 from tokentrace.engines.answers import collected
 from tokentrace.engines.protocol import (
     Capabilities,
@@ -284,13 +284,15 @@ def test_no_id_begins_with_another(left: str, right: str) -> None:
 # -- connecting
 
 
-def served(*, processed: bool = True, **model: Any) -> Fake:
+def served(*, mode: str = "scaled", **model: Any) -> Fake:
     """The shapes of SGLang's documentation; the sampled answer is a recorded one."""
+    served_model = Model(mode, np.linspace(0.0, -2.0, 64))
 
     def generate(body: Any) -> Any:
         answer = recording("sglang_generate_prompt_lp")["response"]
-        top = -2.0 if body["sampling_params"]["temperature"] == 1.0 or not processed else -5.0
-        answer["meta_info"]["output_top_logprobs"] = [[[top, 131, None]]]
+        params = body["sampling_params"]
+        _, logprobs, ranked = served_model.told(params["temperature"], max(params["top_k"], 0))
+        answer["meta_info"]["output_top_logprobs"] = [[[logprobs[ranked[0]], ranked[0], None]]]
         return answer
 
     fake = Fake().on(GENERATE, generate)
@@ -308,15 +310,15 @@ def connect(fake: Fake, **options: Any) -> Capabilities:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("processed", [True, False])
-def test_connecting_finds_out_what_a_server_can_do(processed: bool) -> None:
-    assert connect(served(processed=processed), vocab_size=1024) == Capabilities(
+@pytest.mark.parametrize("mode", ["processed", "scaled", "raw"])
+def test_connecting_finds_out_what_a_server_can_do(mode: str) -> None:
+    assert connect(served(mode=mode), vocab_size=1024) == Capabilities(
         "sglang",
         version="0.5.23",
         model="tiny",
         max_length=4096,
         vocab_size=1024,
-        logprobs=LogprobKind.PROCESSED if processed else LogprobKind.RAW,
+        logprobs=LogprobKind(mode),
         streams=True,
         aborts=True,
         pauses=True,

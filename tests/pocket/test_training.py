@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 from tokentrace import create_renderer
 from tokentrace.demo.tasks import make_questions, solve
-from tokentrace.pocket import POCKET
+from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
 
 FOLDER = Path(__file__).parents[2] / "training" / "pocket"
@@ -96,7 +97,8 @@ def test_the_report_is_of_the_model_that_ships(train: Any, trained: Any) -> None
     assert report["parameters"] == sum(weight.numel() for weight in trained.parameters())
     assert report["bytes"] == (POCKET / "model.safetensors").stat().st_size
     assert report["greedy"]["solved"] >= 0.8
-    assert report["noise"]["resegmented"] == train.RESEGMENTED
+    assert report["noise"] == asdict(NOISE)
+    assert tuple(report["noise"].values()) == (train.UNTHINKING, train.SLIPS, train.RESEGMENTED, train.COMPACT)
     assert (FOLDER / "loss.svg").read_text(encoding="utf-8") == train.loss_curve(report["loss"])
     config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
     assert config == trained.shape.config(config["bos_token_id"], config["eos_token_id"], config["pad_token_id"])

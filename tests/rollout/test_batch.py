@@ -133,13 +133,13 @@ def test_what_goes_wrong_outside_of_rollouts_ends_the_run(tmp_path: Path, monkey
     with pytest.raises(OSError, match="the disk is full"):
         asyncio.run(run_rollouts(Agent(scripted(), RENDERER), TASKS, store=store))
     store.close()
-    with pytest.raises(InputError, match="0 rollouts at a time"):
+    with pytest.raises(InputError, match="concurrency must be at least 1, not 0"):
         asyncio.run(run_rollouts(Agent(scripted(), RENDERER), TASKS, concurrency=0))
 
 
 def test_failures_are_counted_and_the_others_go_on() -> None:
     engine = scripted()
-    engine.faults.extend([None, Fault.DIES, None])
+    engine.faults.extend([None, Fault.GARBAGE, None])
     summary = asyncio.run(run_rollouts(Agent(engine, RENDERER, reward=lambda _: 1.0), TASKS, concurrency=1))
     assert summary.ends == {End.ANSWER: 4, End.ENGINE: 1}
     assert summary.reward == 1.0

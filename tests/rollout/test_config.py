@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ import pytest
 
 from tokentrace import InputError
 from tokentrace.demo.rollouts import FollowUps, question_reward
+from tokentrace.demo.source import SOURCES
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import row_task
 from tokentrace.rollout.config import ConfigError, load_interaction, load_object, load_tools, read_config
 from tokentrace.rollout.cutting import Keep
 from tokentrace.rollout.loop import Budget
-from tokentrace.rollout.setup import read_run
+from tokentrace.rollout.setup import Run
+from tokentrace.rollout.setup import read_run as read_any_run
 from tokentrace.rollout.tools import as_tools
 
 TOOLS = '''
@@ -50,6 +53,11 @@ engine: {kind: embedded}
 data: {file: rows.jsonl}
 output: out
 """
+
+
+def read_run(path: Path, **options: Any) -> Run:
+    """As the command line reads it: it knows the demo's questions."""
+    return read_any_run(path, sources=SOURCES, **options)
 
 
 def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
@@ -120,13 +128,13 @@ BAD = {
     "wrong type": (POCKET_RUN + "budget:\n  turns: many\n", "line 6: budget.turns: must be a whole number, not 'many'"),
     "true is no number": (POCKET_RUN + "concurrency: true\n", "line 5: concurrency: must be a whole number, not True"),
     "too small": (POCKET_RUN + "concurrency: 0\n", "line 5: concurrency: must be at least 1, not 0"),
-    "no budget": (POCKET_RUN + "budget: {turns: 0}\n", "line 5: budget.turns: must be more than 0"),
+    "no budget": (POCKET_RUN + "budget: {turns: 0}\n", "line 5: budget.turns: must be at least 1, not 0"),
     "empty value": (POCKET_RUN + "budget: {turns: }\n", "line 5: budget.turns: has no value"),
     "odd choice": (
         POCKET_RUN + "budget: {result_keep: haed}\n",
         "result_keep: there is no 'haed'; did you mean 'head'",
     ),
-    "sampling": (POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n", "line 7: sampling.top_p: top_p cannot be 2"),
+    "sampling": (POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n", "line 7: sampling.top_p: cannot be 2"),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
     "negative seed": (POCKET_RUN + "seed: -1\n", "line 5: seed: must be at least 0, not -1"),
@@ -136,6 +144,17 @@ BAD = {
     "no mapping": ("- 1\n", "must be a mapping of settings"),
     "bad date": (POCKET_RUN + "seed: 2024-13-45\n", "line 5: seed: '2024-13-45' cannot be read"),
     "itself": ("engine: &a {kind: *a}\n", "nested too deeply, or an anchor"),
+    "a key that is none": ("? [engine]\n: 1\n", "line 1: the name of a setting must be text"),
+    "patience": (POCKET_RUN + "patience: -1\n", "line 5: patience: must be at least 0 seconds"),
+    "odd patience": (POCKET_RUN + "patience: .nan\n", "line 5: patience: must be at least 0 seconds"),
+    "patience in words": (POCKET_RUN + "patience: long\n", "line 5: patience: must be a whole number or a number"),
+    "huge": (POCKET_RUN + "concurrency: 99999999999999999999\n", "line 5: concurrency: must be at most 2147483647"),
+    "budget time": (
+        POCKET_RUN + "budget:\n  turns: 3\n  seconds: .inf\n",
+        "line 7: budget.seconds: must be more than 0",
+    ),
+    "budget zero": (POCKET_RUN + "budget: {reward_timeout: 0}\n", "line 5: budget.reward_timeout: must be more than 0"),
+    "limit name": (POCKET_RUN + "budget: {reward_timout: 9}\n", "did you mean 'reward_timeout'"),
     "no engine": ("data: {questions: {count: 1}}\n", "'engine' is missing"),
     "engine kind": (
         POCKET_RUN.replace("embedded", "vlm"),
@@ -169,10 +188,14 @@ BAD = {
         POCKET_RUN + "tools: [{function: own_tools.add}, {function: own_tools.add}]\n",
         "two tools are called",
     ),
-    "questions and tools": (POCKET_RUN + "tools: [{function: own_tools.add}]\n", "line 5: tools: pocket's questions"),
+    "questions and tools": (
+        POCKET_RUN + "tools: [{function: own_tools.add}]\n",
+        "line 5: tools: data.questions brings tools",
+    ),
     "tools file": (POCKET_RUN + "tools_file: none.yaml\n", "line 5: tools_file: there is no file"),
     "interaction": (POCKET_RUN + "interaction: {class_name: own_tools.Table}\n", "line 5: .*BaseInteraction"),
     "renderer": (POCKET_RUN + "renderer: {control_tokens: odd}\n", "line 5: renderer: .*control_tokens"),
+    "kwargs": (POCKET_RUN + "renderer: {kwargs: {enable_thinkin: 1}}\n", "line 5: renderer: .*mean enable_thinking"),
 }
 
 
@@ -257,3 +280,54 @@ def test_addresses_and_secrets_are_not_written_down(tmp_path: Path) -> None:
     made = http.make(HTTPSettings)
     assert (made.retries, made.headers) == (2, {"Authorization": "secret"})
     assert made.connect_timeout == 10.0
+
+
+def test_questions_are_known_only_where_somebody_brings_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 3: data.questions: no such setting"):
+        read_any_run(written(tmp_path, POCKET_RUN))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"line 4: reward: it judges the answers to data.questions"):
+        read_run(written(tmp_path, FILE_RUN + "reward: questions\n"))
+
+
+def test_patience_and_limits_are_settings(tmp_path: Path) -> None:
+    limits = "budget: {seconds: 900, interaction_timeout: 5, reward_timeout: null}\n"
+    run = read_run(written(tmp_path, POCKET_RUN + limits + "patience: 30\n"))
+    assert (run.patience, run.budget) == (30, Budget(seconds=900, interaction_timeout=5, reward_timeout=None))
+    assert "patience" not in run.settings, "a run may go on with more"
+    assert read_run(written(tmp_path, POCKET_RUN)).patience == 600
+    assert read_run(written(tmp_path, POCKET_RUN + "patience: null\n")).patience is None
+
+
+def bomb(levels: int, leaf: str = "x") -> str:
+    """A few lines that aliases make into ten to the power of `levels` values."""
+    lines = [f"a0: &a0 [{', '.join([leaf] * 10)}]"]
+    lines += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]" for at in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+def test_aliases_that_would_make_billions_of_values_are_refused_with_their_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.yaml, line \d+: aliases repeat what is here too often"):
+        read_config(written(tmp_path, bomb(9)))
+    with pytest.raises(ConfigError, match=r"aliases repeat what is here too often"):
+        read_config(written(tmp_path, f"long: &long {'x' * 100_000}\n" + f"all: [{', '.join(['*long'] * 200)}]\n"))
+    with pytest.raises(ConfigError, match="the name of a setting must be text"):
+        read_config(written(tmp_path, bomb(3) + "? *a2\n: 1\n"))
+    few = read_config(written(tmp_path, "base: &base {turns: 3}\none: *base\ntwo: *base\n"))
+    assert few.plain() == {"base": {"turns": 3}, "one": {"turns": 3}, "two": {"turns": 3}}
+    assert read_config(written(tmp_path, bomb(4))).plain()["a3"][9][9][9] == ["x"] * 10, "what is small is read"
+
+
+def test_a_file_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(1 << 34)
+    with pytest.raises(ConfigError, match="it has more than 16 MiB"):
+        read_config(tmp_path / "huge.yaml")
+
+
+def test_passwords_in_addresses_are_not_shown(tmp_path: Path) -> None:
+    engine = "engine: {kind: vllm, url: 'http://me:secret@127.0.0.1:9/v1?key=secret', http: {retries: 0}}\n"
+    run = read_run(written(tmp_path, engine + f"tokenizer: {POCKET}\n" + POCKET_RUN.partition("\n")[2]))
+    with pytest.raises(ConfigError, match=r"line 1: engine.url: http://127.0.0.1:9/v1: ") as raised:
+        asyncio.run(run.connect())
+    assert "secret" not in str(raised.value).partition("http://127.0.0.1:9/v1: ")[0]

@@ -78,6 +78,8 @@ def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
         "sampled": rollout.trajectory.num_sampled,
         "samples": 1,
         "breaks": 0,
+        "prompt_tokens": sum(len(request.prompt_ids) for request in engine.requests),
+        "cached_tokens": None,
         "tool_calls": 1,
         "tool_errors": 0,
         "malformed_turns": 0,

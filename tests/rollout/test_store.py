@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokentrace import InputError, Trajectory, create_renderer
+from tokentrace import InputError, Trajectory, TrajectoryError, create_renderer
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
-from tokentrace.rollout.store import JOURNAL, RUN, TRAJECTORIES, RolloutStore, check_run, discard_run, group_advantages
+from tokentrace.rollout.store import (
+    JOURNAL,
+    RUN,
+    TRAJECTORIES,
+    RolloutStore,
+    check_run,
+    discard_run,
+    file_name,
+    group_advantages,
+)
 from tokentrace.trajectory import storage
 
 ROOT = Path(__file__).parents[2]
@@ -88,12 +99,119 @@ def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path) -> None:
         RolloutStore(tmp_path)
 
 
+NAMES = [
+    *(
+        "a/b",
+        "a_b",
+        "a?b",
+        "..",
+        ".",
+        "",
+        "a",
+        "A",
+        "x" * 500,
+        "x" * 501,
+        "日本",
+        "日 本",
+        "nul",
+        "NUL",
+        "con.x",
+        "-a",
+        " a",
+    ),
+    *("../../x", "/etc/passwd", "a\0b", "a\0c", "C:\\x", "a.", "a..", "é", "e\u0301", "ß", "ss", "~", "a\nb", "a.tt"),
+]
+
+
 def test_names_that_no_file_can_have_do_not_meet(tmp_path: Path) -> None:
-    names = ["a/b", "a_b", "a?b", "..", "x" * 500, "x" * 501, "日本", ""]
+    names = [*NAMES, *(file_name(name) for name in NAMES if file_name(name) not in NAMES)]  # what others are stored as
     store = stored(tmp_path, *(a_rollout(name, reward=float(at)) for at, name in enumerate(names)))
     assert [trajectory.name for _, trajectory in store.trajectories()] == names
-    assert len(list((tmp_path / TRAJECTORIES).iterdir())) == len(names)
+    files = [path.name for path in (tmp_path / TRAJECTORIES).iterdir()]
+    assert len(files) == len(names)
+    assert len({name.casefold() for name in files}) == len(names), "not all systems tell capitals apart"
+    assert all(len(name.encode()) < 150 and name.isascii() for name in files)
+    assert not {name.partition(".")[0].lower() for name in files} & {"con", "nul", "aux", "prn"}
+    assert [path.name for path in tmp_path.iterdir() if path.name not in (JOURNAL, TRAJECTORIES)] == []
     store.close()
+    again = RolloutStore(tmp_path)
+    assert [row["name"] for row in again.finished] == names
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("../x.tt", "/etc/x.tt", "trajectories/../../x.tt", "trajectories/a/b.tt", "trajectories\\..\\x.tt", "x.tt"),
+        *("trajectories/x", "trajectories/x\0.tt", "other/x.tt", 3, None, ["trajectories", "x.tt"]),
+    ],
+)
+def test_a_journal_names_no_file_outside_of_its_folder(file: Any, tmp_path: Path) -> None:
+    stored(tmp_path, a_rollout("one")).close()
+    journal = tmp_path / JOURNAL
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
+    lines[1]["file"] = file
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    with pytest.raises(InputError, match=r"rollouts.jsonl, line 2: not a line"):
+        RolloutStore(tmp_path)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in (JOURNAL, TRAJECTORIES):
+        folder = tmp_path / f"with {name}"
+        folder.mkdir()
+        (folder / name).symlink_to(elsewhere / name)
+        with pytest.raises(InputError, match="is a link, and not followed"):
+            RolloutStore(folder)
+    assert not list(elsewhere.iterdir())
+    store = stored(tmp_path / "run", a_rollout("one"))
+    (path,) = (tmp_path / "run" / TRAJECTORIES).iterdir()
+    path.rename(elsewhere / "one.tt")
+    path.symlink_to(elsewhere / "one.tt")
+    with pytest.raises(TrajectoryError, match="is a link"):
+        list(store.samples())
+    store.finish(a_rollout("one"))
+    assert not path.is_symlink(), "a link in a file's place is replaced, and what it points to is left alone"
+    store.close()
+
+
+def test_a_file_with_another_rollout_in_it_is_refused(tmp_path: Path) -> None:
+    store = stored(tmp_path, a_rollout("one"), a_rollout("two"))
+    (tmp_path / TRAJECTORIES / "one.tt").replace(tmp_path / TRAJECTORIES / "two.tt")
+    storage.save_trajectory(a_rollout("one").trajectory, tmp_path / TRAJECTORIES / "one.tt")
+    with pytest.raises(TrajectoryError, match=r"two.tt holds rollout 'one', and the journal says 'two'"):
+        list(store.samples())
+    store.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_everything_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    before = os.umask(0)
+    try:
+        folder = tmp_path / "runs" / "seven"
+        check_run(folder, {"seed": 1})
+        store = stored(folder, a_rollout("one"))
+        store.keep(a_rollout("two"))
+        store.write_rows()
+        store.close()
+        found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
+        names = {"seven", RUN, JOURNAL, TRAJECTORIES, "one.tt", "two.partial.tt", "rows.parquet"}
+        assert found == {name: 0o700 if name in ("seven", TRAJECTORIES) else 0o600 for name in names}
+        journal = folder / JOURNAL
+        journal.chmod(0o644)
+        RolloutStore(folder).close()
+        assert stat.S_IMODE(journal.stat().st_mode) == 0o644, "what somebody has opened on purpose stays open"
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("folder", [None, 3, "a\0b", b"x"])
+def test_what_is_no_folder_is_refused(folder: Any) -> None:
+    with pytest.raises(InputError, match="needs the path of a folder"):
+        RolloutStore(folder)
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:

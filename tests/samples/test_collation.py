@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tokentrace.errors import SampleError
 from tokentrace.samples.collation import collate
+from tokentrace.samples.packing import flatten, pack
 from tokentrace.samples.sample import Sample
 from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory.turns import VersionSpan
 
 INTEGERS = ("input_ids", "attention_mask", "position_ids", "labels", "loss_mask")
 
@@ -174,3 +176,32 @@ def test_nothing_and_an_empty_row_make_no_batch() -> None:
         collate([], pad_id=0)
     with pytest.raises(SampleError, match="sample 0 has no tokens"):
         collate([sample_of([], [])], pad_id=0)
+
+
+def versioned(*spans: VersionSpan, length: int = 4) -> Sample:
+    kinds = np.ones(length, np.uint8)
+    return Sample(np.arange(length, dtype=np.int32), kinds == 1, kinds.astype(np.int32), kinds, versions=spans)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_batch_says_which_weights_sampled_each_token(side: Any) -> None:
+    rows = [versioned(VersionSpan("a", 1, 2), VersionSpan(7, 2, 4)), versioned(VersionSpan(7, 0, 1), length=3)]
+    batch = collate(rows, pad_id=0, side=side, length=5)
+    assert batch["versions"] == ["a", 7]
+    assert batch["version_ids"].dtype == np.int64
+    expected = [[-1, 0, 1, 1, -1], [1, -1, -1, -1, -1]] if side == "right" else [[-1, -1, 0, 1, 1], [-1, -1, 1, -1, -1]]
+    assert batch["version_ids"].tolist() == expected
+
+
+def test_a_batch_of_which_no_versions_are_known_has_none() -> None:
+    assert not {"versions", "version_ids"} & set(collate([versioned()], pad_id=0))
+
+
+def test_packed_rows_say_which_weights_sampled_each_token() -> None:
+    rows = [versioned(VersionSpan("a", 1, 4)), versioned(VersionSpan("b", 2, 3), length=3), versioned(length=2)]
+    first, second = pack(rows, 7, pad_id=0)
+    assert (first.versions, first.samples) == (("a", "b"), (0, 1))
+    assert first.version_ids.tolist() == [-1, 0, 0, 0, -1, -1, 1]
+    assert (second.versions, second.version_ids.tolist()) == (("a", "b"), [-1] * 7)
+    assert flatten(rows).version_ids.tolist() == [-1, 0, 0, 0, -1, -1, 1, -1, -1]
+    assert flatten(rows[2:]).version_ids is None

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.trajectory.walk import Walk
+from tokentrace.data.tables import read_samples, write_samples
 from tokentrace.errors import SampleError
+from tokentrace.samples.collation import collate
+from tokentrace.samples.packing import first_fit_decreasing, flatten, pack, unpack
+from tokentrace.samples.sample import CompletionSpan, Sample
 from tokentrace.samples.trajectories import RolloutReport, report_rollouts, trajectory_samples
+from tokentrace.samples.truncation import truncate
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory import Trajectory, Turn, VersionSpan
+from tokentrace.trajectory import LogprobKind, Trajectory, Turn, VersionSpan
 
 SEEDS = range(60)
 
@@ -244,3 +251,119 @@ def test_a_report_of_nothing_has_no_ratio() -> None:
     assert report == RolloutReport(0, 0, 0, 0, 0, 0, 0, {})
     assert math.isnan(report.samples_per_rollout)
     assert str(report).startswith("rollouts  0, as 0 samples\n")
+
+
+# -- what the logprobs mean
+
+
+def recorded() -> Trajectory:
+    trajectory = Trajectory(name="kinds")
+    trajectory.begin([1, 2], messages=1)
+    sampling = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 3}
+    said: dict[str, Any] = {"finish_reason": "stop", "logprobs_kind": "processed", "cached_tokens": 0}
+    trajectory.append_completion([10, 11], [-0.1, -0.2], sampling=sampling, version="a", **said)
+    trajectory.append_context([3], Kind.CONTEXT)
+    trajectory.append_completion([20], [-0.3], finish_reason="stop", sampling={"temperature": 1}, cached_tokens=4)
+    return trajectory
+
+
+def test_rows_say_of_each_completion_what_its_logprobs_are() -> None:
+    (row,) = trajectory_samples(recorded())
+    assert row.completions == (
+        CompletionSpan(2, 4, LogprobKind.PROCESSED, 0.7, 0.9, 5, 0),
+        CompletionSpan(5, 6, LogprobKind.UNKNOWN, 1.0, None, None, 4),
+    )
+    assert row.notes == ()
+    assert row.slice(3, 6).completions == (
+        CompletionSpan(0, 1, LogprobKind.PROCESSED, 0.7, 0.9, 5, 0),
+        CompletionSpan(2, 3, LogprobKind.UNKNOWN, 1.0, None, None, 4),
+    )
+
+
+def test_kinds_settings_and_cached_tokens_reach_the_table_and_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = trajectory_samples(recorded())
+    write_samples(path, rows)
+    (back,) = read_samples(path)
+    assert back.completions == rows[0].completions
+    assert back.versions == rows[0].versions
+    assert all(isinstance(span.logprobs_kind, LogprobKind) for span in back.completions)
+
+
+@pytest.mark.parametrize(
+    ("kind", "temperature", "noted"),
+    [
+        *[("raw", 0.7, True), ("unknown", 0.7, True), ("processed", 0.7, False), ("scaled", 0.7, False)],
+        *[("raw", 1.0, False), ("raw", 0, False), ("unknown", None, False)],
+    ],
+)
+def test_logprobs_of_another_distribution_than_was_sampled_from_are_noted(
+    kind: str, temperature: float | None, noted: bool
+) -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    sampling = None if temperature is None else {"temperature": temperature}
+    trajectory.append_completion([7], [-1.0], finish_reason="stop", sampling=sampling, logprobs_kind=kind)
+    (row,) = trajectory_samples(trajectory)
+    note = f"logprobs of 1 of 1 completions are not of what was sampled from: {kind}, sampled at temperature 0.7"
+    assert row.notes == ((note,) if noted else ())
+
+
+# -- junk
+
+HUGE: Any = 10**5000
+DEEP: Any = []
+for _ in range(3000):
+    DEEP = [DEEP]
+JUNK = [None, True, "x", 1.5, HUGE, DEEP, object(), {}, np.zeros((2, 2)), np.array(3), [HUGE], float("nan")]
+
+
+def row() -> Sample:
+    return trajectory_samples(recorded(), reward=1.0, advantage=0.5)[0]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=[f"{type(one).__name__}-{at}" for at, one in enumerate(JUNK)])
+def test_junk_makes_no_row_but_a_typed_error(junk: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        *(
+            (lambda name=name: row().replace(**{name: junk}))  # type: ignore[misc]
+            for name in ("ids", "mask", "messages", "kinds", "versions", "completions")
+        ),
+        lambda: row().replace(logprobs="x" if junk is None else junk),
+        lambda: row().replace(versions=(VersionSpan(1, 0, junk),)),
+        lambda: row().replace(completions=(CompletionSpan(junk, junk),)),
+        lambda: row().replace(nonsense=junk),
+        lambda: row().slice(junk, junk),
+        lambda: trajectory_samples(junk),
+        lambda: report_rollouts(junk if not isinstance(junk, str | dict | np.ndarray) else [junk]),
+        lambda: trajectory_samples(recorded(), advantage=[junk, junk]),
+        lambda: collate(junk, pad_id=0),
+        lambda: collate([junk], pad_id=0),
+        lambda: collate([row()], pad_id=junk),
+        lambda: collate([row()], pad_id=0, length=junk or -1),
+        lambda: collate([row()], pad_id=0, side=junk),
+        lambda: collate([row()], pad_id=0, tensors=junk),
+        lambda: pack(junk, 10, pad_id=0),
+        lambda: pack([row()], junk, pad_id=0),
+        lambda: flatten(junk),
+        lambda: unpack(junk),
+        lambda: first_fit_decreasing([3], junk),
+        lambda: truncate(junk, 3, "right"),
+        lambda: truncate(row(), 3, junk),
+    ]
+    for number, call in enumerate(calls):
+        if number in (13,) and junk == 1.5:
+            continue  # an advantage
+        with pytest.raises(SampleError) as caught:
+            call()
+        assert len(str(caught.value)) < 600, number
+
+
+def test_a_batch_beyond_memory_is_refused() -> None:
+    for length in (2**31 - 1, 10**12):
+        with pytest.raises(SampleError):
+            collate([row()], pad_id=0, length=length)
+        with pytest.raises(SampleError):
+            pack([row()], length, pad_id=0)
+    with pytest.raises(SampleError):
+        collate([row()], pad_id=0, multiple_of=2**31 - 1)

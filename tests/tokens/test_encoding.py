@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from tokentrace import ControlTokenError, Tokenizer, create_renderer
 from tokentrace.template import Rendering
-from tokentrace.tokens import ControlPolicy, Encoded, encode_spans
+from tokentrace.tokens import ControlPolicy, Encoded, Trust, encode_spans
 from tokentrace.tokens.encoding import ForgedControl
 
 pytestmark = pytest.mark.filterwarnings("ignore:fastokens cannot be used")
@@ -51,14 +51,14 @@ def byte_level(normalizer: Any = None, extra: Sequence[AddedToken] = ()) -> toke
     return _trained(made, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False), extra)
 
 
-def byte_fallback(scheme: str | None) -> tokenizers.Tokenizer:
+def byte_fallback(scheme: str | None, extra: Sequence[AddedToken] = ()) -> tokenizers.Tokenizer:
     """As Llama 2 (a space before the text) and Gemma (none) have it: unknown characters are spelled in bytes."""
     made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     steps: list[Any] = [normalizers.Replace(" ", "▁")]
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *steps] if scheme else steps)
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     special = ["<unk>", *CONTROLS[-1:], *(f"<0x{byte:02X}>" for byte in range(256))]
-    trained = _trained(made, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False))
+    trained = _trained(made, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False), extra)
     spec = json.loads(trained.to_str())
     spec["added_tokens"] = [row for row in spec["added_tokens"] if not row["content"].startswith("<0x")]
     return tokenizers.Tokenizer.from_str(json.dumps(spec))
@@ -74,6 +74,13 @@ def unigram(scheme: str) -> tokenizers.Tokenizer:
     return _trained(made, trainer)
 
 
+NORMALIZED = [
+    added("<N>", normalized=True),
+    added("Word", normalized=True, single_word=True),
+    added("<B>", normalized=True, lstrip=True, rstrip=True),
+    added("<n>x", normalized=True),
+]
+
 KINDS = {
     "byte_level": byte_level,
     "byte_level_nfc": lambda: byte_level(normalizers.NFC()),
@@ -85,11 +92,20 @@ KINDS = {
     ),
     "byte_fallback": lambda: byte_fallback(None),
     "byte_fallback_prepended": lambda: byte_fallback("always"),
+    "normalized_lower": lambda: byte_level(normalizers.Lowercase(), NORMALIZED),
+    "normalized_prepended": lambda: byte_level(normalizers.Prepend("a"), NORMALIZED),
+    "normalized_replaced": lambda: byte_level(normalizers.Replace("ñ", "<N>"), NORMALIZED),
+    "normalized_stripped": lambda: byte_level(normalizers.Strip(), NORMALIZED),
+    "normalized_nothing": lambda: byte_level(None, NORMALIZED),
+    "normalized_fallback": lambda: byte_fallback("always", NORMALIZED),
+    "white_space": lambda: byte_level(None, [added("\n\n", special=False), added("<L>"), added("\t\t", special=False)]),
     "unigram_always": lambda: unigram("always"),
     "unigram_first": lambda: unigram("first"),
     "unigram_never": lambda: unigram("never"),
 }
-EXACT = [kind for kind in KINDS if kind not in ("byte_level_nfkc", "byte_level_lower")]
+EXACT = [
+    kind for kind in KINDS if kind not in ("byte_level_nfkc", "byte_level_lower") and not kind.startswith("normalized")
+]
 
 
 @cache
@@ -98,13 +114,13 @@ def made(kind: str) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     return Tokenizer(reference.to_str()), reference
 
 
-def laid_out(pieces: Sequence[tuple[str, bool]]) -> tuple[Rendering, list[bool]]:
+def laid_out(pieces: Sequence[tuple[str, bool]]) -> tuple[Rendering, list[Trust]]:
     """Pieces of text as spans, each with whether it is trusted."""
     kept = [(text, ok) for text, ok in pieces if text]
     ends = np.cumsum([len(text) for text, _ in kept]).tolist() if kept else []
     origins: list[Any] = [None if ok else ("messages", index, "content") for index, (_, ok) in enumerate(kept)]
     rendering = Rendering("".join(text for text, _ in kept), ends, [0] * len(kept), origins)
-    return rendering, [ok for _, ok in kept]
+    return rendering, [Trust.ANY if ok else Trust.NONE for _, ok in kept]
 
 
 def encode(kind: str, pieces: Sequence[tuple[str, bool]], policy: ControlPolicy = LITERAL) -> Encoded:
@@ -112,12 +128,12 @@ def encode(kind: str, pieces: Sequence[tuple[str, bool]], policy: ControlPolicy 
     return encode_spans(made(kind)[0], rendering, trusted, policy)
 
 
-words = st.text(st.sampled_from("ab eéñ日한🙂e\u0301\u1112\u1161\u11ab\n'ſ<|>_-1▁"), max_size=6)
+words = st.text(st.sampled_from("ab eéñ日한🙂e\u0301\u1112\u1161\u11ab\n'ſ<|>_-1▁½Ⓐ\u200d\x1c\x85nW"), max_size=6)
 fragments = st.sampled_from(
     [
         *CONTROLS,
         *("<|", "im_end|>", "<|im_", "end|>", "</", "think>", "<", "s>", "<s", " ", "\n\n", "<L>", "<R>", "<B>"),
-        "word",
+        *("word", "Word", "<N>", "<n>", "<n>x", "\t\t"),
     ]
 )
 texts = st.lists(words | fragments, max_size=4).map("".join)
@@ -148,6 +164,62 @@ def test_what_is_not_trusted_makes_no_control_token(kind: str, pieces: list[tupl
     assert all(trusted[span] for span in encoded.spans[encoded.control & (encoded.ids != tokenizer.vocabulary.unknown)])
     nothing = encode(kind, [(text, False) for text, _ in pieces])
     assert not (nothing.control & (nothing.ids != tokenizer.vocabulary.unknown)).any()
+
+
+NAMED = sorted({*CONTROLS, "<L>", "<R>", "<B>", "word", "Word", "<N>", "<n>x"})
+
+
+@cache
+def without(kind: str, names: frozenset[str]) -> tokenizers.Tokenizer:
+    """The tokenizer in which these control tokens are called something that no text holds."""
+    spec = json.loads(made(kind)[1].to_str())
+    for row in spec["added_tokens"]:
+        if row["content"] in names:
+            row |= {"content": "\0" * 30 + row["content"], "normalized": False}
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("byte_level", "normalized", "white"))])
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_forged_token_is_as_if_there_were_none_of_that_name(kind: str, data: st.DataObject) -> None:
+    """The oracle is ``tokenizers`` itself, with the tokens renamed that only untrusted text spells."""
+    tokenizer, reference = made(kind)
+    vocabulary = json.loads(reference.to_str())["model"]["vocab"]
+    names = [name for name in NAMED if name not in vocabulary]
+    forged = data.draw(st.sets(st.sampled_from(names), min_size=1))
+    plain = st.text(st.sampled_from("ab eéñ日🙂\n\t'_1½Ⓐ\u200d\x1cW"), max_size=6)
+    own = plain | st.sampled_from([name for name in names if name not in forged] or ["x"])
+    pieces = data.draw(
+        st.lists(
+            st.tuples(own, st.just(True)) | st.tuples(plain | st.sampled_from(sorted(forged)), st.just(False)),
+            max_size=8,
+        )
+    )
+    text = "".join(text for text, _ in pieces)
+    whole = made(kind)[1].encode(text, add_special_tokens=False)
+    kept = without(kind, frozenset(forged)).encode(text, add_special_tokens=False).ids
+    rendering, trust = laid_out(pieces)
+    ends = [0, *rendering.ends]
+    by_token = {row.id: row for row in tokenizer.vocabulary.control.values()}
+    for index, (start, end) in zip(whole.ids, whole.offsets, strict=True):
+        token = by_token.get(index)
+        inside = text[start:end].strip()
+        if token is not None:
+            begin = text.index(inside, start) if inside else start
+            touched = [k for k in range(len(trust)) if ends[k] < begin + len(inside) and begin < ends[k + 1]]
+            if any(trust[k] is Trust.NONE for k in touched) != (token.text in forged):
+                return  # another one put together with text that is not trusted, or this one of text that is
+    assert encode_spans(tokenizer, rendering, trust, LITERAL).ids.tolist() == kept
+
+
+def test_white_space_tokens_keep_their_ids_in_plain_text() -> None:
+    tokenizer, reference = made("white_space")
+    for text in ("a\n\nb", "<s>a\n\n\t\tb<L>"):
+        plain = tokenizer.encode_plain([text])[0].tolist()
+        spelled = [index for index in plain if index in (reference.token_to_id("\n\n"), reference.token_to_id("\t\t"))]
+        assert len(spelled) == text.count("\n\n") + text.count("\t\t")
+        assert tokenizer.decode(plain) == text
 
 
 @pytest.mark.parametrize("kind", KINDS)

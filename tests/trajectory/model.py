@@ -165,6 +165,7 @@ def assert_same_turns(expected: ModelBranch, trajectory: Trajectory, index: int)
         assert (turn.branch, turn.start, turn.stop, turn.cut) == (piece.owner, piece.start, piece.stop, piece.cut)
         assert turn.message == piece.before
         assert (turn.finish_reason, turn.sampling) == (piece.turn["finish_reason"], piece.turn["sampling"])
+        assert (turn.logprobs_kind, turn.cached_tokens) == (piece.turn["logprobs_kind"], piece.turn["cached_tokens"])
         assert turn.continues == piece.turn["c"]
         by_token = [span.version for span in turn.versions for _ in range(span.start, span.stop)]
         assert by_token == piece.turn["by_token"][: len(turn)]

@@ -20,6 +20,7 @@ from tokentrace.errors import TrajectoryError
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import (
     Ending,
+    LogprobKind,
     Trajectory,
     TrajectoryFile,
     from_bytes,
@@ -88,14 +89,58 @@ def test_an_empty_trajectory_and_every_float_come_back() -> None:
 def test_the_form_is_the_documented_one() -> None:
     trajectory = Trajectory(name="n", vocab_size=9)
     trajectory.begin([1, 2], messages=1)
-    trajectory.append_completion([7], [-0.5], finish_reason="stop", version=4)
-    expected = MAGIC + struct.pack("<I", 1)
+    trajectory.append_completion(
+        [7], [-0.5], finish_reason="stop", version=4, logprobs_kind=LogprobKind.RAW, cached_tokens=1
+    )
+    expected = MAGIC + struct.pack("<I", 2)
     expected += record(1, payload(b'{"name":"n","vocab_size":9,"logprobs":true,"metadata":{}}'))
     opening = b'{"branch":0,"start":0,"tokens":2,"messages":1,"spans":[],"parent":-1,"cause":""}'
     expected += record(2, payload(opening, struct.pack("<ii", 1, 2) + b"\0\0"))
-    turn = b'{"branch":0,"start":2,"tokens":1,"finish_reason":"stop","version":4,"continues":false,"sampling":null}'
+    turn = b'{"branch":0,"start":2,"tokens":1,"finish_reason":"stop","version":4,"continues":false,"sampling":null,'
+    turn += b'"logprobs_kind":"raw","cached_tokens":1}'
     expected += record(4, payload(turn, struct.pack("<if", 7, -0.5)))
     assert to_bytes(trajectory) == expected
+
+
+def old_form() -> bytes:
+    """A trajectory of version 1, as it was written before logprobs had a kind."""
+    data = MAGIC + struct.pack("<I", 1)
+    data += record(1, payload(b'{"name":"old","vocab_size":9,"logprobs":true,"metadata":{}}'))
+    opening = b'{"branch":0,"start":0,"tokens":2,"messages":1,"spans":[],"parent":-1,"cause":""}'
+    data += record(2, payload(opening, struct.pack("<ii", 1, 2) + b"\0\0"))
+    turn = b'{"branch":0,"start":2,"tokens":1,"finish_reason":"stop","version":4,"continues":false,"sampling":null}'
+    return data + record(4, payload(turn, struct.pack("<if", 7, -0.5)))
+
+
+def test_an_old_file_is_read_and_does_not_know_what_its_logprobs_are() -> None:
+    loaded = from_bytes(old_form())
+    (turn,) = loaded.trajectory.turns()
+    assert (loaded.version, loaded.ending) == (1, Ending.WHOLE)
+    assert (turn.logprobs_kind, turn.cached_tokens) == (LogprobKind.UNKNOWN, None)
+    assert from_bytes(to_bytes(loaded.trajectory)).version == VERSION
+    new = to_bytes(loaded.trajectory)
+    with pytest.raises(TrajectoryError, match="its JSON must have"):
+        from_bytes(MAGIC + struct.pack("<I", 1) + new[12:])
+    with pytest.raises(TrajectoryError, match="its JSON must have"):
+        from_bytes(MAGIC + struct.pack("<I", 2) + old_form()[12:])
+
+
+def test_an_old_file_that_is_gone_on_with_is_of_one_version(tmp_path: Path) -> None:
+    path = tmp_path / "old.tt"
+    path.write_bytes(old_form())
+    with TrajectoryFile.resume(path) as file:
+        file.trajectory.append_context([3], Kind.CONTEXT)
+        file.trajectory.append_completion([4], [-1.0], finish_reason="stop", logprobs_kind="processed", cached_tokens=3)
+    loaded = load_trajectory(path)
+    assert (loaded.version, loaded.ending) == (VERSION, Ending.WHOLE)
+    kinds = [(turn.logprobs_kind, turn.cached_tokens) for turn in loaded.trajectory.turns()]
+    assert kinds == [(LogprobKind.UNKNOWN, None), (LogprobKind.PROCESSED, 3)]
+
+
+@pytest.mark.parametrize("junk", [None, "text", 5, [1], object()])
+def test_what_is_no_bytes_is_no_trajectory(junk: Any) -> None:
+    with pytest.raises(TrajectoryError, match="read from bytes"):
+        from_bytes(junk)
 
 
 def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +203,7 @@ def test_another_magic_and_another_version_are_named() -> None:
         from_bytes(b"PK\x03\x04" + data)
     with pytest.raises(TrajectoryError, match="begins with b'x'"):
         from_bytes(b"x")
-    with pytest.raises(TrajectoryError, match=f"version 7; this tokentrace reads version {VERSION}"):
+    with pytest.raises(TrajectoryError, match=f"version 7; this tokentrace reads versions 1 to {VERSION}"):
         from_bytes(MAGIC + struct.pack("<I", 7) + data[12:])
 
 
@@ -172,6 +217,8 @@ TURN = {
     "version": None,
     "continues": False,
     "sampling": None,
+    "logprobs_kind": "raw",
+    "cached_tokens": None,
 }
 CONTEXT = {"branch": 0, "start": 2, "tokens": 1, "messages": 1, "spans": []}
 FORK = {"branch": 1, "start": 1, "tokens": 0, "messages": 0, "spans": [], "parent": 0, "cause": "x"}
@@ -266,6 +313,10 @@ def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
                 {"continues": 0},
                 {"sampling": []},
                 {"sampling": 1},
+                {"logprobs_kind": "cooked"},
+                {"logprobs_kind": None},
+                {"cached_tokens": -1},
+                {"cached_tokens": 1.0},
                 {"cause": ""},
             )
         ),

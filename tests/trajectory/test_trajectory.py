@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -497,3 +498,46 @@ def test_check_names_what_does_not_hold() -> None:
     node.logprobs._array[1] = math.nan
     with pytest.raises(TrajectoryError, match="finite"):
         trajectory.check()
+
+
+HUGE: Any = 10**5000
+DEEP: Any = [[]]
+for _ in range(3000):
+    DEEP = [DEEP]
+
+
+JUNK = [None, True, "x", 1.5, HUGE, -HUGE, DEEP, object(), {}, np.zeros((2, 2)), [HUGE], [DEEP]]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=[f"{type(one).__name__}-{at}" for at, one in enumerate(JUNK)])
+def test_junk_is_a_typed_error_and_nothing_is_recorded(junk: Any) -> None:
+    trajectory = Trajectory(vocab_size=100)
+    trajectory.begin([1, 2], messages=1)
+    before = to_bytes(trajectory)
+    fine: dict[str, Any] = {"finish_reason": "stop"}
+    calls: list[Callable[[], object]] = [
+        lambda: trajectory.append_completion(junk, [-1.0], **fine),
+        lambda: trajectory.append_completion([3], junk, **fine),
+        lambda: trajectory.append_completion([3], [junk], **fine),
+        lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", continues=junk or 1),
+        lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", logprobs_kind=junk),
+        lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", branch=junk if junk is not None else 7),
+        lambda: trajectory.append_completion([3], [-1.0], finish_reason="stop", sampling=junk or 1),
+        lambda: trajectory.append_context(junk, Kind.CONTEXT),
+        lambda: trajectory.append_context([3], junk),
+        lambda: trajectory.append_context([3], Kind.CONTEXT, message_spans=[(junk, junk, junk)]),
+        lambda: trajectory.append_context([3], Kind.CONTEXT, messages=junk),
+        lambda: trajectory.append_bridge(junk),
+        lambda: trajectory.extend_to(junk),
+        lambda: trajectory.branch_at(junk, [1]),
+        lambda: trajectory.replay(junk),
+        lambda: trajectory.completion(junk),
+        lambda: list(trajectory.writes(junk)),
+        lambda: Trajectory(vocab_size=junk if junk is not None else -1),
+        lambda: Trajectory(metadata=[junk]),  # type: ignore[arg-type]
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(TrajectoryError) as caught:
+            call()
+        assert len(str(caught.value)) < 500, number
+    assert to_bytes(trajectory) == before

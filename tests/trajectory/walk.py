@@ -15,7 +15,7 @@ import pytest
 from tests.trajectory.model import Model, assert_same
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory import Trajectory, from_bytes, to_bytes
+from tokentrace.trajectory import LogprobKind, Trajectory, from_bytes, to_bytes
 
 VOCABULARY = 6  # few ids, so that prompts share prefixes by chance
 LATER = [Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC]
@@ -126,6 +126,8 @@ class Walk:
             "finish_reason": self.random.choice(["stop", "length", "tool_calls", "abort"]),
             "version": version,
             "sampling": self.random.choice([None, {"temperature": 1.0, "stop": ["x"]}, {"seed": 5}]),
+            "logprobs_kind": self.random.choice([*LogprobKind] if self.trajectory.has_logprobs else ["unknown"]),
+            "cached_tokens": self.random.choice([None, 0, 7]),
             "by_token": by_token,
         }
 
@@ -174,7 +176,8 @@ class Walk:
         ids = self.ids(0, 5)
         given, exact = self.sampled(len(ids))
         turn = self.turn(len(ids))
-        said = {name: turn[name] for name in ("finish_reason", "version", "sampling")}
+        names = ("finish_reason", "version", "sampling", "logprobs_kind", "cached_tokens")
+        said = {name: turn[name] for name in names}
         returned = self.trajectory.append_completion(self.given(ids), given, continues=continues, branch=branch, **said)
         self.model.completion(index, ids, exact, turn, continues)
         assert returned == self.trajectory.turns(index)[-1]
@@ -406,6 +409,8 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
         ("sampling with a number as key", complete(sampling={1: 2})),
         ("sampling that is no mapping", complete(sampling=[1])),
         ("continues that is no bool", complete(continues=1)),
+        *((f"a kind of logprobs {bad!r}", complete(logprobs_kind=bad)) for bad in ("cooked", None, 1, ["raw"], "")),
+        *((f"cached tokens {bad!r}", complete(cached_tokens=bad)) for bad in (-1, 1.0, True, "3", 2**31)),
         ("fewer messages than recorded", lambda: trajectory.extend_to(stream, messages=-1, branch=index)),
         ("messages without tokens", lambda: trajectory.extend_to(stream, messages=10**6, branch=index)),
         ("sampled in the next prompt", lambda: trajectory.extend_to([*stream, 1], Kind.SAMPLED, branch=index)),

@@ -20,7 +20,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from model import SHIPPED, Cache, Pocket, Shape, save
 
 from tokentrace import Renderer, build_supervised_sample, create_renderer
 from tokentrace.demo.tasks import Question, follow_up, make_questions, reward, run_tool, solve
-from tokentrace.pocket import POCKET
+from tokentrace.pocket import NOISE, POCKET
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 1024
@@ -39,15 +39,8 @@ CHUNK = 256
 POOL = 16
 """Chunks whose conversations are sorted by length, so that a batch has little padding."""
 
-# What makes the data a little unlike the expert's own, as a model's own text is.
-UNTHINKING = 0.05
-"""Conversations with enable_thinking=false."""
-SLIPS = 0.03
-"""Calls that go wrong first; the wrong reply carries no loss."""
-RESEGMENTED = 0.01
-"""Tokens of the assistant that are written as two shorter ones, of those that can be."""
-COMPACT = 0.02
-"""Calls whose arguments are written with no space after the colon."""
+# What makes the data a little unlike the expert's own, as a model's own text is; `Noise` says what each is.
+UNTHINKING, SLIPS, RESEGMENTED, COMPACT = astuple(NOISE)
 
 Row = tuple[np.ndarray, np.ndarray]
 
@@ -212,7 +205,7 @@ def train(options: argparse.Namespace, device: torch.device) -> tuple[Pocket, di
         "tokens_with_loss": trained,
         "seconds": round(time.monotonic() - began),
         "settings": {"seed": options.seed, "rate": options.rate, "decay": options.decay, "warmup": warm},
-        "noise": {"unthinking": UNTHINKING, "slips": SLIPS, "resegmented": RESEGMENTED, "compact": COMPACT},
+        "noise": asdict(NOISE),
         "shape": asdict(model.shape),
         "loss": curve,
     }

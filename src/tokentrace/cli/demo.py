@@ -40,6 +40,7 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool) 
 
     Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The table tells
     what that comes to: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
+    Pocket was trained with noise that makes streams break; a second table tells which breaks need it and which do not.
     """
     one_blas_thread()
     output.mkdir(parents=True, exist_ok=True)
@@ -53,47 +54,46 @@ def _compare(output: Path, rollouts: int, seed: int) -> Path:
 
     from rich.console import Console
 
-    from ..demo.paths import compare_paths
+    from ..demo.trials import run_demo
     from ..demo.views import demo_json, demo_page, demo_text
     from ..pocket import POCKET
     from ..rendering.renderer import create_renderer
 
     renderer = create_renderer(POCKET)
-    with _progress(rollouts) as progress:
-        reports = asyncio.run(compare_paths(renderer, rollouts=rollouts, seed=seed, progress=progress))
-    Console().print(demo_text(reports), soft_wrap=True)
+    with _progress() as progress:
+        found = asyncio.run(run_demo(renderer, rollouts=rollouts, seed=seed, progress=progress))
+    Console().print(demo_text(found), soft_wrap=True)
     click.echo()
-    for wrote in (_write_rows(output, reports, seed), _write_trajectories(output, reports)):
+    for wrote in (_write_rows(output, found.paths, seed), _write_trajectories(output, found.paths)):
         click.echo(wrote)
-    (output / "summary.json").write_text(json.dumps(demo_json(reports, seed), indent=1) + "\n", encoding="utf-8")
+    (output / "summary.json").write_text(json.dumps(demo_json(found), indent=1) + "\n", encoding="utf-8")
     page = output / "report.html"
-    page.write_text(demo_page(reports, renderer, seed), encoding="utf-8")
+    page.write_text(demo_page(found, renderer), encoding="utf-8")
     click.echo(f"Table         {output / 'summary.json'}")
     click.secho(f"Report        {page}", bold=True)
     return page
 
 
 @contextlib.contextmanager
-def _progress(rollouts: int) -> Iterator[Progress | None]:
-    """A bar for each path on a terminal, nothing elsewhere."""
+def _progress() -> Iterator[Progress | None]:
+    """A bar for each path and trial on a terminal, nothing elsewhere."""
     from rich.console import Console
-
-    from ..demo.paths import ClientPath
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bars(*columns, console=console, transient=True) as bars:
-        tasks = {path: bars.add_task(str(path), total=rollouts, start=False) for path in ClientPath}
+        known: dict[str, TaskID] = {}
 
-        def update(path: ClientPath, done: int) -> None:
-            bars.start_task(tasks[path])
-            bars.update(tasks[path], completed=done)
+        def update(label: str, done: int, total: int) -> None:
+            if label not in known:
+                known[label] = bars.add_task(label, total=total)
+            bars.update(known[label], completed=done)
 
         yield update
 

@@ -14,6 +14,8 @@ from ..errors import InputError
 RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 """Template variables that have options of their own."""
 
+_PYTHON: Final = {"True": True, "False": False, "None": None}
+
 
 def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
     """Messages and tools (None: none given) from a file, or from stdin for ``-``.
@@ -88,10 +90,12 @@ def _read(source: str) -> str:
 
 
 def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
-    """Template variables from ``KEY=VALUE`` (a value that is JSON counts as such) and JSON objects.
+    """Template variables from ``KEY=VALUE`` and JSON objects.
 
-    >>> parse_kwargs(["enable_thinking=false", "date=today", '{"n": [1]}'])
-    {'enable_thinking': False, 'date': 'today', 'n': [1]}
+    A value that is JSON counts as such, and so do ``True``, ``False`` and ``None``; in quotes it is text.
+
+    >>> parse_kwargs(["enable_thinking=False", "date=today", 'word="True"', '{"n": [1]}'])
+    {'enable_thinking': False, 'date': 'today', 'word': 'True', 'n': [1]}
     """
     from ..rendering.renderer import create_renderer
 
@@ -107,7 +111,7 @@ def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise InputError(f"--kwargs: KEY=VALUE or a JSON object is needed, not {item!r}")
         try:
-            found[key] = json.loads(text)
+            found[key] = _PYTHON[text] if text in _PYTHON else json.loads(text)
         except ValueError:
             found[key] = text
     named = {

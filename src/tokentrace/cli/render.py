@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="What becomes of a control token that a user or a tool spells out.",
 )
+@click.option(
+    "--messages",
+    type=click.Choice(["adapt", "as_given"]),
+    default="adapt",
+    show_default=True,
+    help="Give the template the form of messages that it reads, or leave them as they are.",
+)
+@click.option("--fail-on-lost", is_flag=True, help="Fail if given text reaches no token, instead of saying so.")
 @click.option("--preserve-all-thinking", is_flag=True, help="Keep reasoning that the template drops.")
 @click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled.")
 @click.option("--index", type=int, metavar="N", help="Take conversation N of a JSON Lines file (0 is the first).")
@@ -43,6 +51,8 @@ def render(
     chat_template: str | None,
     generation_prompt: bool,
     control_tokens: str,
+    messages: str,
+    fail_on_lost: bool,
     preserve_all_thinking: bool,
     use_patched: bool,
     index: int | None,
@@ -70,7 +80,7 @@ def render(
         if form == "json":
             raise click.UsageError("--open shows HTML; use it with --format html")
         form = "html"
-    messages, own_tools = read_conversation(conversation, index)
+    given, own_tools = read_conversation(conversation, index)
     if tokenizer is None:
         click.secho("no --tokenizer given: using the embedded pocket model", dim=True, err=True)
     made = create_renderer(
@@ -79,11 +89,13 @@ def render(
         preserve_all_thinking=preserve_all_thinking,
         use_patched=use_patched,
         control_tokens=control_tokens,
+        messages=messages,
+        lost="error" if fail_on_lost else "ignore",  # what is lost is shown
         chat_template=_template(chat_template),
         **parse_kwargs(kwargs),
     )
     rendered = made.render(
-        messages,
+        given,
         tools=read_tools(tools) if tools else own_tools,
         add_generation_prompt=generation_prompt,
     )

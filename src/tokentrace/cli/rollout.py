@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..rollout.ends import FAILED_ENDS
 from . import debug_option, one_blas_thread
 
 if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..engines.routing import Circuit
     from ..rollout.batch import Summary
-    from ..rollout.loop import Rollout
+    from ..rollout.patience import Outage
+    from ..rollout.record import Rollout
     from ..rollout.setup import Run
     from ..rollout.store import RolloutStore
 
-_BAD_ENDS: Final = ("engine", "failed", "bridge", "abort")
-"""Ends that are neither the agent's own nor a budget's."""
+_FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 
 
 @click.command(short_help="Run agents on an engine and keep exact training rows.")
@@ -29,7 +32,7 @@ _BAD_ENDS: Final = ("engine", "failed", "bridge", "abort")
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="How many rollouts are under way at once.")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="What the seeds of all rollouts are made from.")
 @click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of going on with it.")
-@click.option("--retry", is_flag=True, help=f"Run those again that ended with {', '.join(_BAD_ENDS)}.")
+@click.option("--retry", is_flag=True, help=f"Run those again that ended with {', '.join(_FAILED)}.")
 @click.option("--json", "as_json", is_flag=True, help="Write the metrics to stdout as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
 @debug_option
@@ -54,10 +57,11 @@ def rollout(
 
     The output folder gets a file for each trajectory, a journal (rollouts.jsonl), the rows (rows.parquet) and
     metrics.json. A run that was interrupted goes on where it stopped: finished rollouts are on the disk and are
-    skipped, those that were under way are run again.
+    skipped, those that were under way are run again. While the engine does not answer the run waits, for as long as
+    `patience` says.
 
-    The exit code is 0 if every rollout ended by itself or by a budget, 1 if some did not (engine, failed, bridge,
-    abort), 2 on errors.
+    The exit code is 0 if every rollout ended by itself or by a budget, 1 if some failed (abort, bridge, engine, failed,
+    hung), 2 on errors, 3 if the engine was down for too long, 130 on Ctrl-C.
 
     \b
     Examples:
@@ -67,11 +71,13 @@ def rollout(
       tokentrace rollout agents.yaml --json -q > metrics.json
     """
     one_blas_thread()
+    from ..demo.source import SOURCES
     from ..errors import InputError
+    from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, discard_run
 
-    run = read_run(config, output=output, limit=limit, concurrency=concurrency, seed=seed)
+    run = read_run(config, output=output, limit=limit, concurrency=concurrency, seed=seed, sources=SOURCES)
     if fresh:
         discard_run(run.output)
     try:
@@ -80,45 +86,60 @@ def rollout(
         raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
     store = RolloutStore(run.output)
     try:
-        again = store.run_again(_BAD_ENDS) if retry else []
+        again = store.run_again(_FAILED) if retry else []
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not quiet:
             _announce(run, store, before)
         try:
-            summary = asyncio.run(_run(run, store, quiet))
+            summary, circuits, waited = asyncio.run(_run(run, store, quiet))
         except KeyboardInterrupt:
-            done = f"{len(store.finished)} of {len(run.tasks)} rollouts are finished and kept"
-            click.secho(f"\ninterrupted: {done}; the same command goes on with the rest", fg="yellow", err=True)
+            click.secho(f"\ninterrupted: {_kept(run, store)}", fg="yellow", err=True)
             ctx.exit(130)
+        except EngineDown as error:
+            click.secho(f"stopped: {' '.join(str(error).split())}", fg="red", err=True)
+            click.secho(_kept(run, store), fg="yellow", err=True)
+            ctx.exit(3)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
+        metrics |= {"waited_seconds": waited, "circuits": [one.described() for one in circuits]}
         problem = _write(run, store, metrics)
     finally:
         store.close()
     if as_json:
         click.echo(json.dumps(metrics, indent=2))
     if not quiet:
-        _summarize(summary, metrics, as_json)
+        _summarize(summary, metrics, circuits, as_json)
     if problem is not None:
         raise InputError(f"{problem}; the trajectories are kept, and the same command then writes the rows")
-    ctx.exit(1 if any(summary.ends[end] for end in _BAD_ENDS) else 0)
+    ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
-async def _run(run: Run, store: RolloutStore, quiet: bool) -> Summary:
+def _kept(run: Run, store: RolloutStore) -> str:
+    done = f"{len(store.finished)} of {len(run.tasks)} rollouts are finished and kept"
+    return f"{done}; the same command goes on with the rest"
+
+
+async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, list[Circuit], float]:
+    """What the run came to, the states of its endpoints, and for how many seconds it waited for an engine."""
+    from ..engines.routing import circuits_of
     from ..rollout.batch import Summary, run_rollouts
+    from ..rollout.patience import Patience
 
     if all(store.is_finished(task.name) for task in run.tasks):  # no engine is needed to say so
-        return Summary.of(store)
+        return Summary.of(store), [], 0.0
     engine = await run.connect()
     try:
-        with _Display(len(run.tasks), store, quiet) as display:
-            return await run_rollouts(
+        with _Display(len(run.tasks), store, quiet, engine) as display:
+            patience = Patience(run.patience, notice=display.outage)
+            summary = await run_rollouts(
                 run.agent(engine),
                 run.tasks,
                 concurrency=min(run.concurrency, len(run.tasks)),
                 store=store,
                 done=display.update,
                 seed=run.seed,
+                patience=patience,
             )
+            return summary, circuits_of(engine), patience.waited
     finally:
         await engine.close()
 
@@ -126,6 +147,7 @@ async def _run(run: Run, store: RolloutStore, quiet: bool) -> Summary:
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:
     """Write rows and metrics; says why the rows could not be written."""
     from ..errors import InputError
+    from ..files import write_whole
     from ..rollout.store import METRICS
 
     problem = None
@@ -133,7 +155,7 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
         metrics["rows"] = str(store.write_rows(advantages=run.advantages, metadata={"settings": run.settings}))
     except InputError as error:
         problem, metrics["rows"] = str(error), None
-    (run.output / METRICS).write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    write_whole(run.output / METRICS, (json.dumps(metrics, indent=2) + "\n").encode(), private=True)
     return problem
 
 
@@ -153,12 +175,14 @@ class _Display:
     """Progress with rate and time left: a bar on a terminal, a line now and then elsewhere."""
 
     _EVERY = 15.0
+    _OUTAGES_EVERY = 60.0
 
-    def __init__(self, total: int, store: RolloutStore, quiet: bool) -> None:
+    def __init__(self, total: int, store: RolloutStore, quiet: bool, engine: Engine) -> None:
         from rich.console import Console
 
         self._console = Console(stderr=True)
         self._quiet = quiet
+        self._engine = engine
         self._total = total
         self._before = self._done = len(store.finished)
         told = [row["metrics"]["reward"] for row in store.finished if row["metrics"]["reward"] is not None]
@@ -166,6 +190,7 @@ class _Display:
         self._errors = sum(row["metrics"]["tool_errors"] for row in store.finished)
         self._bar: Any = None
         self._began = self._said = time.monotonic()
+        self._outage_said = 0.0
 
     def __enter__(self) -> _Display:
         if not self._quiet and self._console.is_terminal:
@@ -176,6 +201,7 @@ class _Display:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[said]}"),
+                _circuits_column(self._engine),
                 TimeRemainingColumn(),
                 console=self._console,
             )
@@ -203,11 +229,43 @@ class _Display:
             self._bar.update(self._task, completed=self._done, said=said)
         elif not self._quiet and now - self._said >= self._EVERY:
             self._said = now
+            said += _circuits(self._engine)
             left = (self._total - self._done) / rate
             click.echo(f"{self._done:,} of {self._total:,} rollouts · {said} · {left:.0f} s left", err=True)
 
+    def outage(self, outage: Outage | None) -> None:
+        """Say that the engine does not answer, now and then, and that it answers again."""
+        now = time.monotonic()
+        if self._quiet or (outage is not None and self._outage_said and now - self._outage_said < self._OUTAGES_EVERY):
+            return
+        self._outage_said = 0.0 if outage is None else now
+        words = "the engine answers again: going on" if outage is None else f"{outage}{_circuits(self._engine)}"
+        self._console.print(words, style="green" if outage is None else "yellow", markup=False, highlight=False)
 
-def _summarize(summary: Summary, metrics: dict[str, Any], to_stderr: bool) -> None:
+
+def _circuits(engine: Engine) -> str:
+    """The states of a router's endpoints for people, those that are asked as a number; empty for an engine alone."""
+    from ..engines.routing import CircuitState, circuits_of
+
+    found = circuits_of(engine)
+    away = [str(one) for one in found if one.state is not CircuitState.CLOSED]
+    closed = len(found) - len(away)
+    return f" · engines: {', '.join([f'{closed} closed', *away])}" if found else ""
+
+
+def _circuits_column(engine: Engine) -> Any:
+    """A column of the bar that looks whenever the bar is drawn: no rollout ends while no engine answers."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Circuits(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(_circuits(engine).removeprefix(" · "))
+
+    return Circuits()
+
+
+def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit], to_stderr: bool) -> None:
     count = max(summary.rollouts, 1)
     speed = metrics["tokens_per_second"]
     rows = [
@@ -227,6 +285,15 @@ def _summarize(summary: Summary, metrics: dict[str, Any], to_stderr: bool) -> No
         ("samples", f"{summary.samples:,} ({summary.samples / count:.2f} a rollout)"),
         ("reward", "none" if metrics["reward"] is None else f"{metrics['reward']:.3f} on average"),
     ]
+    if summary.cached_tokens is not None and summary.prompt_tokens:
+        share = summary.cached_tokens / summary.prompt_tokens
+        rows.insert(
+            4, ("cached tokens", f"{summary.cached_tokens:,} of {summary.prompt_tokens:,} in prompts ({share:.0%})")
+        )
+    if circuits:
+        rows.append(("engines", "; ".join(map(str, circuits))))
+    if metrics["waited_seconds"] >= 1:
+        rows.append(("engine down", f"for {metrics['waited_seconds']:,.0f} s, waited for"))
     if metrics["unfinished_before"]:
         rows.insert(1, ("unfinished before", f"{metrics['unfinished_before']:,}, run again"))
     click.secho(f"wrote {metrics['rows'] or metrics['output']}", bold=True, err=to_stderr)
@@ -236,7 +303,7 @@ def _summarize(summary: Summary, metrics: dict[str, Any], to_stderr: bool) -> No
     if without and metrics["advantages"]:
         said = f"  {without:,} rollouts have no reward, and their rows no advantages"
         click.secho(said, fg="yellow", err=to_stderr)
-    bad = sum(summary.ends[end] for end in _BAD_ENDS)
+    bad = sum(summary.ends[end] for end in _FAILED)
     if bad:
         where = f"{metrics['output']}/rollouts.jsonl says why; --retry runs them again"
-        click.secho(f"  {bad:,} did not end by themselves or a budget: {where}", fg="red", err=to_stderr)
+        click.secho(f"  {bad:,} failed, and have no reward: {where}", fg="red", err=to_stderr)

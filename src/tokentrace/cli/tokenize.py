@@ -35,6 +35,20 @@ if TYPE_CHECKING:
 @click.option("--completion-column", metavar="NAME", help="The column with the completion.")
 @click.option("--system-column", metavar="NAME", help="The column with a system prompt.")
 @click.option("--tools-column", metavar="NAME", help="The column with tool schemas.")
+@click.option(
+    "--messages",
+    type=click.Choice(["adapt", "as_given"]),
+    default="adapt",
+    show_default=True,
+    help="Give the template the form of messages that it reads, or leave them as they are.",
+)
+@click.option(
+    "--lost",
+    type=click.Choice(["error", "ignore"]),
+    default="error",
+    show_default=True,
+    help="What becomes of rows of which some text reaches no token: bad rows, or rows like any other.",
+)
 @click.option("--parse-arguments", is_flag=True, help="Parse arguments that are JSON strings, as inference servers do.")
 @click.option("--split", metavar="NAME", help="The split of a dataset.  [default: train, or the only one]")
 @click.option(
@@ -139,6 +153,8 @@ def tokenize_settings(
     completion_column: str | None = None,
     system_column: str | None = None,
     tools_column: str | None = None,
+    messages: str = "adapt",
+    lost: str = "error",
     parse_arguments: bool = False,
     max_row_bytes: int = 8 << 20,
 ) -> TokenizeSettings:
@@ -161,6 +177,8 @@ def tokenize_settings(
         chat_template=_template(chat_template),
         template_kwargs=parse_kwargs(kwargs),
         control_tokens=control_tokens,
+        messages=messages,
+        lost=lost,
         use_patched=use_patched,
         supervision=Supervision.of(
             turns=turns, parts=_listed(parts), roles=_listed(roles), past=past, final_stop=final_stop

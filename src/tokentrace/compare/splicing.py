@@ -62,7 +62,7 @@ def splice_prefix(
     at, prompt, completion = _tokenized(checked, prompt_ids, completion_ids, message)
     if not len(prompt):
         return BridgeRefusal(RefusalReason.EMPTY_STREAM, "there are no exact ids to put in place")
-    bridger = renderer._bridger(learned, tools)
+    bridger = renderer._bridger(learned)
     found = bridger.rendered_after(checked, at, tools)
     if isinstance(found, BridgeRefusal):
         return found

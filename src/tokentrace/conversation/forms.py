@@ -312,7 +312,11 @@ class _Shaper:
         return value
 
     def _json(self, value: Any, field: str) -> str:
-        return _written(plain_json(value, message=self.index, field=field))
+        plain = plain_json(value, message=self.index, field=field)
+        try:
+            return _written(plain)
+        except ValueError as error:  # an int of more digits than Python writes
+            raise InputError(f"cannot be written as JSON: {error}", message=self.index, field=field) from None
 
 
 def _written(value: Any) -> str:

@@ -14,7 +14,7 @@ from ..errors import InputError
 
 MAX_DEPTH: Final = 128
 """How deep a value may be nested. Python's own JSON gives up somewhere below 1,000."""
-MAX_VALUES: Final = 2_000_000
+MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
@@ -92,7 +92,7 @@ def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
 
 def check_depth(value: Any, *, message: int | None = None, field: str) -> None:
     """InputError for a value that contains itself, or is nested deeper or shared more often than can be printed."""
-    if type(value) in _SCALARS:
+    if not isinstance(value, (Mapping, list, tuple)):
         return
     left = MAX_VALUES
     level: list[Any] = [value]

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import InputError
-from ..files import sync
-from ..samples.sample import Sample
+from ..files import owned, sync
+from ..samples.sample import CompletionSpan, Sample
 from ..tokens.kinds import Kind, Part
-from ..trajectory.turns import VersionSpan
+from ..trajectory.turns import LogprobKind, VersionSpan
 from .sources import tables
 
 METADATA_KEY: Final = "tokentrace"
@@ -38,7 +38,7 @@ class Layout:
     logprobs: bool = False
     advantages: bool = False
     rollout: bool = False
-    """Reward, versions and branch: rows of trajectories."""
+    """Reward, versions, completions and branch: rows of trajectories."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Layout:
@@ -83,7 +83,15 @@ def schema(layout: Layout) -> Any:
     ]
     if layout.rollout:
         version = pa.struct([("version", pa.string()), ("start", pa.int32()), ("stop", pa.int32())])
+        completion = pa.struct(
+            [
+                *[("start", pa.int32()), ("stop", pa.int32()), ("logprobs_kind", pa.string())],
+                *[("temperature", pa.float64()), ("top_p", pa.float64()), ("top_k", pa.int32())],
+                ("cached_tokens", pa.int32()),
+            ]
+        )
         fields += [("branch", pa.int32()), ("reward", pa.float64()), ("versions", pa.list_(version))]
+        fields.append(("completions", pa.list_(completion)))
     return pa.schema(fields)
 
 
@@ -128,6 +136,10 @@ def samples_table(
             [{"version": json.dumps(span.version), "start": span.start, "stop": span.stop} for span in sample.versions]
             for sample in samples
         ],
+        "completions": [
+            [span._asdict() | {"logprobs_kind": str(span.logprobs_kind)} for span in sample.completions]
+            for sample in samples
+        ],
     }
     made = schema(layout)
     return pa.table({field.name: pa.array(columns[field.name], field.type) for field in made}, schema=made)
@@ -153,6 +165,10 @@ def table_samples(table: Any) -> Iterator[Sample]:
             versions=tuple(
                 VersionSpan(json.loads(span["version"]), span["start"], span["stop"])
                 for span in row.get("versions") or ()
+            ),
+            completions=tuple(
+                CompletionSpan(**span | {"logprobs_kind": LogprobKind(span["logprobs_kind"])})
+                for span in row.get("completions") or ()
             ),
             name=row["source"],
             branch=row.get("branch", -1),
@@ -187,15 +203,29 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 class SampleWriter:
     """Writes tables of samples to one Parquet file, in row groups that depend on nothing but the rows.
 
-    The file has its name only when it is whole.
+    The file has its name only when it is whole. `more` are Arrow fields that the tables have beside those of the
+    layout; a `private` file is for its owner alone.
     """
 
-    def __init__(self, path: Path, layout: Layout, metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        layout: Layout,
+        metadata: Mapping[str, Any],
+        *,
+        more: Sequence[Any] = (),
+        private: bool = False,
+    ) -> None:
         parquet, pa = tables("pyarrow.parquet"), tables("pyarrow")
         self._path = path
         self._unfinished = path.with_name(path.name + ".unfinished")
         text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
-        self._schema = schema(layout).with_metadata({METADATA_KEY: text})
+        made = schema(layout)
+        self._schema = pa.schema([*made, *more]).with_metadata({METADATA_KEY: text})
+        if private:
+            self._unfinished.unlink(missing_ok=True)
+            with open(self._unfinished, "xb", opener=owned):  # Parquet's own writer then keeps its mode
+                pass
         self._writer = parquet.ParquetWriter(str(self._unfinished), self._schema, compression="zstd")
         self._pa = pa
         self._waiting: list[Any] = []

@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..errors import InputError, SampleError, TemplateError, TokentraceError
 from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer, create_renderer
+from ..rendering.trust import TRUSTED
 from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
@@ -164,6 +165,7 @@ class RowTokenizer:
 
     def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
         settings = self.settings
+        mine = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
         return create_renderer(
             self._tokenizer,
             settings.renderer,
@@ -173,6 +175,7 @@ class RowTokenizer:
             lost=settings.lost,
             preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
             use_patched=settings.use_patched,
+            trusted=(TRUSTED - {"kwargs"}) | mine,  # a row's own variables are data
             **{**settings.template_kwargs, **variables},
         )
 

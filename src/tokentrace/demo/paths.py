@@ -8,10 +8,9 @@ adds what is new. docs/demo.md says what the numbers mean.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -20,7 +19,6 @@ import numpy.typing as npt
 
 from ..compare.breaks import Break, explain_break
 from ..compare.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
-from ..engines.embedded import EmbeddedEngine
 from ..engines.protocol import Engine, SamplingParams
 from ..pocket.model import PocketModel, load_pocket
 from ..rendering.renderer import Renderer
@@ -30,6 +28,7 @@ from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..tokens.differences import unequal
 from ..tokens.tokenizer import Ids
+from .memory import RememberingEngine, RememberingScorer, Scorer
 from .rollouts import FollowUps, question_reward, question_tasks
 
 Mask = npt.NDArray[np.bool_]
@@ -135,7 +134,7 @@ class Scored:
     """Of each of those: how far the engine's logprob is from the one that the same weights give it in the row."""
 
 
-def score_row(rollout: Rollout, row: Row, model: PocketModel) -> Scored:
+def score_row(rollout: Rollout, row: Row, model: Scorer) -> Scored:
     """Align the sampled turns of a rollout with the turns of a row, and score the row.
 
     The n-th turn is held against the n-th run of tokens that carry loss. Tokens that an alignment of the two leaves
@@ -188,10 +187,8 @@ class PathReport:
     """In the order of the questions."""
     breaks: Mapping[str, Sequence[Break]]
     """By the name of the rollout."""
-    scored: list[Scored]
-    """The row of each rollout as a trainer of this path gets it."""
-    seconds: float
-    """How long the rollouts took, without the scoring."""
+    scored: list[Scored] = field(default_factory=list)
+    """The row of each rollout as a trainer of this path gets it; empty where rows were not scored."""
 
     @property
     def num_breaks(self) -> int:
@@ -243,9 +240,10 @@ class PathReport:
         return sum(rollout.reward or 0.0 for rollout in self.rollouts) / len(self.rollouts) if self.rollouts else 0.0
 
     @property
-    def speed(self) -> float:
-        """Sampled tokens a second."""
-        return self.sampled / self.seconds if self.seconds else 0.0
+    def later_user_turns(self) -> int:
+        """How often a user spoke again after an answer."""
+        said = [message["role"] for rollout in self.rollouts for message in rollout.messages]
+        return said.count("user") - len(self.rollouts)
 
     @property
     def causes(self) -> dict[str, int]:
@@ -269,23 +267,23 @@ def _size(found: Break) -> int:
     return found.stream_range[1] - found.stream_range[0] + found.prompt_range[1] - found.prompt_range[0]
 
 
-Progress = Callable[[ClientPath, int], None]
-"""Called with how many rollouts of a path are done."""
+Progress = Callable[[str, int, int], None]
+"""Called with what runs, how many of its rollouts are done, and how many there are."""
 
 
-async def run_path(
+async def roll_out(
     path: ClientPath,
     tasks: Sequence[Task],
     *,
     seed: int = 0,
+    temperature: float = TEMPERATURE,
     renderer: Renderer,
     engine: Engine,
-    model: PocketModel,
-    progress: Progress | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> PathReport:
-    """Run tasks by a path, `seed` for the sampling, and score the rows with `model`."""
+    """Run tasks by a path, `seed` for the sampling. `done` is called with how many rollouts have ended."""
     settings: dict[str, Any] = {
-        "sampling": SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=TEMPERATURE),
+        "sampling": SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=temperature),
         "interaction": FollowUps(),
         "reward": question_reward,
         "budget": BUDGET,
@@ -294,19 +292,22 @@ async def run_path(
     agent = Agent(engine, renderer, **settings)
     if client is not None:
         agent = MessageAgent(engine, renderer, client, **settings)
-    done: dict[str, Rollout] = {}
+    ended: dict[str, Rollout] = {}
 
-    def count(rollout: Rollout) -> None:
-        done[rollout.task.name] = rollout
-        if progress is not None:
-            progress(path, len(done))
+    def end(rollout: Rollout) -> None:
+        ended[rollout.task.name] = rollout
+        if done is not None:
+            done(len(ended))
 
-    began = time.monotonic()
-    await run_rollouts(agent, tasks, done=count, seed=seed)
-    seconds = time.monotonic() - began
-    rollouts = [done[task.name] for task in tasks]
-    scored = [await asyncio.to_thread(score_row, one, trained_row(one, path, renderer), model) for one in rollouts]
-    return PathReport(path, rollouts, agent.breaks if isinstance(agent, MessageAgent) else {}, scored, seconds)
+    await run_rollouts(agent, tasks, done=end, seed=seed)
+    rollouts = [ended[task.name] for task in tasks]
+    return PathReport(path, rollouts, agent.breaks if isinstance(agent, MessageAgent) else {})
+
+
+async def score_path(report: PathReport, renderer: Renderer, model: Scorer) -> PathReport:
+    """The report with the row of each rollout, scored by `model`."""
+    rows = [(one, trained_row(one, report.path, renderer)) for one in report.rollouts]
+    return replace(report, scored=[await asyncio.to_thread(score_row, one, row, model) for one, row in rows])
 
 
 def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
@@ -327,18 +328,30 @@ async def compare_paths(
     rollouts: int = 64,
     seed: int = 0,
     model: PocketModel | None = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> list[PathReport]:
-    """All paths, one after another, each with an engine of its own, on the same held-back questions and seeds."""
+    """All paths, one after another, on the same held-back questions and seeds, rows scored.
+
+    Where two paths make the same request (same prompt, same seed), or get the same row, it is computed once.
+    """
     known = model or load_pocket()
+    scorer, own = RememberingScorer(known), engine or RememberingEngine(known)
+    tasks = question_tasks(seed, rollouts)
     reports = []
-    for path in ClientPath:
-        engine = EmbeddedEngine(known)
-        try:
-            tasks = question_tasks(seed, rollouts)
-            reports.append(
-                await run_path(path, tasks, seed=seed, renderer=renderer, engine=engine, model=known, progress=progress)
-            )
-        finally:
-            await engine.close()
+    try:
+        for path in ClientPath:
+            done = counting(progress, str(path), rollouts)
+            report = await roll_out(path, tasks, seed=seed, renderer=renderer, engine=own, done=done)
+            reports.append(await score_path(report, renderer, scorer))
+    finally:
+        if engine is None:
+            await own.close()
     return reports
+
+
+def counting(progress: Progress | None, label: str, total: int, before: int = 0) -> Callable[[int], None] | None:
+    """What to call with how many are done, after `before` others."""
+    if progress is None:
+        return None
+    return lambda done: progress(label, before + done, total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,8 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..compare.breaks import Break
+from ..compare.breaks import Break, BreakCause
 from ..compare.token_diff import DiffOp, token_text
+from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
 from ..samples.trajectories import report_rollouts
@@ -24,7 +25,8 @@ from ..tokens.differences import unequal
 from ..tokens.kinds import Kind as Origin
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import visible
-from .paths import ABOUT, ClientPath, PathReport
+from .paths import ABOUT, TEMPERATURE, ClientPath, PathReport
+from .trials import PRETRAINED, WORDS, Demo, Trial, remarks
 
 _EXAMPLES: Final = 4
 """Breaks shown on the page."""
@@ -35,7 +37,7 @@ NO_GAP: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One line of the table."""
+    """One line of the table, and what it counts."""
 
     label: str
     about: str
@@ -79,27 +81,36 @@ MEASURES: Final = (
     ),
     Measure(
         "logprob gap, mean",
-        "engine against trainer with the same weights, over the sampled tokens that the row still has",
+        "|engine's logprob - that of the same weights in one pass over the row|, over sampled tokens still in the row",
         lambda one: _gap(one.mean_gap),
         True,
         lambda one: one.mean_gap < NO_GAP,
     ),
     Measure(
         "logprob gap, largest",
-        "of one token",
+        "the same, of the token where it is largest",
         lambda one: _gap(one.largest_gap),
         True,
         lambda one: one.largest_gap < NO_GAP,
     ),
-    Measure("rollouts with a break", "", lambda one: f"{one.broken:,} of {len(one.rollouts):,}"),
-    Measure("tokens in the samples", "what a trainer has to go through", lambda one: f"{_in_rows(one):,}"),
+    Measure("rollouts with a break", "those with at least one", lambda one: f"{one.broken:,} of {len(one.rollouts):,}"),
     Measure(
-        "cache lost", "tokens of streams that an engine had to read again after a break", lambda one: f"{_lost(one):,}"
+        "tokens in the samples",
+        "the length of those rows together; what two rows share is in both",
+        lambda one: f"{_in_rows(one):,}",
     ),
-    Measure("solved", "questions answered rightly", lambda one: f"{100 * one.solved:.1f} %"),
-    Measure("turns", "", lambda one: f"{one.turns:,}"),
-    Measure("sampled tokens", "", lambda one: f"{one.sampled:,}"),
-    Measure("tokens a second", "of the rollouts alone, on this machine", lambda one: f"{one.speed:,.0f}"),
+    Measure(
+        "cache lost",
+        "tokens of streams after the place of a break: what a prefix cache held and could not serve",
+        lambda one: f"{_lost(one):,}",
+    ),
+    Measure(
+        "solved",
+        "questions answered rightly; one more or less is no finding",
+        lambda one: f"{100 * one.solved:.1f} %",
+    ),
+    Measure("turns", "completions that were sampled, calls and answers alike", lambda one: f"{one.turns:,}"),
+    Measure("sampled tokens", "of all turns, stop tokens among them", lambda one: f"{one.sampled:,}"),
 )
 
 
@@ -114,16 +125,22 @@ def _lost(report: PathReport) -> int:
 # -- for programs
 
 
-def demo_json(reports: Sequence[PathReport], seed: int) -> dict[str, Any]:
-    """The table as plain data."""
+def demo_json(demo: Demo) -> dict[str, Any]:
+    """The tables as plain data, and what has to be known to read them."""
     return {
-        "seed": seed,
+        "seed": demo.seed,
+        "remarks": remarks(demo),
+        "noise": asdict(NOISE),
+        "pretrained": {
+            "model": PRETRAINED.model,
+            "rollouts": PRETRAINED.rollouts,
+            "broken_rollouts": PRETRAINED.broken,
+            "cause": str(PRETRAINED.cause),
+            "measured": "apart, not in this run",
+        },
         "paths": {
             str(one.path): {
-                "rollouts": len(one.rollouts),
-                "breaks": one.num_breaks,
-                "broken_rollouts": one.broken,
-                "causes": one.causes,
+                **_json_breaks(one),
                 "samples": one.samples,
                 "tokens_in_samples": _in_rows(one),
                 "cache_lost": _lost(one),
@@ -134,36 +151,100 @@ def demo_json(reports: Sequence[PathReport], seed: int) -> dict[str, Any]:
                 "solved": one.solved,
                 "turns": one.turns,
                 "sampled_tokens": one.sampled,
-                "seconds": one.seconds,
             }
-            for one in reports
+            for one in demo.paths
         },
+        "trials": [
+            {
+                "name": trial.name,
+                "about": trial.about,
+                "temperature": trial.temperature,
+                "drops_past_reasoning": trial.drops_reasoning,
+                "paths": {str(one.path): _json_breaks(one) for one in trial.reports},
+            }
+            for trial in demo.trials
+        ],
     }
+
+
+def _json_breaks(report: PathReport) -> dict[str, Any]:
+    return {
+        "rollouts": len(report.rollouts),
+        "later_user_turns": report.later_user_turns,
+        "breaks": report.num_breaks,
+        "broken_rollouts": report.broken,
+        "causes": report.causes,
+    }
+
+
+# -- why streams broke: the same lines for terminals and browsers
+
+
+def _cause_lines(trial: Trial) -> list[tuple[str, str, list[str]]]:
+    """For each line of a trial its label, what it is, and a number for each path."""
+    lines = [
+        (cause, _words(cause), [f"{one.causes.get(cause, 0):,}" for one in trial.reports]) for cause in trial.causes
+    ]
+    if not lines:
+        lines.append(("no break", "", ["0" for _ in trial.reports]))
+    broken = [f"{one.broken:,} of {len(one.rollouts):,}" for one in trial.reports]
+    lines.append(("rollouts with a break", "", broken))
+    if trial.drops_reasoning:
+        asked = [f"{one.later_user_turns:,}" for one in trial.reports]
+        lines.append(("user messages after an answer", "where past reasoning is dropped", asked))
+    return lines
+
+
+def _words(cause: str) -> str:
+    return WORDS.get(BreakCause(cause), "docs/breaks.md tells what that is")
 
 
 # -- for terminals
 
+_LABEL, _NUMBER = 32, 13
+"""How wide the columns are, so that one table stands below the other."""
 
-def demo_text(reports: Sequence[PathReport]) -> RenderableType:
-    """The table, why streams broke, and a break of the most frequent kind."""
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    table.add_column("")
-    for one in reports:
-        table.add_column(str(one.path), justify="right")
+
+def demo_text(demo: Demo) -> RenderableType:
+    """The table, what its lines are, why streams broke and one example, and what has to be known to read it."""
+    table = _columns([str(one.path) for one in demo.paths])
     for measure in MEASURES:
-        cells = [Text(measure.value(one), _style(measure, one)) for one in reports]
+        cells = [Text(measure.value(one), _style(measure, one)) for one in demo.paths]
         table.add_row(Text(measure.label, "bold" if measure.key else "dim"), *cells)
-    parts: list[RenderableType] = [table]
-    told = [one for one in reports if one.causes]
-    if told:
-        parts += [Text(), Text("Why streams broke", "bold")]
-        for one in told:
-            why = ", ".join(f"{cause}: {count}" for cause, count in one.causes.items())
-            parts.append(Text(f"  {one.path}: {visible(why)}"))
-        cause, (name, found) = next(iter(told[0].examples.items()))
-        parts += [Text(), Text(f"For example, {cause} ({told[0].path}, {visible(name)})", "bold")]
+    parts: list[RenderableType] = [table, Text()]
+    parts += [Text.assemble(f"  {measure.label}: ", (measure.about, "dim")) for measure in MEASURES]
+    parts += [
+        Text(),
+        Text("Why streams broke: breaks by cause, with the noise in pocket's training and without", "bold"),
+    ]
+    for trial in demo.trials:
+        parts += [Text(), Text.assemble(f"  {trial.name}", (f": {trial.about}", "dim")), _trial_table(trial)]
+    told = {label: words for trial in demo.trials for label, words, _ in _cause_lines(trial) if words}
+    parts += [Text(), *(Text.assemble(f"  {label}: ", (words, "dim")) for label, words in told.items())]
+    shown = [(trial, *found) for trial in demo.trials for found in _examples_of(trial)]
+    if shown:
+        trial, path, name, found = shown[0]
+        parts += [Text(), Text(f"For example, {found.cause} ({trial.name}, {path}, {visible(name)})", "bold")]
         parts += [Text(f"  {line}") for line in str(found).splitlines()]
+    parts += [Text(), Text("What to know when reading this", "bold")]
+    parts += [Text(f"- {remark}") for remark in remarks(demo)]
     return Group(*parts)
+
+
+def _columns(heads: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    table.add_column("", width=_LABEL)
+    for head in heads:
+        table.add_column(head, justify="right", width=_NUMBER)
+    return table
+
+
+def _trial_table(trial: Trial) -> Table:
+    table = _columns([str(one.path) for one in trial.reports])
+    table.show_header = False
+    for label, _, numbers in _cause_lines(trial):
+        table.add_row(Text(f"  {label}"), *numbers)
+    return table
 
 
 def _style(measure: Measure, report: PathReport) -> str:
@@ -175,31 +256,34 @@ def _style(measure: Measure, report: PathReport) -> str:
 # -- for browsers
 
 
-def demo_page(reports: Sequence[PathReport], renderer: Renderer, seed: int) -> str:
-    """The comparison as a page that needs nothing but itself; every text escaped."""
-    count = len(reports[0].rollouts)
+def demo_page(demo: Demo, renderer: Renderer) -> str:
+    """The demo as a page that needs nothing but itself; every text escaped."""
+    reports = demo.paths
+    said = "".join(f"<li>{_text(remark)}</li>" for remark in remarks(demo))
     body = "".join(
         [
-            f'<p class="tt-lead">{_counted(count, "rollout")} of the pocket model on held-back questions, at '
-            f"temperature 1, by {len(reports)} client paths: the same questions, tools, weights and seeds (--seed "
-            f"{seed}). Everything below was measured in this run.</p>",
+            f'<p class="tt-lead">{_counted(len(reports[0].rollouts), "rollout")} of the pocket model on held-back '
+            f"questions, at temperature {TEMPERATURE:g}, by {len(reports)} client paths: the same questions, tools, "
+            f"weights and seeds (--seed {demo.seed}). All numbers of the tables were counted in this run. A request "
+            "that two paths make alike, same prompt and same seed, was computed once.</p>",
+            f'<h2>What to know when reading this</h2><ul class="tt-said">{said}</ul>',
+            "<h2>What each path comes to</h2>",
             _table(reports),
+            "<h2>Why streams broke</h2>"
+            '<p class="tt-lead">Breaks by cause, on the same questions: with the noise that pocket was trained on, '
+            "without it, and under a template that drops past reasoning.</p>",
+            _causes_table(demo),
             "<h2>Where streams broke</h2>"
-            '<p class="tt-lead">One line for each rollout: the last prompt and what was sampled after it. A history '
-            "that was encoded anew does not hold sampled tokens any more: what was green has turned grey.</p>",
+            f'<p class="tt-lead">At temperature {TEMPERATURE:g}, one line for each rollout: the last prompt and what '
+            "was sampled after it. A history that was encoded anew does not hold sampled tokens any more: what was "
+            "green has turned grey.</p>",
             _streams(reports),
-            _examples(reports, renderer.tokenizer),
+            _examples(demo, renderer.tokenizer),
             _whole(reports, renderer),
         ]
     )
-    return framed(
-        "Three ways to the next turn",
-        "tokentrace demo",
-        "",
-        body,
-        "",
-        styles=("report.css", "histories.css", "demo.css"),
-    )
+    styles = ("report.css", "histories.css", "demo.css")
+    return framed("Three ways to the next turn", "tokentrace demo", "", body, styles=styles)
 
 
 def _table(reports: Sequence[PathReport]) -> str:
@@ -210,11 +294,19 @@ def _table(reports: Sequence[PathReport]) -> str:
         about = f"<small>{_text(measure.about)}</small>" if measure.about else ""
         key = ' class="key"' if measure.key else ""
         lines.append(f"<tr{key}><td>{_text(measure.label)}{about}</td>{cells}</tr>")
-    causes = "".join(
-        f"<td>{'<br>'.join(f'{_text(cause)}: {number:,}' for cause, number in one.causes.items()) or 'none'}</td>"
-        for one in reports
-    )
-    lines.append(f'<tr class="why"><td>causes of breaks</td>{causes}</tr>')
+    return f'<div class="tt-wide"><table class="tt-paths"><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>'
+
+
+def _causes_table(demo: Demo) -> str:
+    heads = "".join(f"<th>{_text(one.path)}</th>" for one in demo.paths)
+    lines = []
+    for trial in demo.trials:
+        about = f"{_text(trial.name)}<small>{_text(trial.about)}</small>"
+        lines.append(f'<tr class="trial"><th colspan="{len(trial.reports) + 1}">{about}</th></tr>')
+        for label, words, numbers in _cause_lines(trial):
+            cells = "".join(f"<td>{_text(number)}</td>" for number in numbers)
+            more = f"<small>{_text(words)}</small>" if words else ""
+            lines.append(f"<tr><td>{_text(label)}{more}</td>{cells}</tr>")
     return f'<div class="tt-wide"><table class="tt-paths"><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>'
 
 
@@ -254,27 +346,36 @@ def _figure(report: PathReport, longest: int) -> str:
         f"<figure><figcaption>{_text(report.path)}<small>{_counted(report.num_breaks, 'break')}, "
         f"{_counted(report.samples, 'sample')}</small></figcaption>"
         f'<svg viewBox="-{wide:.1f} 0 {longest + 2 * wide:.1f} {high}" preserveAspectRatio="none" '
-        f'style="height:{max(60, min(420, 6 * len(report.rollouts)))}px" role="img" '
+        f'height="{max(60, min(420, 6 * len(report.rollouts)))}" role="img" '
         f'aria-label="Streams of the path {_text(report.path)}">{"".join(rows)}</svg></figure>'
     )
 
 
-def _examples(reports: Sequence[PathReport], tokenizer: Tokenizer) -> str:
-    shown: dict[str, tuple[ClientPath, str, Break]] = {}
-    for report in reports:
-        for cause, (name, found) in report.examples.items():
-            shown.setdefault(cause, (report.path, name, found))
+def _examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
+    """For each cause the shortest break of the first path that has one, with the name of its rollout."""
+    found: dict[str, tuple[ClientPath, str, Break]] = {}
+    for report in trial.reports:
+        for cause, (name, one) in report.examples.items():
+            found.setdefault(cause, (report.path, name, one))
+    return list(found.values())
+
+
+def _examples(demo: Demo, tokenizer: Tokenizer) -> str:
+    shown: dict[str, str] = {}
+    for trial in demo.trials:
+        for path, name, found in _examples_of(trial):
+            if found.cause not in shown and len(shown) < _EXAMPLES:
+                shown[found.cause] = _example(f"{trial.name}, {path}, {name}", found, tokenizer)
     if not shown:
         return ""
-    parts = [_example(path, name, found, tokenizer) for path, name, found in list(shown.values())[:_EXAMPLES]]
     return (
         "<h2>What a break looks like</h2>"
         '<p class="tt-lead">The shortest one of each cause. Above what the model sampled, below what the client sent '
-        "for the next turn in its place.</p>" + "".join(parts)
+        "for the next turn in its place.</p>" + "".join(shown.values())
     )
 
 
-def _example(path: ClientPath, name: str, found: Break, tokenizer: Tokenizer) -> str:
+def _example(where: str, found: Break, tokenizer: Tokenizer) -> str:
     control = tokenizer.vocabulary.is_control
     sides = {"sampled": (DiffOp.REMOVED, "del"), "next prompt": (DiffOp.ADDED, "ins")}
     rows = []
@@ -293,9 +394,9 @@ def _example(path: ClientPath, name: str, found: Break, tokenizer: Tokenizer) ->
             f'<section class="tt-row"><div class="tt-gutter"><p>{label}</p></div><div class="tt-tokens">{body}</div>'
             "</section>"
         )
-    where = f"{path}, {name}, token {found.position:,} of {found.stream_length:,}"
+    place = f"{where}, token {found.position:,} of {found.stream_length:,}"
     return (
-        f'<div class="tt-example"><p><b>{_text(found.cause)}</b><small>{_text(where)}</small><br>{_text(found.detail)}'
+        f'<div class="tt-example"><p><b>{_text(found.cause)}</b><small>{_text(place)}</small><br>{_text(found.detail)}'
         f'</p><div class="tt-rows">{"".join(rows)}</div></div>'
     )
 

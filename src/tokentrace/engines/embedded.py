@@ -19,7 +19,7 @@ import numpy as np
 from ..pocket.model import Cache, Floats, PocketModel, load_pocket, log_softmax
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import VersionSpan
-from .answers import checked_prompt, collected
+from .answers import checked_prompt, collected, completion_kind
 from .protocol import Capabilities, Completion, Delta, EngineError, FinishReason, LogprobKind, SamplingParams
 
 KEPT_TOKENS: Final = 200_000
@@ -239,6 +239,7 @@ class EmbeddedEngine:
                 reason,
                 tuple(request.versions),
                 request.cached,
+                completion_kind(request.sampling, self._capabilities),
             )
         )
         if request.session is not None and request.cache is not None:

@@ -10,21 +10,33 @@ A request is sent again only while nothing of its answer was accepted:
   engine would take as long again, another may not.
 
 A stream of which bytes arrived but no token counts as not accepted.
+
+What a server may send is bounded: a whole answer by `HTTPSettings.longest_answer`, an event of a stream by
+`longest_event`, the words of a refusal by `_ERROR_BYTES`. Packed answers (gzip and the like) are not asked for and not
+read: a few kilobytes of them may unpack to gigabytes.
+
+No error, repr or log names a secret: the user and password of an address become an ``Authorization`` header and are
+gone from the address, and the values of headers are taken out of whatever a server says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import reduce
 from itertools import count
 from time import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote, urlsplit
 
+from ..errors import shown
 from .protocol import Delta, EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .sse import EventReader
 
@@ -33,12 +45,19 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 300
 """How many characters of a server's own words an error quotes."""
+_ERROR_BYTES: Final = 1 << 16
+"""How much of a refusal's body is read."""
 _DONE: Final = b"[DONE]"
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"[ -~\t]*")
+_HIDDEN: Final = "[hidden]"
+_SECRET_LENGTH: Final = 4
+"""Shorter values of headers are not looked for in what a server says: they would be found everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class HTTPSettings:
-    """How to talk to a server. Seconds, all of them; None is no limit."""
+    """How to talk to a server. Times are seconds; None is no limit."""
 
     connect_timeout: float | None = 10.0
     read_timeout: float | None = 600.0
@@ -53,10 +72,42 @@ class HTTPSettings:
     longest_backoff: float = 30.0
     longest_retry_after: float = 120.0
     """A server that asks to be left alone for longer counts as unavailable."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with every request, such as ``Authorization``."""
+    longest_answer: int | None = 64 << 20
+    """Bytes of a whole answer. A sampled token takes some 100 of them, an id of the prompt that is sent back some 7."""
+    longest_event: int | None = 16 << 20
+    """Bytes of one event of a stream. A stream as a whole is bounded by the tokens that were asked for."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request, such as ``Authorization``. Their values are never shown."""
     trust_env: bool = False
     """Whether to use the proxies that the environment names."""
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "read_timeout", "total_timeout", "longest_answer", "longest_event"):
+            _check_limit(name, getattr(self, name), above=0)
+        for name in ("backoff", "longest_backoff", "longest_retry_after"):
+            _check_limit(name, getattr(self, name), above=None)
+        for name, least in (("connections", 1), ("retries", 0)):
+            value = getattr(self, name)
+            if value is None and name == "connections":
+                continue
+            if type(value) is not int or not least <= value < 2**31:
+                raise EngineError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+        if not isinstance(self.headers, Mapping):
+            raise EngineError(f"headers must be a mapping of names to values, not {type(self.headers).__name__}")
+        for name, value in self.headers.items():
+            if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+                raise EngineError(f"headers: {shown(name)} is no name of a header")
+            if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+                raise EngineError(f"headers: the value of {name} is not shown here; it must be printable ASCII text")
+
+
+def _check_limit(name: str, value: Any, *, above: int | None) -> None:
+    if value is None and above is not None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (above or 0) <= value < 2**63:
+        raise EngineError(f"{name} must be a number of at least 0, not {shown(value)}")
+    if value == above:
+        raise EngineError(f"{name} must be more than 0; None is no limit")
 
 
 class StreamReader(Protocol):
@@ -108,8 +159,14 @@ class Connection:
             import httpx2
         except ImportError as error:
             raise EngineError("engines behind HTTP need httpx2: install tokentrace[engines]") from error
-        self.base_url: Final = base_url.rstrip("/")
         self.settings: Final = settings or HTTPSettings()
+        self.base_url, authorization = _address(base_url)
+        headers = {**self.settings.headers, "Accept-Encoding": "identity"}
+        if authorization is not None:
+            if any(name.lower() == "authorization" for name in headers):
+                raise EngineError(f"{self.base_url}: give a user in the address or an Authorization header, not both")
+            headers["Authorization"] = authorization
+        self._secrets: Final = _secrets(self.settings.headers, base_url, authorization)
         self._sleep: Final = sleep
         self._jitter: Final = jitter
         self._httpx: Final = httpx2
@@ -122,7 +179,7 @@ class Connection:
         )
         try:
             self._client: Final = httpx2.AsyncClient(
-                headers=dict(self.settings.headers),
+                headers=headers,
                 limits=limits,
                 timeout=timeout,
                 transport=transport,
@@ -130,7 +187,7 @@ class Connection:
             )
             self._client.build_request("GET", self.base_url)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise EngineError(f"{base_url!r} is no address of a server: {error}") from error
+            raise EngineError(f"{self.base_url!r} is no address of a server: {error}") from error
 
     async def get(self, path: str) -> Any:
         """The JSON value at a path."""
@@ -188,7 +245,7 @@ class Connection:
             try:
                 async with self._opened(method, path, body) as (response, deadline):
                     async with asyncio.timeout_at(deadline):
-                        answer = b"".join([piece async for piece in response.aiter_bytes()])
+                        answer = await self._body(path, response)
                     self._check_status(path, response, answer)
                     return answer
             except _Lost as lost:
@@ -201,20 +258,25 @@ class Connection:
         raise AssertionError("the last try raises")
 
     async def _events(self, path: str, body: bytes) -> AsyncGenerator[Any]:
-        reader = EventReader()
+        reader = EventReader(self.settings.longest_event)
         began = False
         async with self._opened("POST", path, body) as (response, deadline):
-            arriving = response.aiter_bytes()
             if not response.is_success:
                 async with asyncio.timeout_at(deadline):
-                    self._check_status(path, response, b"".join([piece async for piece in arriving]))
+                    self._check_status(path, response, await self._body(path, response))
+            self._check_packing(path, response)
+            arriving = response.aiter_bytes()
             while True:
                 async with asyncio.timeout_at(deadline):  # around each wait, never around a yield
                     piece = await anext(arriving, None)
                 if piece is None:
                     break
                 began = True
-                for data in reader.feed(piece):
+                try:
+                    events = reader.feed(piece)
+                except EngineAnswerError as error:
+                    raise EngineAnswerError(f"{self.base_url}{path}: {error}") from error
+                for data in events:
                     if data.strip() == _DONE:
                         return
                     yield self._event(path, data)
@@ -238,15 +300,13 @@ class Connection:
                 response = await self._client.send(request, stream=True)
             yield response, deadline
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise _Lost(f"no connection: {_words(error)}") from error
+            raise _Lost(f"no connection: {self._words(error)}") from error
         except (httpx2.TimeoutException, TimeoutError) as error:
             raise _Lost("no whole answer in time", again=False, accepted=_began(response)) from error
         except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, httpx2.ProxyError) as error:
-            raise EngineError(f"{where}: {_words(error)}") from error
+            raise EngineError(f"{where}: {self._words(error)}") from error
         except httpx2.TransportError as error:
-            raise _Lost(f"the connection broke: {_words(error)}", accepted=_began(response)) from error
-        except httpx2.DecodingError as error:
-            raise EngineAnswerError(f"{where}: the answer cannot be decoded: {_words(error)}") from error
+            raise _Lost(f"the connection broke: {self._words(error)}", accepted=_began(response)) from error
         finally:
             if response is not None:
                 await response.aclose()
@@ -264,11 +324,45 @@ class Connection:
 
     # -- what the server says
 
+    async def _body(self, path: str, response: httpx2.Response) -> bytes:
+        """A whole answer; of one that is none, the beginning."""
+        pieces: list[bytes] = []
+        size = 0
+        limit = self.settings.longest_answer if response.is_success else _ERROR_BYTES
+        if not response.is_success and _packing(response) is not None:
+            return f"something packed with {_packing(response)}, which is not read".encode()
+        self._check_packing(path, response)
+        async for piece in response.aiter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if limit is not None and size > limit:
+                if not response.is_success:
+                    break
+                raise EngineAnswerError(
+                    f"{self.base_url}{path}: the answer has more than {limit} bytes (longest_answer), and was not read"
+                )
+        return b"".join(pieces)
+
+    def _check_packing(self, path: str, response: httpx2.Response) -> None:
+        packing = _packing(response)
+        if packing is not None:
+            raise EngineAnswerError(
+                f"{self.base_url}{path}: the answer is packed with {packing}, which was not asked for and is not read: "
+                "turn compression off, in the server or in the proxy before it"
+            )
+
+    def _hidden(self, text: str) -> str:
+        """Without what is secret."""
+        return reduce(lambda shorter, secret: shorter.replace(secret, _HIDDEN), self._secrets, text)
+
+    def _words(self, error: Exception) -> str:
+        return self._hidden(str(error) or type(error).__name__)
+
     def _check_status(self, path: str, response: httpx2.Response, answer: bytes) -> None:
         status = response.status_code
         if response.is_success:
             return
-        said = f"the server said {status}: {_said(answer)}"
+        said = f"the server said {status}: {self._said(answer)}"
         if status == 429 or status >= 500:
             raise _Lost(said, wait=_retry_after(response.headers.get("retry-after")))
         raise EngineRefusal(f"{self.base_url}{path}: {said}", status=status)
@@ -279,7 +373,7 @@ class Connection:
             return event
         error = event["error"]
         code = error.get("code") if isinstance(error, dict) else None
-        said = f"the server said, in its stream: {_said(data)}"
+        said = f"the server said, in its stream: {self._said(data)}"
         if isinstance(code, int) and 400 <= code < 500 and code != 429:
             raise EngineRefusal(f"{self.base_url}{path}: {said}", status=code)
         raise _Lost(said)
@@ -288,8 +382,20 @@ class Connection:
         try:
             return json.loads(answer)
         except (ValueError, RecursionError) as error:
-            shown = _short(answer.decode("utf-8", "replace"))
-            raise EngineAnswerError(f"{self.base_url}{path}: the answer is no JSON: {shown!r}") from error
+            begins = _short(self._hidden(answer[:_ERROR_BYTES].decode("utf-8", "replace")))
+            raise EngineAnswerError(f"{self.base_url}{path}: the answer is no JSON: {begins!r}") from _plain(error)
+
+    def _said(self, answer: bytes) -> str:
+        """A server's own words about what went wrong."""
+        text = self._hidden(answer.decode("utf-8", "replace"))
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return _short(text)
+        for name in ("error", "message", "detail"):
+            if isinstance(value, dict) and value.get(name):
+                value = value[name]
+        return _short(value if isinstance(value, str) else text)
 
 
 def _began(response: httpx2.Response | None) -> bool:
@@ -297,26 +403,53 @@ def _began(response: httpx2.Response | None) -> bool:
     return response is not None and response.is_success and response.num_bytes_downloaded > 0
 
 
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _packing(response: httpx2.Response) -> str | None:
+    """What an answer is packed with; None where it is not."""
+    found = response.headers.get("content-encoding", "").strip().lower()
+    return _short(found) if found not in ("", "identity") else None
+
+
+def _plain(error: Exception) -> Exception:
+    """An error of the JSON parser without the document, which it has at hand whole."""
+    return ValueError(str(error)) if isinstance(error, ValueError) else error
+
+
+def _address(given: Any) -> tuple[str, str | None]:
+    """An address without its user and password, and the header that says them."""
+    if not isinstance(given, str):
+        raise EngineError(f"the address of a server is a str such as 'http://127.0.0.1:8000', not {shown(given)}")
+    public = re.split(r"[?#]", given.rpartition("@")[2])[0]
+    try:
+        parts = urlsplit(given)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # its words may hold the password
+        is_right = False
+    if not is_right:
+        raise EngineError(f"{public!r} is no address of a server: one is 'http://host:port', or https")
+    if parts.query or parts.fragment:
+        raise EngineError(f"{public!r}: an address has no query and no fragment; send keys in HTTPSettings.headers")
+    user, at, host = parts.netloc.rpartition("@")
+    authorization = None
+    if at:
+        name, _, password = user.partition(":")
+        both = f"{unquote(name)}:{unquote(password)}"
+        authorization = f"Basic {base64.b64encode(both.encode()).decode('ascii')}"
+    return f"{parts.scheme}://{host}{parts.path}".rstrip("/"), authorization
+
+
+def _secrets(headers: Mapping[str, str], address: str, authorization: str | None) -> tuple[str, ...]:
+    """What must not be shown, the longest first: values of headers, with and without ``Bearer`` or the like."""
+    found = [*headers.values(), *([authorization] if authorization else [])]
+    found += [value.partition(" ")[2] for value in found]
+    if authorization:
+        user = urlsplit(address).netloc.rpartition("@")[0]
+        found += [user, unquote(user), user.partition(":")[2], unquote(user.partition(":")[2])]
+    return tuple(sorted({one for one in found if len(one) >= _SECRET_LENGTH}, key=len, reverse=True))
 
 
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def _said(answer: bytes) -> str:
-    """A server's own words about what went wrong."""
-    text = answer.decode("utf-8", "replace")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return _short(text)
-    for name in ("error", "message", "detail"):
-        if isinstance(value, dict) and value.get(name):
-            value = value[name]
-    return _short(value if isinstance(value, str) else text)
 
 
 def _retry_after(value: str | None) -> float | None:
@@ -327,5 +460,5 @@ def _retry_after(value: str | None) -> float | None:
         return float(value)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return None

@@ -16,17 +16,21 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..errors import shown
 from ..tokens.tokenizer import Ids
 from .answers import (
     Arriving,
     answered_count,
     answered_ids,
     answered_logprobs,
+    answered_text,
     check_prompt_count,
     checked_prompt,
+    completion_kind,
     json_body,
     part,
     rows,
+    said_kind,
     same_ids,
     table,
 )
@@ -62,18 +66,24 @@ class LlamaCppEngine:
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         settings: HTTPSettings | None = None,
     ) -> LlamaCppEngine:
-        """Find out what a server can do. `logprobs` is which to ask for; at temperature 0 they are always raw."""
+        """Find out what a server can do. `logprobs` is which to ask for: ``processed`` or ``raw``.
+
+        At temperature 0 they are always raw.
+        """
+        kind = said_kind(logprobs)
+        if kind not in (LogprobKind.PROCESSED, LogprobKind.RAW):
+            raise EngineError(f"llama.cpp returns logprobs that are processed or raw, as asked for, not {logprobs}")
         connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
         try:
             props = table(await connection.get("/props"), "/props")
             models = await connection.found("/v1/models")
             found = Capabilities(
                 engine="llama.cpp",
-                version=props.get("build_info"),
-                model=props.get("model_alias") or props.get("model_path"),
-                max_length=answered_count(part(props, "default_generation_settings", "n_ctx")),
+                version=answered_text(props.get("build_info"), "build_info"),
+                model=answered_text(props.get("model_alias") or props.get("model_path"), "model_path"),
+                max_length=answered_count(part(props, "default_generation_settings", "n_ctx"), "n_ctx"),
                 vocab_size=_vocab_size(models) if vocab_size is None else vocab_size,
-                logprobs=LogprobKind(logprobs),
+                logprobs=kind,
             )
             return cls(connection, found)
         except BaseException:
@@ -113,7 +123,9 @@ class LlamaCppEngine:
     ) -> AsyncGenerator[Delta]:
         """The whole completion as one piece."""
         whole = await self.generate(prompt_ids, sampling, request_id=request_id, session=session, wire=wire)
-        yield Delta(whole.ids, whole.logprobs, whole.finish_reason, whole.versions, whole.cached_tokens)
+        yield Delta(
+            whole.ids, whole.logprobs, whole.finish_reason, whole.versions, whole.cached_tokens, whole.logprobs_kind
+        )
 
     async def abort(self, request_id: str) -> None:
         """Refused: cancel the task that awaits `generate`, which closes the connection and ends the request."""
@@ -143,9 +155,10 @@ class LlamaCppEngine:
         entries = rows(answer.get("completion_probabilities", []), "completion_probabilities")
         given = [_logprob(entry, processed) for entry in _entries_of(entries, ids, sampled)]
         logprobs = answered_logprobs(given, ids, "completion_probabilities")
-        arriving = Arriving("llama.cpp", sampling)
-        arriving.cached_tokens = answered_count(table(answer.get("timings", {}), "timings").get("cache_n"))
-        arriving.end(ids, logprobs, _REASONS.get(str(reason), reason), None, None)
+        arriving = Arriving("llama.cpp", sampling, completion_kind(sampling, self._capabilities))
+        cached = table(answer.get("timings", {}), "timings").get("cache_n")
+        arriving.cached_tokens = answered_count(cached, "timings.cache_n")
+        arriving.end(ids, logprobs, _REASONS.get(reason, reason) if isinstance(reason, str) else reason, None, None)
         return arriving.whole()
 
 
@@ -172,7 +185,7 @@ def _entries_of(entries: list[Any], ids: Ids, sampled: Ids) -> list[Any]:
     missing = next((at for at, one in enumerate(ids.tolist()) if at >= len(named) or named[at] != one), None)
     if missing is None:
         return entries[: len(ids)]
-    if not set(map(repr, named)) <= set(map(repr, sampled.tolist())):
+    if not {one if type(one) is int else None for one in named} <= set(sampled.tolist()):
         same_ids(named, ids, "completion_probabilities")
     raise EngineAnswerError(
         f"llama.cpp gave no logprob for id {int(ids[missing])} at {missing}: it gives none for tokens that are "
@@ -185,12 +198,12 @@ def _logprob(entry: Any, processed: bool) -> Any:
         return part(entry, "logprob")
     probability = part(entry, "prob")
     if type(probability) not in (float, int) or not 0 < probability <= 1:
-        raise EngineAnswerError(f"completion_probabilities: {probability!r} is no probability of a sampled id")
+        raise EngineAnswerError(f"completion_probabilities: {shown(probability)} is no probability of a sampled id")
     return math.log(probability)
 
 
 def _vocab_size(models: Any) -> int | None:
     try:
-        return answered_count(part(models, "data", 0, "meta", "n_vocab"))
+        return answered_count(part(models, "data", 0, "meta", "n_vocab"), "n_vocab")
     except EngineAnswerError:
         return None

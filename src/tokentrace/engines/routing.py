@@ -6,17 +6,55 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from ..tokens.tokenizer import Ids
 from .protocol import Capabilities, Completion, Delta, Engine, EngineError, EngineUnavailable, SamplingParams
 
 
+class CircuitState(StrEnum):
+    """Whether requests go to an endpoint."""
+
+    CLOSED = "closed"
+    """They do."""
+    OPEN = "open"
+    """It failed and is left alone for a while."""
+    HALF_OPEN = "half-open"
+    """It failed and was left alone: the next request finds out whether it answers again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """What a router knows of one of its endpoints, as of now."""
+
+    name: str
+    state: CircuitState
+    running: int
+    """Requests under way there."""
+    failed: int
+    """How often it was found not to answer, all in all; requests that fail together are one."""
+    rests: float
+    """Seconds for which it is still left alone."""
+
+    def __str__(self) -> str:
+        rests = f" for {self.rests:.0f} s" if self.state is CircuitState.OPEN else ""
+        failed = f", failed {self.failed:,} time{'s' if self.failed > 1 else ''}" if self.failed else ""
+        return f"{self.name} {self.state}{rests}{failed}"
+
+    def described(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"name": self.name, "state": str(self.state), "running": self.running, "failed": self.failed}
+
+
 class _Endpoint:
-    def __init__(self, engine: Engine, number: int) -> None:
+    def __init__(self, engine: Engine, number: int, name: str) -> None:
         self.engine = engine
         self.number = number
+        self.name = name
+        self.failed = 0
         self.running = 0
         self.sessions = 0
         self.failures = 0
@@ -31,6 +69,8 @@ class Router:
     session moves there. An endpoint that failed is left alone for `rest` seconds, twice as long with each further
     failure up to `longest_rest`, unless no other answers: before a request is lost, all are tried, once.
 
+    `names` are what `circuits` calls the endpoints: addresses without passwords; numbers where there are none.
+
     `EngineError` where the engines differ in vocabulary or in the kind of their logprobs: rows of both could not be
     told apart.
     """
@@ -42,10 +82,16 @@ class Router:
         rest: float = 5.0,
         longest_rest: float = 300.0,
         sessions: int = 100_000,
+        names: Sequence[str] = (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._capabilities: Final = _agreed([engine.capabilities for engine in engines])
-        self._endpoints: Final = [_Endpoint(engine, number) for number, engine in enumerate(engines)]
+        if names and len(names) != len(engines):
+            raise EngineError(f"there are {len(names)} names for {len(engines)} engines")
+        called = list(names) or [f"endpoint {number}" for number in range(len(engines))]
+        self._endpoints: Final = [
+            _Endpoint(engine, number, name) for number, (engine, name) in enumerate(zip(engines, called, strict=True))
+        ]
         self._rest: Final = rest
         self._longest_rest: Final = longest_rest
         self._most_sessions: Final = sessions
@@ -57,6 +103,17 @@ class Router:
     def capabilities(self) -> Capabilities:
         """What all of them can do; the smallest `max_length`."""
         return self._capabilities
+
+    @property
+    def circuits(self) -> list[Circuit]:
+        """Which endpoints are asked, and which are left alone."""
+        now = self._clock()
+        found = []
+        for one in self._endpoints:
+            rests = max(0.0, one.resting_until - now)
+            state = CircuitState.OPEN if rests else CircuitState.HALF_OPEN if one.failures else CircuitState.CLOSED
+            found.append(Circuit(one.name, state, one.running, one.failed, rests))
+        return found
 
     async def generate(
         self,
@@ -70,12 +127,13 @@ class Router:
         """Sample a completion. `EngineUnavailable` once every endpoint was."""
         failures: list[EngineUnavailable] = []
         for endpoint in self._candidates(session):
+            known = endpoint.failed
             with self._running(endpoint, session, request_id):
                 try:
                     completion = await endpoint.engine.generate(
                         prompt_ids, sampling, request_id=request_id, session=session, wire=wire
                     )
-                    endpoint.failures = 0
+                    _answered(endpoint, known)
                     return completion
                 except EngineUnavailable as error:
                     self._failed(endpoint)
@@ -94,13 +152,13 @@ class Router:
         """As `generate`, in pieces. After the first piece, nothing is sent elsewhere."""
         failures: list[EngineUnavailable] = []
         for endpoint in self._candidates(session):
-            began = False
+            began, known = False, endpoint.failed
             with self._running(endpoint, session, request_id):
                 deltas = endpoint.engine.stream(prompt_ids, sampling, request_id=request_id, session=session, wire=wire)
                 try:
                     async for delta in deltas:
                         began = True
-                        endpoint.failures = 0
+                        _answered(endpoint, known)
                         yield delta
                     return
                 except EngineUnavailable as error:
@@ -192,7 +250,15 @@ class Router:
             return
         rest = min(self._rest * 2**endpoint.failures, self._longest_rest)
         endpoint.failures += 1
+        endpoint.failed += 1
         endpoint.resting_until = self._clock() + rest
+
+
+def _answered(endpoint: _Endpoint, known: int) -> None:
+    """It answers. It need not rest any longer, unless it failed after what it answers now was asked."""
+    endpoint.failures = 0
+    if endpoint.failed == known:
+        endpoint.resting_until = 0.0
 
 
 def _agreed(all_of_them: Sequence[Capabilities]) -> Capabilities:
@@ -203,8 +269,7 @@ def _agreed(all_of_them: Sequence[Capabilities]) -> Capabilities:
     if len(sizes) > 1:
         raise EngineError(f"the engines have vocabularies of {sorted(size for size in sizes if size)} ids")
     if len(kinds) > 1:
-        names = sorted("unknown" if kind is None else kind.value for kind in kinds)
-        raise EngineError(f"the engines return logprobs of different kinds: {', '.join(names)}")
+        raise EngineError(f"the engines return logprobs of different kinds: {', '.join(sorted(kinds))}")
     lengths = [one.max_length for one in all_of_them if one.max_length is not None]
 
     def common(values: set[str | None]) -> str | None:
@@ -226,3 +291,8 @@ def _agreed(all_of_them: Sequence[Capabilities]) -> Capabilities:
 
 def _all_failed(failures: Sequence[EngineUnavailable]) -> EngineUnavailable:
     return EngineUnavailable(f"no endpoint answered: {'; '.join(map(str, failures))}")
+
+
+def circuits_of(engine: Engine) -> list[Circuit]:
+    """The circuits of a router; none for an engine alone."""
+    return engine.circuits if isinstance(engine, Router) else []

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from ..tokens.tokenizer import Ids
-from .answers import Arriving, answered_ids, answered_logprobs, checked_prompt, collected
+from .answers import Arriving, answered_ids, answered_logprobs, checked_prompt, collected, completion_kind
 from .protocol import (
     Capabilities,
     Completion,
@@ -73,8 +73,8 @@ class ScriptedEngine:
 
     A completion that ends short of ``max_tokens`` without a stop token ends with its last id as one. Ids without
     logprobs get ``-1.0`` each. Pieces of a stream have `piece` ids, 0 for all in one; `latency` is awaited before each
-    with its number of ids. `version` is which weights sample, and may be set at any time. Requests are kept in
-    `requests` unless `record` is off.
+    with its number of ids. `version` is which weights sample, and may be set at any time. `logprobs` is of which kind
+    they are said to be. Requests are kept in `requests` unless `record` is off.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()
@@ -91,6 +91,7 @@ class ScriptedEngine:
         latency: Callable[[int], Awaitable[None]] | None = None,
         version: str | int | None = None,
         record: bool = True,
+        logprobs: LogprobKind | str = LogprobKind.PROCESSED,
     ) -> None:
         self.requests: Final[list[Request]] = []
         self.faults: Final[deque[Fault | None]] = deque()
@@ -108,7 +109,7 @@ class ScriptedEngine:
             engine="scripted",
             max_length=max_length,
             vocab_size=vocab_size,
-            logprobs=LogprobKind.PROCESSED,
+            logprobs=LogprobKind(logprobs),
             streams=True,
             aborts=True,
             pauses=True,
@@ -179,7 +180,9 @@ class ScriptedEngine:
         name = request_id or ""
         self._running.add(name)
         try:
-            async for delta in self._sampled(answer, name, Arriving("the script", sampling), fault):
+            async for delta in self._sampled(
+                answer, name, Arriving("the script", sampling, completion_kind(sampling, self._capabilities)), fault
+            ):
                 yield delta
         finally:
             self._running.discard(name)

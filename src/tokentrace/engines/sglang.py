@@ -15,18 +15,23 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from ..errors import shown
 from ..tokens.tokenizer import Ids
 from .answers import (
     Arriving,
     answered_count,
     answered_ids,
     answered_logprobs,
+    answered_text,
+    best_logprob,
     check_prompt_count,
     checked_prompt,
+    completion_kind,
     json_body,
     part,
     probed_kind,
     rows,
+    said_kind,
     same_ids,
     table,
 )
@@ -71,19 +76,20 @@ class SGLangEngine:
         pause_mode: Literal["in_place", "retract", "abort"] = "in_place",
         settings: HTTPSettings | None = None,
     ) -> SGLangEngine:
-        """Find out what a server can do; one or two single tokens are sampled for that.
+        """Find out what a server can do; some single tokens are sampled for that.
 
         `vocab_size` (the tokenizer's) is needed where the server does not tell it, which is usual. Which logprobs it
-        returns is found out by comparing them at two temperatures, unless `logprobs` says it. `pause_mode` is what
-        `pause` does to requests under way: they wait and keep what they have computed (``"in_place"``), or have it
-        computed again by the new weights (``"retract"``), or end with ``ABORT``.
+        returns is found out by comparing them at two temperatures, with and without `top_k`, unless `logprobs` says it;
+        usually they are ``SCALED``. `pause_mode` is what `pause` does to requests under way: they wait and keep what
+        they have computed (``"in_place"``), or have it computed again by the new weights (``"retract"``), or end with
+        ``ABORT``.
         """
         connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
         try:
             model = table(await connection.get("/get_model_info"), "/get_model_info")
             server = await connection.found("/get_server_info")
             server = server if isinstance(server, dict) else {}
-            size = vocab_size if vocab_size is not None else answered_count(model.get("vocab_size"))
+            size = vocab_size if vocab_size is not None else answered_count(model.get("vocab_size"), "vocab_size")
             if size is None:
                 raise EngineError(
                     "SGLang does not tell the size of its vocabulary, and may die of an id outside of it: give "
@@ -91,21 +97,23 @@ class SGLangEngine:
                 )
             cards = await connection.found("/v1/models")
             card = table(part(cards, "data", 0), "data[0]") if isinstance(cards, dict) else {}
-            probe = await _sampled_one(connection, 1.0)
+            probe = await _sampled_one(connection, 0, SamplingParams(1))
 
-            async def top(temperature: float) -> float:
-                meta = probe if temperature == 1.0 else await _sampled_one(connection, temperature)
-                return float(part(meta, "output_top_logprobs", 0, 0, 0))
+            async def best(prompt: int, temperature: float, top_k: int) -> float:
+                meta = await _sampled_one(connection, prompt, SamplingParams(1, temperature=temperature, top_k=top_k))
+                return best_logprob(part(meta, "output_top_logprobs", 0, 0, 0), "output_top_logprobs")
 
             found = Capabilities(
                 engine="sglang",
-                version=server.get("version"),
-                model=card.get("id") or part(model, "model_path"),
+                version=answered_text(server.get("version"), "version"),
+                model=answered_text(card.get("id") or part(model, "model_path"), "model_path"),
                 max_length=_smallest(
-                    card.get("max_model_len"), server.get("context_length"), server.get("max_total_num_tokens")
+                    answered_count(card.get("max_model_len"), "max_model_len"),
+                    answered_count(server.get("context_length"), "context_length"),
+                    answered_count(server.get("max_total_num_tokens"), "max_total_num_tokens"),
                 ),
                 vocab_size=size,
-                logprobs=LogprobKind(logprobs) if logprobs is not None else await probed_kind(top),
+                logprobs=said_kind(logprobs) or await probed_kind(best, size),
                 streams=True,
                 aborts=True,
                 pauses=True,
@@ -136,7 +144,7 @@ class SGLangEngine:
         answer = await self._connection.post(
             GENERATE, json_body("input_ids", ids, wire, _fields(sampling, request_id, stream=False))
         )
-        reader = _Reader(ids, sampling, self._capabilities.vocab_size)
+        reader = _Reader(ids, sampling, self._capabilities)
         reader.feed(answer)
         return reader.whole()
 
@@ -154,7 +162,7 @@ class SGLangEngine:
         return self._connection.stream(
             GENERATE,
             json_body("input_ids", ids, wire, _fields(sampling, request_id, stream=True)),
-            lambda: _Reader(ids, sampling, self._capabilities.vocab_size),
+            lambda: _Reader(ids, sampling, self._capabilities),
         )
 
     async def abort(self, request_id: str) -> None:
@@ -174,10 +182,10 @@ class SGLangEngine:
         await self._connection.close()
 
 
-async def _sampled_one(connection: Connection, temperature: float) -> dict[str, Any]:
-    """What is told of one token after id 0."""
-    fields = _fields(SamplingParams(1, temperature=temperature), None, stream=False) | {"top_logprobs_num": 1}
-    answer = await connection.post(GENERATE, json_body("input_ids", np.zeros(1, np.int32), None, fields))
+async def _sampled_one(connection: Connection, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
+    """What is told of one token after a prompt of one id."""
+    fields = _fields(sampling, None, stream=False) | {"top_logprobs_num": 1}
+    answer = await connection.post(GENERATE, json_body("input_ids", np.array([prompt], np.int32), None, fields))
     return table(part(answer, "meta_info"), "meta_info")
 
 
@@ -214,10 +222,10 @@ def _rid(request_id: str) -> str:
 class _Reader(Arriving):
     """An answer, whole or in the events of a stream: each with everything so far, or with what is new."""
 
-    def __init__(self, prompt: Ids, sampling: SamplingParams, vocab_size: int | None) -> None:
-        super().__init__("SGLang", sampling)
+    def __init__(self, prompt: Ids, sampling: SamplingParams, capabilities: Capabilities) -> None:
+        super().__init__("SGLang", sampling, completion_kind(sampling, capabilities))
         self._prompt: Final = prompt
-        self._vocab_size: Final = vocab_size
+        self._vocab_size: Final = capabilities.vocab_size
 
     def feed(self, answer: Any) -> Delta | None:
         meta = table(part(answer, "meta_info"), "meta_info")
@@ -229,7 +237,7 @@ class _Reader(Arriving):
             meta = {"prompt_tokens": len(self._prompt), "completion_tokens": max(self.count, len(so_far))} | meta
         check_prompt_count(part(meta, "prompt_tokens"), self._prompt)
         ids, logprobs = self._new(answer, meta)
-        self.cached_tokens = answered_count(meta.get("cached_tokens"))
+        self.cached_tokens = answered_count(meta.get("cached_tokens"), "cached_tokens")
         if reason is None:
             return self.take(ids, logprobs)
         # `weight_version` is the server's when it answers: the spans say what sampled each token
@@ -241,9 +249,13 @@ class _Reader(Arriving):
         total = part(meta, "completion_tokens")
         new = total - self.count if type(total) is int else -1
         if new < 0 or len(given) not in (total, new):
-            raise EngineAnswerError(f"{len(given)} ids came after {self.count}, where SGLang has sampled {total!r}")
+            raise EngineAnswerError(
+                f"{len(given)} ids came after {self.count}, where SGLang has sampled {shown(total)}"
+            )
         if len(given) > new and self.count and given[self.count - 1] != self.last_id:
-            raise EngineAnswerError(f"id {self.count - 1} was {self.last_id}, and is now {given[self.count - 1]!r}")
+            raise EngineAnswerError(
+                f"id {self.count - 1} was {self.last_id}, and is now {shown(given[self.count - 1])}"
+            )
         ids = answered_ids(given[len(given) - new :], "output_ids", self._vocab_size)
         if not new:
             return ids, answered_logprobs([], ids, "output_token_logprobs")
@@ -257,7 +269,7 @@ class _Reader(Arriving):
         status = reason.get("status_code") if isinstance(reason, dict) and reason.get("type") == "abort" else None
         if type(status) is not int:
             return
-        words = f"SGLang gave the request up ({status}): {reason.get('message')}"
+        words = f"SGLang gave the request up ({status}): {_words(reason.get('message'))}"
         if status < 500 and status != 429:
             raise EngineRefusal(words, status=status)
         if self.count:
@@ -269,6 +281,9 @@ def _text(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("utf-8")
 
 
-def _smallest(*values: Any) -> int | None:
-    known = [value for value in map(answered_count, values) if value]
-    return min(known, default=None)
+def _words(value: Any) -> str:
+    return value[:300] if isinstance(value, str) else shown(value)
+
+
+def _smallest(*values: int | None) -> int | None:
+    return min([value for value in values if value], default=None)

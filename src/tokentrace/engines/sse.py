@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from .protocol import EngineAnswerError
+
 
 class EventReader:
     r"""The data of each event, as soon as the event is whole.
 
-    Comments and fields other than ``data`` are passed over. A line ends with ``\n`` or ``\r\n``.
+    Comments and fields other than ``data`` are passed over. A line ends with ``\n`` or ``\r\n``. An event may have
+    `longest` bytes of data, and a line as many; one that has more is `EngineAnswerError`. None is no limit.
 
     >>> reader = EventReader()
     >>> reader.feed(b"data: 1\n\nda"), reader.feed(b"ta: 2\r\n"), reader.feed(b"\r\n")
     ([b'1'], [], [b'2'])
     """
 
-    def __init__(self) -> None:
-        self._tail = b""
+    def __init__(self, longest: int | None = None) -> None:
+        self._longest = longest
+        self._line = bytearray()
+        """The line that has not ended yet."""
         self._data: list[bytes] = []
+        self._size = 0
+        """How many bytes the data of the event have so far, with a line's end each."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that end in this piece."""
-        if b"\n" not in piece:
-            self._tail += piece
-            return []
-        *lines, self._tail = (self._tail + piece).split(b"\n")
+        *ends, rest = piece.split(b"\n")
         found = []
-        for line in lines:
-            line = line.removesuffix(b"\r")
+        for end in ends:
+            self._add(end)
+            line = bytes(self._line).removesuffix(b"\r")
+            self._line.clear()
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                found.append(b"\n".join(self._data))
-                self._data = []
+                self._size += len(line) + 1
+            elif not line:
+                if self._data:
+                    found.append(b"\n".join(self._data))
+                self._data, self._size = [], 0
+        self._add(rest)
         return found
+
+    def _add(self, part: bytes) -> None:
+        if self._longest is not None and self._size + len(self._line) + len(part) > self._longest:
+            raise EngineAnswerError(f"an event of the stream has more than {self._longest} bytes (longest_event)")
+        self._line += part

@@ -12,6 +12,7 @@ change how ``/v1/completions`` samples, so every setting is sent.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -24,13 +25,17 @@ from .answers import (
     answered_count,
     answered_ids,
     answered_logprobs,
+    answered_text,
+    best_logprob,
     check_prompt_count,
     check_prompt_echo,
     checked_prompt,
+    completion_kind,
     json_body,
     part,
     probed_kind,
     rows,
+    said_kind,
     same_ids,
     table,
 )
@@ -39,6 +44,7 @@ from .protocol import (
     Capabilities,
     Completion,
     Delta,
+    EngineAnswerError,
     EngineError,
     EngineRefusal,
     LogprobKind,
@@ -52,9 +58,7 @@ _ABORTED_ID: Final = "generate-tokens-"
 """What vLLM puts before the id of a request; an abort without it is answered 200, and nothing happens."""
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
-_PROBE: Final = np.zeros(1, np.int32)
-_HOTTEST: Final = 2.0
-"""vLLM refuses temperatures above."""
+_LOGPROBS: Final = {GENERATE: "content", COMPLETIONS: "token_logprobs"}
 
 
 class VLLMEngine:
@@ -87,11 +91,12 @@ class VLLMEngine:
         pause_mode: Literal["keep", "wait", "abort"] = "keep",
         settings: HTTPSettings | None = None,
     ) -> VLLMEngine:
-        """Find out what a server can do; one or two single tokens are sampled for that.
+        """Find out what a server can do; some single tokens are sampled for that.
 
         `model` is needed where several are served. vLLM does not tell the size of its vocabulary: give `vocab_size`
         (the tokenizer's) to have ids checked before they are sent and after they are returned. Nor does it tell which
-        logprobs it returns: they are compared at two temperatures, unless `logprobs` says which they are.
+        logprobs it returns: those of the likeliest token are compared at two temperatures, unless `logprobs` says
+        which they are. Where that does not tell, they are ``UNKNOWN``.
         `check_echo` has each prompt sent back and compared, which costs as much as the prompt is long; without it,
         its length is compared. `pause_mode` is what `pause` does to requests under way: they wait (``"keep"``), are
         finished first (``"wait"``), or end with ``ABORT``.
@@ -106,15 +111,15 @@ class VLLMEngine:
                 raise EngineError(f"{connection.base_url} is paused: resume it before connecting")
             found = Capabilities(
                 engine="vllm",
-                version=version.get("version") if isinstance(version, dict) else None,
-                model=part(card, "id"),
-                max_length=answered_count(card.get("max_model_len")),
+                version=answered_text(version.get("version"), "version") if isinstance(version, dict) else None,
+                model=answered_text(part(card, "id"), "data.id"),
+                max_length=answered_count(card.get("max_model_len"), "max_model_len"),
                 vocab_size=vocab_size,
                 streams=True,
                 pauses=paused is not None,
             )
             engine = cls(connection, found, check_echo=check_echo, pause_mode=pause_mode)
-            return await engine._probed(LogprobKind(logprobs) if logprobs is not None else None)
+            return await engine._probed(said_kind(logprobs))
         except BaseException:
             if connection is not base_url:
                 await connection.close()
@@ -124,28 +129,29 @@ class VLLMEngine:
         """The same engine with the endpoint that is on, and with what an answer of it shows."""
         path = GENERATE
         try:
-            choice = await self._sample_one(path, 1.0)
+            choice = await self._sample_one(path, 0, SamplingParams(1))
         except EngineRefusal as error:
             if error.status not in (403, 404, 405):
                 raise
             path = COMPLETIONS
-            choice = await self._sample_one(path, 1.0)
+            choice = await self._sample_one(path, 0, SamplingParams(1))
 
-        async def top(temperature: float) -> float:
-            hot = min(temperature, _HOTTEST)
-            return _top_logprob(choice if hot == 1.0 else await self._sample_one(path, hot), path)
+        async def best(prompt: int, temperature: float, top_k: int) -> float:
+            sampling = SamplingParams(1, temperature=temperature, top_k=top_k)
+            return _best_logprob(await self._sample_one(path, prompt, sampling), path)
 
         found = replace(
             self._capabilities,
-            logprobs=kind or await probed_kind(top),
+            logprobs=kind or await probed_kind(best, self._capabilities.vocab_size),
             aborts=path == GENERATE,
             versions=choice.get("weight_versions") is not None,
         )
         return VLLMEngine(self._connection, found, path=path, check_echo=self._check_echo, pause_mode=self._pause_mode)
 
-    async def _sample_one(self, path: str, temperature: float) -> dict[str, Any]:
-        fields = self._fields(path, SamplingParams(1, temperature=temperature), logprobs=1)
-        answer = await self._connection.post(path, json_body(_PROMPT[path], _PROBE, None, fields))
+    async def _sample_one(self, path: str, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
+        fields = self._fields(path, sampling, logprobs=2)  # with 1, generate returns that of the sampled token alone
+        body = json_body(_PROMPT[path], np.array([prompt], np.int32), None, fields)
+        answer = await self._connection.post(path, body)
         choice = table(part(answer, "choices", 0), "choices[0]")
         _pieces(choice, path, None)
         return choice
@@ -168,7 +174,7 @@ class VLLMEngine:
         ids = checked_prompt(prompt_ids, sampling, self._capabilities)
         fields = self._fields(self._path, sampling, request_id=request_id)
         answer = await self._connection.post(self._path, json_body(_PROMPT[self._path], ids, wire, fields))
-        reader = _Reader(self._path, ids, sampling, self._capabilities.vocab_size, self._check_echo)
+        reader = self._reader(ids, sampling)
         reader.feed(answer)
         return reader.whole()
 
@@ -188,8 +194,11 @@ class VLLMEngine:
         return self._connection.stream(
             self._path,
             json_body(_PROMPT[self._path], ids, wire, fields),
-            lambda: _Reader(self._path, ids, sampling, self._capabilities.vocab_size, self._check_echo),
+            lambda: self._reader(ids, sampling),
         )
+
+    def _reader(self, prompt: Ids, sampling: SamplingParams) -> _Reader:
+        return _Reader(self._path, prompt, sampling, self._capabilities, self._check_echo)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its `generate` returns what was sampled."""
@@ -251,12 +260,12 @@ class _Reader(Arriving):
     """An answer, whole or in the chunks of a stream, which carry what is new."""
 
     def __init__(
-        self, path: str, prompt: Ids, sampling: SamplingParams, vocab_size: int | None, check_echo: bool
+        self, path: str, prompt: Ids, sampling: SamplingParams, capabilities: Capabilities, check_echo: bool
     ) -> None:
-        super().__init__("vLLM", sampling)
+        super().__init__("vLLM", sampling, completion_kind(sampling, capabilities))
         self._path: Final = path
         self._prompt: Final = prompt
-        self._vocab_size: Final = vocab_size
+        self._vocab_size: Final = capabilities.vocab_size
         self._echo_due = check_echo
 
     def feed(self, answer: Any) -> Delta | None:
@@ -264,7 +273,8 @@ class _Reader(Arriving):
         if isinstance(usage, dict):
             check_prompt_count(usage.get("prompt_tokens"), self._prompt)
             details = usage.get("prompt_tokens_details")
-            self.cached_tokens = answered_count(details.get("cached_tokens")) if isinstance(details, dict) else None
+            cached = details.get("cached_tokens") if isinstance(details, dict) else None
+            self.cached_tokens = answered_count(cached, "cached_tokens")
         choices = rows(part(answer, "choices"), "choices")
         if not choices:
             return None
@@ -281,10 +291,12 @@ class _Reader(Arriving):
         return None
 
 
-def _pieces(choice: Any, path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
+def _pieces(choice: dict[str, Any], path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
     ids = answered_ids(part(choice, "token_ids"), "token_ids", vocab_size)
     if not len(ids):
-        return ids, answered_logprobs([], ids, "logprobs")
+        told = choice.get("logprobs")
+        given = None if told is None else table(told, "logprobs").get(_LOGPROBS[path])
+        return ids, answered_logprobs([] if given is None else given, ids, "logprobs")
     if path == COMPLETIONS:
         given = part(choice, "logprobs", "token_logprobs")
         logprobs = answered_logprobs(given, ids, "logprobs.token_logprobs")
@@ -302,16 +314,19 @@ def _number(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _top_logprob(choice: Any, path: str) -> float:
+def _best_logprob(choice: Any, path: str) -> float:
+    """The logprob of the likeliest token: one of two, or more, that are told."""
     if path == COMPLETIONS:
-        values = list(dict(part(choice, "logprobs", "top_logprobs", 0)).values())
-    else:
-        values = [part(row, "logprob") for row in part(choice, "logprobs", "content", 0, "top_logprobs")]
-    return max(map(float, values))
+        told = table(part(choice, "logprobs", "top_logprobs", 0), "top_logprobs[0]")
+        return max([best_logprob(value, "top_logprobs[0]") for value in told.values()], default=-math.inf)
+    for row in rows(part(choice, "logprobs", "content", 0, "top_logprobs"), "top_logprobs"):
+        if part(row, "rank") == 1:
+            return best_logprob(part(row, "logprob"), "top_logprobs")
+    raise EngineAnswerError("vLLM did not tell the logprob of the likeliest token, which was asked for")
 
 
 def _card(served: list[Any], model: str | None) -> dict[str, Any]:
-    names = [part(card, "id") for card in served]
+    names = [answered_text(part(card, "id"), "data.id") for card in served]
     if model is None and len(names) != 1:
         raise EngineError(f"the server has {len(names)} models: say which with model=, of {names}")
     for card in served:

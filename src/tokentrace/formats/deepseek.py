@@ -549,5 +549,10 @@ def _check_developer(message: Any, index: int) -> None:
         raise TemplateError("a developer message needs content", message=index)
 
 
-DEEPSEEK_V32: Final = PythonFormat("deepseek_v3.2", deepseek_v32, constants=V32_ROLES, variables=("thinking",))
-DEEPSEEK_V4: Final = PythonFormat("deepseek_v4", deepseek_v4, constants=V4_ROLES, variables=("thinking",))
+_MODES: Final = ("enable_thinking", "thinking_mode", "drop_thinking")
+DEEPSEEK_V32: Final = PythonFormat(
+    "deepseek_v3.2", deepseek_v32, constants=V32_ROLES, variables=("thinking",), also=_MODES
+)
+DEEPSEEK_V4: Final = PythonFormat(
+    "deepseek_v4", deepseek_v4, constants=V4_ROLES, variables=("thinking",), also=(*_MODES, "reasoning_effort")
+)

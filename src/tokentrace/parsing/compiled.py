@@ -11,7 +11,7 @@ from typing import Final
 from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
 from ..tokens.tokenizer import Ids, Tokenizer
-from .marked import MarkedBytes, mark, parts, pieces, unforgeable
+from .marked import MarkedBytes, mark, marks_of, parts, pieces, unforgeable
 from .reader import Marks
 
 Pieces = tuple[bytes, ...]
@@ -183,12 +183,13 @@ class Compiled:
                 found += [other] if other.calls is not None and other.calls.openers else []
         return found
 
-    def delimiters(self, *, control: bool = True) -> dict[str, list[str]]:
-        """What ends reasoning, content or arguments wherever it stands; only what is text, without `control`."""
+    def delimiters(self, spellable: frozenset[int]) -> dict[str, list[str]]:
+        """What ends reasoning, content or arguments wherever it stands: text, and the control tokens of a set."""
+        marks = frozenset(map(mark, spellable))
         arguments = [*self.calls.value_close[:1], *self.calls.hard_pieces] if self.calls is not None else []
         found = {"reasoning": self.in_reasoning.kinds, "content": self.in_content.kinds, "arguments": arguments}
         return {
-            field: [self.marked.visible(piece).decode() for piece in some if control or not unforgeable(piece)]
+            field: [self.marked.visible(piece).decode() for piece in some if marks_of(piece) <= marks]
             for field, some in found.items()
         }
 

@@ -7,6 +7,7 @@ another type, is ambiguous: two messages have the same tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ..conversation.forms import texts_of
 from ..formats.grammar import Style, TurnGrammar, Value
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
@@ -90,8 +92,11 @@ class _Message:
         reasoning = next((name for name in REASONING_FIELDS if self.message.get(name)), None)
         if reasoning is not None:
             yield from self._said(reasoning, REASONING_FIELDS)
-        if isinstance(self.message.get("content"), str) and self.message["content"]:
+        content = self.message.get("content")
+        if isinstance(content, str) and content:
             yield from self._said("content", ("content",))
+        elif content:
+            yield from self._parts()
         for at, call in enumerate(self.message.get("tool_calls") or ()):
             yield from self._call(at, call.get("function", call), call.get("id"))
 
@@ -115,6 +120,18 @@ class _Message:
             yield self._loss(field, LossKind.CHANGED, f"the template writes {shown[:40]!r}")
         else:
             yield from self._spells(field, shown)
+
+    def _parts(self) -> Iterator[Loss]:
+        """Text parts, each on its own."""
+        for path, text in texts_of(self.message):
+            field, shown = ".".join(map(str, path)), self._shown(*path)
+            if not shown and text.strip():
+                yield self._loss(field, LossKind.DROPPED, "the template does not write it")
+            elif shown != text:
+                yield self._loss(field, LossKind.CHANGED, f"the template writes {shown[:40]!r}")
+            else:
+                for loss in self._spells("content", shown):
+                    yield dataclasses.replace(loss, field=field)
 
     def _on_channel_of_reasoning(self) -> bool:
         channels = self.grammar.channels

@@ -77,6 +77,11 @@ def unforgeable(piece: bytes) -> bool:
     return 0xFF in piece
 
 
+def marks_of(piece: bytes) -> frozenset[bytes]:
+    """The control tokens in marked bytes."""
+    return frozenset(_MARK.findall(piece))
+
+
 def pieces(data: bytes) -> tuple[bytes, ...]:
     """What has to be there of a delimiter: its pieces, without the white space in and around it.
 

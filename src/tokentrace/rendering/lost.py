@@ -24,7 +24,8 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from ..conversation.forms import texts_of
-from ..errors import LostTextError, LostTextWarning, place
+from ..conversation.values import check_depth
+from ..errors import InputError, LostTextError, LostTextWarning, place
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..template.traced import KEY, UNKNOWN, Origin
@@ -230,7 +231,7 @@ class _Account:
         """Each text and number in a value that is JSON for the model, and each key."""
         index, lost = int(path[1]), {}
         for inner, leaf in _leaves_of(value, path):
-            text = leaf if isinstance(leaf, str) else json.dumps(leaf)
+            text = leaf if isinstance(leaf, str) else _number(leaf)
             if text.strip() and not self._above(inner, path, text):
                 gaps = self._missing(index, inner, text)
                 if gaps:
@@ -250,6 +251,10 @@ class _Account:
     def _unknown(self, index: int, key: str, value: Any) -> None:
         """The texts in a field of which nothing is known."""
         base: Origin = ("messages", index, key)
+        try:
+            check_depth(value, field=key)
+        except InputError:
+            return  # it contains itself: no text of it could be shown
         missing = [
             leaf
             for path, leaf in itertools.islice(_leaves_of(value, base), 10_000)
@@ -312,6 +317,13 @@ class _Account:
     def _drop(self, index: int, path: Sequence[Any], text: str) -> None:
         why = "the template shows the reasoning of the last turn only"
         self._dropped.append(Lost(index, ".".join(map(str, path)), why, text, PAST_REASONING))
+
+
+def _number(value: float) -> str:
+    try:
+        return json.dumps(value)
+    except ValueError:  # more digits than Python writes
+        return ""
 
 
 def _shown_arguments(arguments: Any) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..conversation.forms import Change
-from ..errors import SampleError
+from ..conversation.messages import ROLES
+from ..errors import RendererError, SampleError
+from ..settings import shown, whole
 from ..study.turns import SampledTurn
+from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..template.traced import UNKNOWN, Origin
 from ..tokens.encoding import Encoded
@@ -168,7 +173,8 @@ class RenderedTokens:
             yield TokenSpan(start, stop, message, self.role(message), self._span_fields[int(key[start])])
 
     def content_spans(self, role: str | None = None, field: str | None = "content") -> list[TokenSpan]:
-        """Spans of a field (and what lies below it), of messages of one role or of all."""
+        """Spans of a field (and what lies below it), of messages of one role or of all; refuses as `select` does."""
+        self._check_selection(None, role, field)
         return [
             span
             for span in self.spans()
@@ -185,7 +191,12 @@ class RenderedTokens:
         field: str | None = None,
         sampled: bool | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """A mask of the tokens that fit all that is given."""
+        """A mask of the tokens that fit all that is given. ``message=-1`` is what belongs to no message.
+
+        RendererError for a message that there is not, and for a role or a field that no message can have: a mask of
+        nothing is what a conversation without tool messages gives for ``role="tool"``, not what a slip of the pen does.
+        """
+        self._check_selection(message, role, field)
         chosen = np.ones(len(self.ids), np.bool_)
         if message is not None:
             chosen &= self.messages == message
@@ -198,6 +209,19 @@ class RenderedTokens:
         if sampled is not None:
             chosen &= self.mask == sampled
         return chosen
+
+    def _check_selection(self, message: Any, role: Any, field: Any) -> None:
+        count = len(self._conversation)
+        if message is not None and not -1 <= whole("message", message) < count:
+            raise RendererError(f"there is no message {message}; there are {count}, from 0 to {count - 1}")
+        if role is not None:
+            _choose_name("role", role, {*ROLES, *(str(row["role"]) for row in self._conversation)})
+        if field is not None:
+            given = {str(key) for row in self._conversation for key in row}
+            seen = {".".join(name.split(".")[: depth + 1]) for name in set(self._span_fields) for depth in range(9)}
+            known = _FIELDS | given | seen
+            if not (isinstance(field, str) and (field.split(".")[0] in known) and _CALL_FIELD.fullmatch(field)):
+                _choose_name("field", field, known | _CALL_PARTS)
 
     def decode(self, chosen: npt.NDArray[np.bool_] | slice | None = None) -> str:
         """The text of the chosen tokens, for people to read."""
@@ -224,6 +248,26 @@ class RenderedTokens:
         from ..show import html_fragment
 
         return html_fragment(self)
+
+
+_FIELDS: Final = frozenset(
+    {"content", *REASONING_FIELDS, "tool_calls", "name", "tool_call_id", "role", "scaffold", "generation_prompt"}
+    | {"tools", "kwargs", "unknown"}
+)
+"""Fields that a token may be of, whether or not this conversation has one."""
+_CALL_PARTS: Final = frozenset(f"tool_calls.0.{part}" for part in ("id", "type", "function.name", "function.arguments"))
+_CALL_FIELD: Final = re.compile(
+    r"(?!tool_calls\.).*|tool_calls\.\d+(\.(id|type|(function\.)?(name|arguments)(\..*)?|function))?", re.DOTALL
+)
+
+
+def _choose_name(kind: str, name: Any, known: Collection[str]) -> None:
+    """RendererError, with the names there are, for one that is none of them."""
+    if isinstance(name, str) and name in known:
+        return
+    near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise RendererError(f"there is no {kind} {shown(name)}; {meant}there are {', '.join(sorted(known))}")
 
 
 def field_name(origin: Origin | None) -> str:

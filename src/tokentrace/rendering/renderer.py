@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import gc
+import inspect
 import json
 import queue
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from ..conversation.forms import Adapted, Change, MessageForm, adapt
 from ..conversation.messages import check_messages, check_tools
-from ..errors import ControlTokenError, InputError, RendererError, TemplateError, TokentraceError
+from ..conversation.values import plain_json
+from ..errors import InputError, RendererError, TemplateError, TokentraceError
 from ..formats import families
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -32,37 +33,43 @@ from ..parsing.values import schemas_of
 from ..settings import choose
 from ..study.derive import template_grammar
 from ..study.forms import TemplateForms
+from ..study.inner import inner_tokens
 from ..study.outline import recognise
 from ..study.prefixes import missing_turns, turns_by_prefix
 from ..study.probes import USER
 from ..study.seams import STAND_IN_TOOL, BridgeRefusal
 from ..study.skeleton import Skeleton
-from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, is_role, sections
+from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, sections
 from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
-from ..template.traced import UNKNOWN, Origin, TracedList
+from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Ids, Tokenizer
 from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
+from .collector import no_collection
 from .history import compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
 from .lost import LostPolicy, find_lost, report_lost
 from .prefill import left_open, with_mark
-from .rendered import RenderedTokens, field_name
-
-TRUSTED: Final = frozenset({"system", "developer", "assistant", "tools"})
-"""Whose text may hold control tokens: the operator's own. ``"tools"`` stands for tool schemas."""
+from .rendered import RenderedTokens
+from .trust import TRUSTED, check_trusted, forged_error, trust_of, unencodable_error
+from .variables import check_variables
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(slots=True)
 class _Learned:
-    """What a renderer found out about one template: how it prompts, how its turns end, what it reads."""
+    """What a renderer found out about one template, with tools or without: how it prompts, ends turns, what it reads.
 
+    It is found out with a stand-in for the tools, so that it does not depend on what was rendered first.
+    """
+
+    name: str
     template: Template
     tails: PromptTails
+    stand_in: TracedList | None
     facts: TurnFacts | None = None
     bridger: Bridger | None = None
     compiled: Compiled | None = None
@@ -110,9 +117,14 @@ class Renderer:
         self.lost = lost
         self.template_kwargs = dict(variables or {})
         self._variables = {**tokenizer.variables, **wrap_variables(self.template_kwargs)}
-        self._learned = {
-            name: _Learned(template, PromptTails(template.constants)) for name, template in templates.items()
+        stand_ins = {False: None, True: wrap_tools([STAND_IN_TOOL])}
+        self._learned: dict[tuple[str, bool], _Learned] = {
+            (name, with_tools): _Learned(name, template, PromptTails(template.constants), stand_in)
+            for name, template in templates.items()
+            for with_tools, stand_in in stand_ins.items()
         }
+        self._grammars: dict[tuple[str, frozenset[int]], TurnGrammar] = {}
+        self._inner: dict[str, frozenset[int]] = {}
         self._tools: dict[str, TracedList] = {}
         self.kept: dict[Hashable, Any] = {}
         """What others have found out about this renderer, for as long as it lives."""
@@ -139,7 +151,7 @@ class Renderer:
         ``reject``. Given text that reaches no token is in `lost` of the result; a `LostTextWarning` says so, or, with
         ``lost="error"``, a LostTextError.
         """
-        with _no_collection():
+        with no_collection():
             rendered = self._render(messages, tools, add_generation_prompt, continue_final_message)
         if self.lost is not LostPolicy.IGNORE:
             report_lost(rendered.lost, self.lost)
@@ -245,9 +257,36 @@ class Renderer:
         other.preserve_all_thinking = True
         other.kept = {}
         other._learned = {
-            name: dataclasses.replace(learned, bridger=None, compiled=None) for name, learned in self._learned.items()
+            key: dataclasses.replace(learned, bridger=None, compiled=None) for key, learned in self._learned.items()
         }
         return other
+
+    # -- copying: a shallow copy shares what was learned; others, and pickles, have the settings and learn it anew
+
+    def __copy__(self) -> Renderer:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: Any) -> Renderer:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        templates = {learned.name: learned.template for learned in self._learned.values()}
+        names = inspect.signature(Renderer.__init__).parameters
+        settings = {name: getattr(self, name) for name in names if name in self.__dict__ and name != "tokenizer"}
+        return {
+            "tokenizer": self.tokenizer,
+            "templates": templates,
+            "variables": self.template_kwargs,
+            **settings,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def silent(self) -> Renderer:
         """This renderer, saying nothing of lost text: for renders that nobody asked for. What was learned is shared."""
@@ -268,17 +307,18 @@ class Renderer:
 
     def template_digests(self) -> dict[str, str]:
         """A hash of each template, by its name."""
-        return {name: learned.template.digest for name, learned in self._learned.items()}
+        return {learned.name: learned.template.digest for learned in self._learned.values()}
 
     def turn_stop_ids(self) -> frozenset[int]:
-        """The ids that the template ends an assistant's turn with; the model's configuration is not asked."""
-        return self._facts(self._for(None), None).stops
+        """The ids that the template ends an assistant's turn with, with tools or without.
+
+        The model's configuration is not asked.
+        """
+        return self._facts(self._for(None)).stops | self._facts(self._for([STAND_IN_TOOL])).stops
 
     def get_stop_token_ids(self) -> list[int]:
         """The ids at which generation has to stop: what ends a turn, and what the model's configuration adds."""
-        learned = self._for(None)
-        facts = self._facts(learned, None)
-        return list(dict.fromkeys([*sorted(facts.stops), *sorted(self._eos)]))
+        return list(dict.fromkeys([*sorted(self.turn_stop_ids()), *sorted(self._eos)]))
 
     # -- bridging
 
@@ -326,7 +366,7 @@ class Renderer:
         check_tools(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_tail(prev_prompt_ids, "prev_prompt_ids")
-        bridger = self._bridger(learned, tools)
+        bridger = self._bridger(learned)
         bridged = bridger.bridge(
             prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
         )
@@ -335,14 +375,14 @@ class Renderer:
             report_lost(bridged.lost, self.lost)
         return bridged
 
-    def _bridger(self, learned: _Learned, tools: Any) -> Bridger:
+    def _bridger(self, learned: _Learned) -> Bridger:
         if learned.bridger is None:
             learned.bridger = Bridger(
                 self.tokenizer,
                 functools.partial(self._make, learned),
-                self._facts(learned, self._wrap_tools(tools)),
+                self._facts(learned),
                 Skeleton(self.tokenizer, lambda some, prompt: self._run(learned, some, None, prompt)),
-                functools.partial(self._called, learned, tools),
+                functools.partial(self._called, learned),
                 words=learned.tails.words,
                 ends=self._eos,
                 history=self.history,
@@ -402,41 +442,51 @@ class Renderer:
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
-        return self._compiled(self._for(tools), tools).grammar
+        return self._compiled(self._for(tools)).grammar
 
     def find_losses(self, messages: Any, *, tools: Any = None) -> list[Loss]:
         """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.losses`."""
         rendered = self._render(messages, tools, False)
-        compiled = self._compiled(self._for(tools), tools)
-        spelled = compiled.delimiters() if "assistant" in self.trusted else compiled.delimiters(control=False)
+        learned = self._for(tools)
+        compiled = self._compiled(learned)
+        spelled = compiled.delimiters(self._spellable(learned))
         conversation = self.adapt_messages(messages, tools=tools).messages
         return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = schemas_of(check_tools(tools))
-        compiled = self._compiled(self._for(tools), tools)
+        compiled = self._compiled(self._for(tools))
         prompt = None
         if prompt_ids is not None:
             check_tail(prompt_ids, "prompt_ids")
             prompt = compiled.prompt_bytes(prompt_ids)
         return compiled, schemas, prompt
 
-    def _called(self, learned: _Learned, tools: Any, prompt: Sequence[int] | Ids, completion: Ids) -> list[str] | None:
-        return called_functions(self._compiled(learned, tools), completion, prompt)
+    def _called(self, learned: _Learned, prompt: Sequence[int] | Ids, completion: Ids) -> list[str] | None:
+        return called_functions(self._compiled(learned), completion, prompt)
 
-    def _compiled(self, learned: _Learned, tools: Any) -> Compiled:
+    def _compiled(self, learned: _Learned) -> Compiled:
         if learned.compiled is None:
-            facts = self._facts(learned, self._wrap_tools(tools))
+            facts = self._facts(learned)
             stops = [*sorted(facts.stops), *sorted(self._eos - facts.stops)]
-            derived = template_grammar(learned.template, self._variables, self.tokenizer, {*stops, *facts.closers})
+            derived = self._derived(learned)
             grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
             compiled = Compiled(grammar, self.tokenizer, stops)
-            if grammar is derived and learned is self._learned.get("default"):
+            if grammar is derived and learned.name == "default":
                 found = ", ".join(self._misread(compiled))
                 notes = [f"{MISREAD}: {found}"] if found else []
                 compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
             learned.compiled = compiled
         return learned.compiled
+
+    def _derived(self, learned: _Learned) -> TurnGrammar:
+        """The grammar as the template shows it. Tools are not shown to it, but they may change what ends a turn."""
+        facts = self._facts(learned)
+        ends = facts.stops | facts.closers | self._eos
+        key = (learned.name, ends)
+        if key not in self._grammars:
+            self._grammars[key] = template_grammar(learned.template, self._variables, self.tokenizer, ends)
+        return self._grammars[key]
 
     def _misread(self, compiled: Compiled) -> Iterator[str]:
         """Where a grammar does not read back what its own template writes."""
@@ -454,12 +504,12 @@ class Renderer:
 
     def _for(self, tools: Any) -> _Learned:
         """The template that serves: models may ship one of its own for tools."""
-        if tools is not None and "tool_use" in self._learned:
-            return self._learned["tool_use"]
-        if "default" not in self._learned:
-            known = ", ".join(sorted(self._learned))
+        named = "tool_use" if tools is not None and ("tool_use", True) in self._learned else "default"
+        learned = self._learned.get((named, bool(tools)))
+        if learned is None:
+            known = ", ".join(sorted({name for name, _ in self._learned}))
             raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
-        return self._learned["default"]
+        return learned
 
     def _check(self, learned: _Learned, messages: Any) -> list[Mapping[str, Any]]:
         return check_messages(
@@ -490,6 +540,8 @@ class Renderer:
         try:
             key = json.dumps(checked)
         except (TypeError, ValueError, RecursionError):
+            if self.messages is MessageForm.ADAPT:
+                checked = [plain_json(tool, field=f"tools.{at}") for at, tool in enumerate(checked)]
             return wrap_tools(checked)
         wrapped = self._tools.get(key)
         if wrapped is None:
@@ -547,29 +599,36 @@ class Renderer:
         return rendering, changes, notes
 
     def _encode(self, rendering: Rendering, messages: Messages, tools: Any = None) -> Encoded:
-        trusted = self._trust(rendering.origins, messages)
+        learned = self._for(tools)
+        trust = trust_of(rendering.origins, messages, self.trusted, learned.template.constants)
+        inner = functools.partial(self._inner_tokens, learned)
         try:
-            return encode_spans(self.tokenizer, rendering, trusted, self.control_tokens)
+            return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
         except ForgedControl as forged:
-            raise _forged(forged, rendering.origins[forged.span], messages, tools) from None
+            raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
         except UnicodeEncodeError as error:
-            raise _unencodable(rendering) from error
+            raise unencodable_error(rendering) from error
 
-    def _trust(self, origins: Sequence[Origin | None], messages: Messages) -> list[bool]:
-        """For each span, whether it may hold control tokens. Roles may: only known ones come this far."""
-        by_message = [message["role"] in self.trusted for message in messages]
-        trusted = []
-        for origin in origins:
-            if origin is None:
-                trusted.append(True)
-            elif origin[0] == "messages":
-                whole = len(origin) == 1  # the list of all messages, printed as it is
-                trusted.append(all(by_message) if whole else by_message[origin[1]] or is_role(origin))  # type: ignore[index]
-            elif origin[0] == "tools":
-                trusted.append("tools" in self.trusted)
-            else:
-                trusted.append(origin[0] == "kwargs" and origin[1] != "documents")
-        return trusted
+    def _inner_tokens(self, learned: _Learned) -> frozenset[int]:
+        """The control tokens that live inside an assistant's turn, with tools or without."""
+        name = learned.name
+        if name not in self._inner:
+            both = [self._learned[name, with_tools] for with_tools in (False, True)]
+            grammar = with_parsers(self._derived(both[0]), self.tool_parser, self.reasoning_parser)
+            draws = [functools.partial(self._drawn, some) for some in both]
+            facts = [self._facts(some) for some in both]
+            constants = learned.template.constants
+            self._inner[name] = inner_tokens(self.tokenizer, draws, facts, self._eos, grammar, constants)
+        return self._inner[name]
+
+    def _drawn(self, learned: _Learned, messages: Messages, prompt: bool) -> Rendering:
+        return self._run(learned, messages, learned.stand_in, prompt)
+
+    def _spellable(self, learned: _Learned) -> frozenset[int]:
+        """The control tokens that come of an assistant's text where it spells them."""
+        if self.control_tokens is ControlPolicy.HF_COMPAT:
+            return frozenset(self.tokenizer.vocabulary.added)
+        return self._inner_tokens(learned) if "assistant" in self.trusted else frozenset()
 
     def _find_sampled(
         self, learned: _Learned, encoded: Encoded, messages: Messages, tools: TracedList | None
@@ -590,7 +649,7 @@ class Renderer:
             encoded,
             turns,
             messages,
-            facts=self._facts(learned, tools),
+            facts=self._facts(learned),
             tails=learned.tails,
             has_tools=bool(tools),
             render=render,
@@ -599,14 +658,18 @@ class Renderer:
         sampling.notes += notes
         return sampling
 
-    def _facts(self, learned: _Learned, tools: TracedList | None) -> TurnFacts:
+    def _facts(self, learned: _Learned) -> TurnFacts:
         if learned.facts is None:
-            learned.facts = find_turn_facts(
+            tools = None if learned.stand_in is None else [STAND_IN_TOOL]
+            facts = find_turn_facts(
                 self.tokenizer,
-                lambda some, prompt: self._run(learned, some, tools, prompt),
-                self._encode,
+                functools.partial(self._drawn, learned),
+                lambda rendering, messages: self._encode(rendering, messages, tools),
                 self._eos,
             )
+            if tools and not facts.seen:  # it refuses the stand-in
+                facts = self._facts(self._learned[learned.name, False])
+            learned.facts = facts
         return learned.facts
 
     @functools.cached_property
@@ -641,56 +704,6 @@ def _tools_of(conversations: Sequence[Any], tools: Any) -> Sequence[Any]:
             )
         return tools  # type: ignore[no-any-return]
     return [tools] * len(conversations)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Let the garbage collector rest: a render makes thousands of small values and not one cycle among them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _forged(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
-    """The error that names message, field, position and token."""
-    known = origin is not None and origin != UNKNOWN
-    message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
-    value: Any = {"messages": messages, "tools": tools}
-    for key in origin if known and origin is not None else ():
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError):
-            break
-    position = value.find(forged.token) if isinstance(value, str) else -1
-    at = f" at character {position}" if position >= 0 else ""
-    return ControlTokenError(
-        f"holds the control token {forged.token!r}{at}; remove it, or use control_tokens='literal' to keep it "
-        "as plain text",
-        message=message,
-        field=field_name(origin),
-        position=position if position >= 0 else None,
-        token=forged.token,
-    )
-
-
-def _unencodable(rendering: Rendering) -> InputError:
-    """Lone surrogates: text that is no Unicode. Find whose they are."""
-    for text, _, origin in rendering.spans():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
-            return InputError(
-                f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
-                "text; decode the input with errors='replace'",
-                message=message,
-                field=field_name(origin),
-            )
-    return InputError("holds text that cannot be encoded as UTF-8")
 
 
 def _compare_generation(encoded: Encoded, mask: Any) -> list[str]:
@@ -735,7 +748,7 @@ def create_renderer(
     `renderer` is ``"auto"`` (the tokenizer's own template, recognised by what it does), ``"default"`` (the same,
     not recognised), or the name of a family, which fails where the template does not behave like it.
     `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
-    left over goes to the template: ``enable_thinking=False``.
+    left over goes to the template, which has to read it: ``enable_thinking=False``.
 
     `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
     the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
@@ -746,6 +759,12 @@ def create_renderer(
     """
     loaded = load_tokenizer(tokenizer)
     templates = _templates(loaded, chat_template, renderer)
+    settings = [
+        name
+        for name, value in inspect.signature(create_renderer).parameters.items()
+        if value.kind is value.KEYWORD_ONLY
+    ]
+    check_variables(template_kwargs, templates.values(), settings)
     family = _recognised(loaded, templates, renderer, template_kwargs)
     return Renderer(
         loaded,
@@ -759,20 +778,11 @@ def create_renderer(
         truncation=choose(Truncation, "truncation", truncation),
         tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
         reasoning_parser=reasoning_parser,
-        trusted=_check_trusted(trusted),
+        trusted=check_trusted(trusted, templates.values(), template_kwargs),
         messages=choose(MessageForm, "messages", messages),
         lost=choose(LostPolicy, "lost", lost),
         variables=template_kwargs,
     )
-
-
-def _check_trusted(trusted: Iterable[str]) -> frozenset[str]:
-    if isinstance(trusted, str) or not isinstance(trusted, Iterable):
-        raise RendererError(f"trusted is a set of roles, not {trusted!r}")
-    roles = list(trusted)
-    if not all(isinstance(role, str) for role in roles):
-        raise RendererError(f"trusted is a set of roles, which are strings, not {roles!r}")
-    return frozenset(roles)
 
 
 def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:

@@ -15,7 +15,9 @@ from typing import Any, Final
 from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
 from ..errors import InputError
+from .checks import MOST_SEED, shown, whole
 from .loop import Agent, Rollout, Task
+from .patience import EngineDown, Patience
 from .store import RolloutStore
 from .tools import BaseTool
 
@@ -40,6 +42,9 @@ class Summary:
     tool_calls: int = 0
     tool_errors: int = 0
     malformed_turns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    """How many of the prompt tokens were in the engine's cache; None where no engine said."""
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
     """Of this run; what an earlier one finished took its own."""
@@ -62,6 +67,10 @@ class Summary:
         self.ends[str(metrics["end"])] += 1
         for name in ("turns", "tokens", "sampled", "samples", "breaks", "tool_calls", "tool_errors", "malformed_turns"):
             setattr(self, name, getattr(self, name) + metrics[name])
+        self.prompt_tokens += metrics.get("prompt_tokens") or 0
+        cached = metrics.get("cached_tokens")
+        if cached is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + cached
         if metrics["reward"] is not None:
             self.rewards.append(float(metrics["reward"]))
 
@@ -115,8 +124,15 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
         tools=[by_name[one] for one in wanted] or None,
         tool_settings={key: one.get("create_kwargs", one) for key, one in _mapping(both, "tools_kwargs").items()},
         interaction_settings=_mapping(both, "interaction_kwargs"),
-        metadata=json.loads(json.dumps({f"data_{k}" if k in _OURS else k: v for k, v in rest.items()}, default=str)),
+        metadata=_metadata({f"data_{key}" if key in _OURS else key: value for key, value in rest.items()}),
     )
+
+
+def _metadata(columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns as JSON can hold them: what it cannot hold becomes text, NaN and infinities among it."""
+    text = json.dumps(columns, default=str)
+    found: dict[str, Any] = json.loads(text, parse_constant=str)
+    return found
 
 
 def _prompt(found: Conversation) -> list[Mapping[str, Any]]:
@@ -142,11 +158,38 @@ def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
     """Each task so many times, as a group: the same prompt under names of its own."""
+    count = whole(count, "the size of a group")
+    return (member for number, task in enumerate(tasks) for member in _group(task, number, count))
+
+
+def _group(task: Task, number: int, count: int) -> Iterator[Task]:
+    name = _named(task, number).name
+    for at in range(count):
+        metadata = {**task.metadata, "group": name, "member": at}
+        yield dataclasses.replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
+
+
+def named(tasks: Iterable[Task]) -> Iterator[Task]:
+    """The tasks, each with a name of its own: one without is called by its place, ``task-00007``.
+
+    Names are what a store, tools and groups tell rollouts by, so a name that is there twice is an InputError.
+    """
+    places: dict[str, int] = {}
     for number, task in enumerate(tasks):
-        name = task.name or f"task-{number:05d}"
-        for at in range(count):
-            metadata = {**task.metadata, "group": name, "member": at}
-            yield dataclasses.replace(task, name=f"{name}-{at}" if count > 1 else name, metadata=metadata)
+        task = _named(task, number)
+        if task.name in places:
+            both = f"tasks {places[task.name]} and {number} (counted from 0) are both called {shown(task.name)}"
+            raise InputError(
+                f"{both}: give each a name of its own, or none; grouped(tasks, n) makes n rollouts of each task"
+            )
+        places[task.name] = number
+        yield task
+
+
+def _named(task: Any, number: int) -> Task:
+    if not isinstance(task, Task):
+        raise InputError(f"task {number} is {shown(task)}, and no Task; row_task makes one of a row of a dataset")
+    return task if task.name else dataclasses.replace(task, name=f"task-{number:05d}")
 
 
 async def run_rollouts(
@@ -157,28 +200,32 @@ async def run_rollouts(
     store: RolloutStore | None = None,
     done: Callable[[Rollout], None] | None = None,
     seed: int | None = None,
+    patience: Patience | None = None,
 ) -> Summary:
     """Run tasks, `concurrency` at a time; tasks that the store has finished are skipped and counted.
 
     Each rollout is stored when it ends. Cancelling (Ctrl-C) ends those under way and keeps what is finished. With a
     `seed` each rollout samples with one of its own, which depends on the seed and its place among the tasks alone.
-    Tasks that are stored need names of their own. What the store, `done` or cancelled work raises ends the run.
+    Tasks without names are called by their place; a name that is there twice is refused, before anything is run where
+    `tasks` is a list. While the engine does not answer all rollouts wait, for as long as `patience` says (ten minutes
+    by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises.
     """
-    if concurrency < 1:
-        raise InputError(f"{concurrency} rollouts at a time are none")
+    concurrency = whole(concurrency, "concurrency")
+    seed = None if seed is None else whole(seed, "seed", least=0, most=MOST_SEED)
+    patience = patience or Patience()
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()
-    waiting = enumerate(tasks)
+    waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))
 
     async def work() -> None:
         for number, task in waiting:
             if store is not None and store.is_finished(task.name):
                 continue  # its number is counted all the same, and with it the seeds of those after it
-            if store is not None:
-                store.start(task.name)
-            rollout = await agent.run(task, seed=None if seed is None else seed + 1_000_003 * number)
-            if store is not None:
-                await _kept(asyncio.create_task(asyncio.to_thread(store.finish, rollout)))
+            own = None if seed is None else seed + 1_000_003 * number
+            if store is None:
+                rollout = await agent.run(task, seed=own, patience=patience)
+            else:
+                rollout = await _stored(agent, task, own, patience, store)
             summary.add(rollout.metrics())
             summary.seconds = time.monotonic() - began
             if done is not None:
@@ -192,6 +239,25 @@ async def run_rollouts(
         raise failed.exceptions[0] from failed
     summary.seconds = time.monotonic() - began
     return summary
+
+
+async def _stored(agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore) -> Rollout:
+    """Run a task and have it on the disk, whole; what there is of it where it is cancelled or the engine is down."""
+    store.start(task.name)
+    under_way: Rollout | None = None
+
+    def grown(rollout: Rollout) -> None:
+        nonlocal under_way
+        under_way = rollout
+
+    try:
+        rollout = await agent.run(task, grown=grown, seed=seed, patience=patience)
+    except (EngineDown, asyncio.CancelledError):
+        if under_way is not None and under_way.turns:
+            store.keep(under_way)
+        raise
+    await _kept(asyncio.create_task(asyncio.to_thread(store.finish, rollout)))
+    return rollout
 
 
 async def _kept(writing: asyncio.Task[None]) -> None:

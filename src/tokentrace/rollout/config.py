@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..errors import InputError, TokentraceError
+from .checks import MOST, whole
 from .interactions import BaseInteraction
 from .tools import BaseTool, FunctionTool, as_tools
 
@@ -70,12 +71,15 @@ class Section:
             raise self.error(f"there is no {value!r}; {hint}", key)
         return value
 
-    def count(self, key: str, default: Any = None, *, least: int = 1) -> Any:
-        """A whole number that is not too small."""
+    def count(self, key: str, default: Any = None, *, least: int = 1, most: int = MOST) -> Any:
+        """A whole number that is neither too small nor too large."""
         value = self.get(key, int, default)
-        if value is not None and value < least:
-            raise self.error(f"must be at least {least}, not {value}", key)
-        return value
+        if value is None:
+            return None
+        try:
+            return whole(value, "it", least=least, most=most)
+        except InputError as error:
+            raise self.error(error.problem.removeprefix("it "), key) from error
 
     def need(self, key: str, kind: type | tuple[type, ...] | None = None) -> Any:
         """A value that has to be there."""
@@ -118,8 +122,9 @@ class Section:
         try:
             return kind(**{**given, **more})
         except (TypeError, ValueError, TokentraceError) as error:
-            first = str(error).partition(" ")[0]
-            raise self.error(str(error), first if first in self._values else None) from error
+            first, _, rest = str(error).partition(" ")
+            is_key = first in self._values
+            raise self.error(rest if is_key else str(error), first if is_key else None) from error
 
     def _typed(self, key: str, hint: Any) -> Any:
         """A value as a field's type wants it."""
@@ -167,52 +172,90 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
+_MOST_BYTES: Final = 16 << 20
+_MOST_VALUES: Final = 100_000
+"""How many values a configuration may have, those that aliases repeat counted each time."""
+
+
 def read_config(path: str | Path) -> Section:
-    """The top section of a YAML file, or ConfigError with line and column."""
+    """The top section of a YAML file, or ConfigError with line and column.
+
+    A file of more than 16 MiB is refused, and so is one that aliases blow up to more than 100,000 values or 16 MiB.
+    """
     try:
         import yaml
     except ImportError:
         raise InputError("configurations are YAML: install tokentrace[rollout]") from None
     name = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with open(path, "rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}") from error
+    if len(raw) > _MOST_BYTES:
+        raise ConfigError(f"{name} is no configuration: it has more than {_MOST_BYTES >> 20} MiB")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        loader = yaml.SafeLoader(text)
         if node is None or node.id != "mapping":
             raise ConfigError(f"{name}: must be a mapping of settings")
-        made = _made(node, loader, "", name)
+        made = _Reader(yaml.SafeLoader(text), name).read(node, "")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"{name}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{name}: settings are nested too deeply, or an anchor holds itself") from error
-    if not isinstance(made, Section):
-        raise ConfigError(f"{name}: must be a mapping of settings")
+    assert isinstance(made, Section)
     return made
 
 
-def _made(node: Any, loader: Any, place: str, file: str) -> Any:
-    line = node.start_mark.line + 1
-    if node.id == "mapping":
+class _Reader:
+    """Makes sections of the nodes of one file, and counts them: aliases can make a few lines into billions."""
+
+    def __init__(self, loader: Any, file: str) -> None:
+        self._loader = loader
+        self._file = file
+        self._values = self._characters = 0
+
+    def read(self, node: Any, place: str) -> Any:
+        line = node.start_mark.line + 1
+        self._count(node, line)
+        if node.id == "mapping":
+            return self._section(node, place, line)
+        if node.id == "sequence":
+            return [self.read(one, f"{place}.{at}") for at, one in enumerate(node.value)]
+        try:
+            return self._loader.construct_object(node, deep=True)
+        except (ValueError, ArithmeticError) as error:  # a date that is none
+            shown = _shown(node.value)
+            raise ConfigError(
+                f"{self._file}, line {line}: {place}: {shown} cannot be read: {error}; quote it"
+            ) from error
+
+    def _section(self, node: Any, place: str, line: int) -> Section:
         values: dict[str, Any] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node, deep=True))
+            key_line = key_node.start_mark.line + 1
+            self._count(key_node, key_line)
+            if key_node.id != "scalar":
+                raise ConfigError(f"{self._file}, line {key_line}: the name of a setting must be text")
+            key = str(self._loader.construct_object(key_node, deep=True))
             if key in values:
-                raise ConfigError(f"{file}, line {key_node.start_mark.line + 1}: {key!r} is there twice")
-            lines[key] = key_node.start_mark.line + 1
-            values[key] = _made(value_node, loader, f"{place}.{key}" if place else key, file)
-        return Section(values, lines, line, place, file)
-    if node.id == "sequence":
-        return [_made(one, loader, f"{place}.{at}", file) for at, one in enumerate(node.value)]
-    try:
-        return loader.construct_object(node, deep=True)
-    except ValueError as error:  # a date that is none
-        raise ConfigError(f"{file}, line {line}: {place}: {node.value!r} cannot be read: {error}; quote it") from error
+                raise ConfigError(f"{self._file}, line {key_line}: {key!r} is there twice")
+            lines[key] = key_line
+            values[key] = self.read(value_node, f"{place}.{key}" if place else key)
+        return Section(values, lines, line, place, self._file)
+
+    def _count(self, node: Any, line: int) -> None:
+        self._values += 1
+        self._characters += len(node.value) if node.id == "scalar" else 0
+        if self._values > _MOST_VALUES or self._characters > _MOST_BYTES:
+            raise ConfigError(
+                f"{self._file}, line {line}: aliases repeat what is here too often: the settings would have more than "
+                f"{_MOST_VALUES:,} values, or {_MOST_BYTES >> 20} MiB"
+            )
 
 
 # -- what configurations name

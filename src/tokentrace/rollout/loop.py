@@ -6,139 +6,69 @@ parsed to find out what to do next, and never rendered again.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
 import functools
+import inspect
 import itertools
-import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any, Final, overload
 
 import numpy as np
 
+from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
-from ..errors import TokentraceError
+from ..errors import InputError
 from ..parsing.response import ParsedResponse, ParsedToolCall
 from ..rendering.renderer import Renderer
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
-from .cutting import Keep, cut_text
+from .checks import reward as checked_reward
+from .checks import shown
+from .cutting import cut_text
+from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_reply
-from .tools import BaseTool, Toolbox, ToolResult, ToolUse, as_tools
+from .patience import EngineDown, Patience
+from .record import Budget, Messages, Rollout, Task, TurnMetrics
+from .tools import BaseTool, Toolbox, TooLong, ToolResult, as_tools, in_thread, within
 
-Messages = Sequence[Mapping[str, Any]]
+__all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
 
-
-class End(StrEnum):
-    """Why a rollout ended."""
-
-    ANSWER = "answer"
-    """The model answered without calling anything, and nobody had more to say."""
-    USER = "user"
-    """The simulated user had heard enough."""
-    LENGTH = "length"
-    """A turn ran out of tokens."""
-    TURNS = "turns"
-    TOKENS = "tokens"
-    CONTEXT = "context"
-    """There is no room for another turn."""
-    TOOL_TIME = "tool time"
-    ABORT = "abort"
-    """The engine was told to end a request."""
-    BRIDGE = "bridge"
-    """The next prompt could not be proven to extend the stream; the notes say why."""
-    ENGINE = "engine"
-    """The engine failed; the notes say how."""
-    FAILED = "failed"
-    """Something else failed: a tool's `create`, the template; the notes say what."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What ends a rollout, and what is cut."""
-
-    turns: int = 16
-    turn_tokens: int = 1024
-    """The most tokens of one turn."""
-    tokens: int | None = None
-    """The most sampled tokens of all turns."""
-    context: int | None = None
-    """The most tokens of a stream; the engine's own limit if it is smaller."""
-    tool_timeout: float | None = 60.0
-    """Seconds for one call."""
-    tool_seconds: float | None = None
-    """Seconds for all calls of a rollout."""
-    result_tokens: int = 2048
-    """Longer tool results are cut."""
-    result_keep: Keep = Keep.MIDDLE
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a rollout is about."""
-
-    messages: Messages
-    name: str = ""
-    tools: Sequence[BaseTool] | None = None
-    """Its own tools, in place of the agent's."""
-    tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each tool by its name, what `create` is given."""
-    interaction_settings: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
+"""Gives a finished rollout its reward, in place of what tools and interaction say. One that is no coroutine runs in a
+thread of its own, beside others."""
 
 
 @dataclass(slots=True)
-class Rollout:
-    """A rollout, done or under way."""
+class _UnderWay:
+    """What goes with a rollout for as long as it is under way."""
 
-    task: Task
-    trajectory: Trajectory
-    tools: Sequence[BaseTool]
-    messages: list[Mapping[str, Any]]
-    """The conversation as it was parsed, for people and for rewards; the trajectory is what was sampled."""
-    end: End | None = None
-    reward: float | None = None
-    use: ToolUse = field(default_factory=ToolUse)
-    turns: int = 0
-    malformed: int = 0
-    """Turns with a call that could not be read."""
-    seconds: float = 0.0
-    engine_seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
+    box: Toolbox
+    grown: Callable[[Rollout], None]
+    seed: int | None
+    patience: Patience | None
+    limit: asyncio.Timeout | None = None
 
-    @property
-    def schemas(self) -> list[dict[str, Any]] | None:
-        """The schemas of its tools, as the template is shown them."""
-        return [tool.tool_schema for tool in self.tools] or None
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        """The last message."""
-        return self.messages[-1]
-
-    def metrics(self) -> dict[str, Any]:
-        """What is known of it in numbers."""
-        return {
-            "end": None if self.end is None else str(self.end),
-            "reward": self.reward,
-            "turns": self.turns,
-            "tokens": len(self.trajectory),
-            "sampled": self.trajectory.num_sampled,
-            "samples": self.trajectory.num_samples,
-            "breaks": max(0, self.trajectory.num_branches - 1),
-            "tool_calls": self.use.calls,
-            "tool_errors": self.use.failed,
-            "tool_seconds": self.use.seconds,
-            "malformed_turns": self.malformed,
-            "seconds": self.seconds,
-            "engine_seconds": self.engine_seconds,
-        }
-
-
-Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
-"""Gives a finished rollout its reward, in place of what tools and interaction say."""
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time that does not count: the engine is down."""
+        limit = self.limit
+        ends = None if limit is None else limit.when()
+        if limit is None or ends is None:
+            yield
+            return
+        now = asyncio.get_running_loop().time
+        left = ends - now()
+        limit.reschedule(None)
+        try:
+            yield
+        finally:
+            limit.reschedule(now() + left)
 
 
 class Agent:
@@ -156,6 +86,7 @@ class Agent:
         budget: Budget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        _check_settings(engine, renderer, sampling, interaction, reward, budget)
         self.engine = engine
         self.renderer = renderer
         self.tools = as_tools(tools)
@@ -163,74 +94,130 @@ class Agent:
         self.reward = reward
         self.budget = budget or Budget()
         self._clock = clock
+        self._unnamed = itertools.count()
         given = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
         self._turn_tokens = min(given.max_tokens, self.budget.turn_tokens)
         stops = tuple(dict.fromkeys([*given.stop_token_ids, *renderer.get_stop_token_ids()]))
-        self._sampling = {name: getattr(given, name) for name in ("temperature", "top_p", "top_k", "seed")} | {
-            "stop_token_ids": stops
-        }
+        check_logprobs(given, engine.capabilities)
+        names = ("temperature", "top_p", "top_k", "seed", "allow_raw_logprobs")
+        self._sampling = {name: getattr(given, name) for name in names} | {"stop_token_ids": stops}
         limits = [self.budget.context, engine.capabilities.max_length]
         self._context = min((limit for limit in limits if limit is not None), default=None)
 
     async def run(
-        self, task: Task, *, grown: Callable[[Rollout], None] | None = None, seed: int | None = None
+        self,
+        task: Task,
+        *,
+        grown: Callable[[Rollout], None] | None = None,
+        seed: int | None = None,
+        patience: Patience | None = None,
     ) -> Rollout:
         """One rollout, from its first prompt to its reward.
 
         `grown` is called after every write to the trajectory: to have it on disk. Engine failures, refused bridges,
-        failing tools and rewards end a rollout with what was sampled kept; nothing is raised but cancellation. `seed`
-        overrides that of the sampling parameters.
+        failing tools and rewards end a rollout with what was sampled kept; nothing is raised but cancellation, and
+        `EngineDown` where `patience` waits for an engine that does not answer. `seed` overrides that of the sampling
+        parameters. A task without a name is called by its number among those that this agent was given.
         """
+        if not isinstance(task, Task):
+            raise InputError(f"{shown(task)} is no Task; row_task makes one of a row of a dataset")
+        if not task.name:
+            task = dataclasses.replace(task, name=f"task-{next(self._unnamed):05d}")
         metadata = {**task.metadata, "task": task.name}
         vocab = self.renderer.tokenizer.vocabulary.size
         trajectory = Trajectory(name=task.name, vocab_size=vocab, metadata=metadata)
         tools = self.tools if task.tools is None else task.tools
-        rollout = Rollout(task, trajectory, tools, list(task.messages))
         began = self._clock()
-        try:
-            await self._run(rollout, grown or (lambda _: None), seed)
-        finally:
-            rollout.seconds = self._clock() - began
+        with _instance(task.name) as instance:
+            rollout = Rollout(task, trajectory, tools, list(task.messages), instance=instance)
+            try:
+                await self._run(rollout, grown or (lambda _: None), seed, patience)
+            finally:
+                rollout.seconds = self._clock() - began
         return rollout
 
-    async def _run(self, rollout: Rollout, grown: Callable[[Rollout], None], seed: int | None) -> None:
+    async def _run(
+        self, rollout: Rollout, grown: Callable[[Rollout], None], seed: int | None, patience: Patience | None
+    ) -> None:
         task = rollout.task
+        problem = ""
         try:
-            rendered = self.renderer.render(task.messages, tools=rollout.schemas, add_generation_prompt=True)
-            rollout.notes += rendered.notes
-            rollout.trajectory.begin(rendered.ids, messages=len(task.messages), message_spans=_spans(rendered.messages))
+            self._begin(rollout)
             grown(rollout)
-        except TokentraceError as error:
-            rollout.end, rollout.notes = End.FAILED, [*rollout.notes, str(error)]
-            return
-        box = Toolbox(rollout.tools, task.name, timeout=self.budget.tool_timeout, settings=task.tool_settings)
-        rollout.use = box.use
-        try:
+            box = Toolbox(
+                rollout.tools, rollout.instance, timeout=self.budget.tool_timeout, settings=task.tool_settings
+            )
+            rollout.use = box.use
             async with box:
-                if self.interaction is not None:
-                    await self.interaction.start_interaction(task.name, **task.interaction_settings)
-                try:
-                    while rollout.end is None:
-                        rollout.end = await self._turn(rollout, box, grown, seed)
-                    await self._score(rollout, box)
-                finally:
-                    if self.interaction is not None:
-                        await self.interaction.finalize_interaction(task.name)
+                await self._lead(rollout, _UnderWay(box, grown, seed, patience))
+            rollout.notes += [f"{one['tool']}: {one['release']}" for one in box.use.metrics if "release" in one]
+        except EngineDown:
+            raise
         except EngineError as error:
-            rollout.end, rollout.notes = End.ENGINE, [*rollout.notes, str(error)]
+            rollout.end, problem = End.ENGINE, str(error)
+        except TooLong as error:
+            rollout.end, problem = End.HUNG, str(error)
+        except InputError as error:
+            rollout.end, problem = End.FAILED, str(error)
         except Exception as error:
-            rollout.end = End.FAILED
-            rollout.notes.append(f"{type(error).__name__}: {error}")
+            rollout.end, problem = End.FAILED, f"{type(error).__name__}: {error}"
+        if problem:
+            rollout.notes.append(problem)
+        if rollout.end in FAILED_ENDS:
+            rollout.reward = None
 
-    async def _turn(
-        self, rollout: Rollout, box: Toolbox, grown: Callable[[Rollout], None], seed: int | None
-    ) -> End | None:
+    def _begin(self, rollout: Rollout) -> None:
+        """Render the first prompt."""
+        messages = rollout.task.messages
+        rendered = self.renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
+        rollout.notes += rendered.notes
+        rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=_spans(rendered.messages))
+
+    async def _lead(self, rollout: Rollout, under: _UnderWay) -> None:
+        """All turns, and the reward."""
+        user, budget = self.interaction, self.budget
+        started = False
+        try:
+            try:
+                async with asyncio.timeout(budget.seconds) as under.limit:
+                    if user is not None:
+                        begun = user.start_interaction(rollout.instance, **rollout.task.interaction_settings)
+                        await within(begun, budget.interaction_timeout, "start_interaction")
+                        started = True
+                    while rollout.end is None:
+                        rollout.end = await self._turn(rollout, under)
+            except TimeoutError:
+                if under.limit is None or not under.limit.expired():  # somebody else's
+                    raise
+                rollout.end = End.TIME
+                rollout.notes.append(f"the rollout took longer than {budget.seconds:g} s")
+            under.limit = None
+            if rollout.end not in FAILED_ENDS:
+                await self._score(rollout, under.box)
+        finally:
+            if user is not None and started:
+                await self._finalize(user, rollout)
+
+    async def _finalize(self, user: BaseInteraction, rollout: Rollout) -> None:
+        """The end of the simulated user: what goes wrong there is noted, as with the tools' `release`."""
+        try:
+            await within(
+                user.finalize_interaction(rollout.instance), self.budget.interaction_timeout, "finalize_interaction"
+            )
+        except Exception as error:
+            said = (
+                str(error) if isinstance(error, TooLong) else f"finalize_interaction: {type(error).__name__}: {error}"
+            )
+            rollout.notes.append(said)
+
+    async def _turn(self, rollout: Rollout, under: _UnderWay) -> End | None:
         """Sample a turn, and put what answers it after it. Says why the rollout ends, if it does."""
         room, limit = self._room(rollout)
         if room < 1:
             return limit
         trajectory = rollout.trajectory
-        completion = await self._sample(rollout, room, seed)
+        before = rollout.engine_seconds
+        completion = await self._sample(rollout, room, under)
         start = len(trajectory)
         trajectory.append_completion(
             completion.ids,
@@ -238,24 +225,35 @@ class Agent:
             finish_reason=str(completion.finish_reason),
             version=_version(completion),
             sampling={**self._sampling, "stop_token_ids": list(self._sampling["stop_token_ids"]), "max_tokens": room},
+            logprobs_kind=completion.logprobs_kind,
+            cached_tokens=completion.cached_tokens,
         )
         rollout.turns += 1
-        grown(rollout)
+        turn = TurnMetrics(
+            prompt_tokens=start,
+            sampled=len(completion.ids),
+            finish_reason=str(completion.finish_reason),
+            cached_tokens=completion.cached_tokens,
+            engine_seconds=rollout.engine_seconds - before,
+        )
+        rollout.per_turn.append(turn)
+        under.grown(rollout)
         prompt = trajectory.stream()[:start]
         parsed = self.renderer.parse_response(completion.ids, tools=rollout.schemas, prompt_ids=prompt)
         rollout.messages.append(parsed.to_message(call_id=functools.partial(_call_id, rollout.turns)))
-        if any(not call.ok for call in parsed.tool_calls):
+        if any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts)):
             rollout.malformed += 1
+            turn.malformed = True
         if completion.finish_reason is FinishReason.ABORT:
             return End.ABORT
         if completion.finish_reason is FinishReason.LENGTH:
             return limit
-        new, reason = await self._answers(rollout, parsed, box)
+        new, reason = await self._answers(rollout, parsed, turn, under.box)
         if reason is not None:
             return reason
         reason = self.go_on(rollout, prompt, completion.ids, new)
         if reason is None:
-            grown(rollout)
+            under.grown(rollout)
         return reason
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
@@ -295,36 +293,61 @@ class Agent:
             limits.append((self._context - len(rollout.trajectory), End.CONTEXT))
         return min(limits, key=lambda limit: limit[0])
 
-    async def _sample(self, rollout: Rollout, room: int, seed: int | None) -> Completion:
-        own = self._sampling["seed"] if seed is None else seed + rollout.turns
+    async def _sample(self, rollout: Rollout, room: int, under: _UnderWay) -> Completion:
+        own = self._sampling["seed"] if under.seed is None else under.seed + rollout.turns
         sampling = SamplingParams(**{**self._sampling, "seed": own, "max_tokens": room})
-        began = self._clock()
-        try:
-            return await self.engine.generate(
-                rollout.trajectory.prompt(),
-                sampling,
-                request_id=f"{rollout.task.name}-{rollout.turns}",
-                session=rollout.task.name,
-                wire=_Wire(rollout.trajectory),
-            )
-        finally:
-            rollout.engine_seconds += self._clock() - began
+
+        async def request() -> Completion:
+            began = self._clock()
+            try:
+                return await self.engine.generate(
+                    rollout.trajectory.prompt(),
+                    sampling,
+                    request_id=f"{rollout.instance}-{rollout.turns}",
+                    session=rollout.instance,
+                    wire=_Wire(rollout.trajectory),
+                )
+            finally:
+                rollout.engine_seconds += self._clock() - began
+
+        async def probe() -> Completion:
+            return await self.engine.generate(rollout.trajectory.prompt()[:1], SamplingParams(1))
+
+        if under.patience is None:
+            return await request()
+        return await under.patience.ask(request, probe, waiting=under.waiting)
 
     async def _answers(
-        self, rollout: Rollout, parsed: ParsedResponse, box: Toolbox
+        self, rollout: Rollout, parsed: ParsedResponse, turn: TurnMetrics, box: Toolbox
     ) -> tuple[list[Mapping[str, Any]], End | None]:
         """What follows a turn: the results of its calls, or what the simulated user says."""
         if parsed.tool_calls and rollout.tools:
-            results = await box.run(parsed.tool_calls)
+            results = await self._called(parsed.tool_calls, turn, box)
             answered = zip(parsed.tool_calls, results, strict=True)
             return [self._result(call, rollout.turns, result) for call, result in answered], None
-        if self.interaction is None:
+        user = self.interaction
+        if user is None:
             return [], End.ANSWER
-        reply = as_reply(await self.interaction.generate_response(rollout.task.name, rollout.messages))
-        rollout.use.reward += reply.reward
+        said = user.generate_response(rollout.instance, rollout.messages)
+        reply = as_reply(await within(said, self.budget.interaction_timeout, "generate_response"))
+        turn.reward = checked_reward(reply.reward, "the reward of a reply") or 0.0
+        rollout.use.reward += turn.reward
+        if reply.metrics:
+            turn.metrics.append({"interaction": user.name, **reply.metrics})
         if reply.done:
             return [], End.USER
         return [{"role": "user", "content": self._cut(reply.content)}], None
+
+    async def _called(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics, box: Toolbox) -> list[ToolResult]:
+        """The results of a turn's calls; what they came to is the turn's too."""
+        seconds, measured = box.use.seconds, len(box.use.metrics)
+        results = await box.run(calls)
+        turn.tool_calls = len(results)
+        turn.tool_errors = sum(result.failed for result in results)
+        turn.tool_seconds = box.use.seconds - seconds
+        turn.reward = sum(result.reward for result in results)
+        turn.metrics += box.use.metrics[measured:]
+        return results
 
     def _result(self, call: ParsedToolCall, turn: int, result: ToolResult) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "tool", "content": self._cut(result.content)}
@@ -335,18 +358,66 @@ class Agent:
         return cut_text(text, self.budget.result_tokens, self.renderer.tokenizer, self.budget.result_keep)
 
     async def _score(self, rollout: Rollout, box: Toolbox) -> None:
+        limit = self.budget.reward_timeout
         if self.reward is not None:
-            found = self.reward(rollout)
-            rollout.reward = await found if isinstance(found, Awaitable) else found
-        else:
-            scores = [await box.rewards()]
-            if self.interaction is not None:
-                scores.append(await self.interaction.calculate_score(rollout.task.name))
-            told = [score for score in scores if score is not None]
-            rollout.reward = sum(told) + rollout.use.reward if told or rollout.use.reward else None
-        if rollout.reward is not None and not math.isfinite(rollout.reward):
-            odd, rollout.reward = rollout.reward, None
-            raise ValueError(f"the reward is {odd}")
+            found = await within(_judged(self.reward, rollout), limit, "the reward")
+            rollout.reward = checked_reward(found, "the reward")
+            return
+        scores = [await box.rewards()]
+        if self.interaction is not None:
+            score = await within(self.interaction.calculate_score(rollout.instance), limit, "calculate_score")
+            scores.append(checked_reward(score, "calculate_score"))
+        told = [score for score in scores if score is not None]
+        rollout.reward = sum(told) + rollout.use.reward if told or rollout.use.reward else None
+
+
+async def _judged(reward: Reward, rollout: Rollout) -> Any:
+    """What a reward function returns. One that is no coroutine may block, and must hold up nobody else."""
+    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
+        found: Any = reward(rollout)
+    else:
+        found = await in_thread(functools.partial(reward, rollout))
+    return await found if isinstance(found, Awaitable) else found
+
+
+_NAMES_UNDER_WAY: Final[set[str]] = set()
+_NAMING: Final = threading.Lock()
+
+
+@contextlib.contextmanager
+def _instance(name: str) -> Iterator[str]:
+    """A name for as long as a rollout is under way, which no other in this process has meanwhile.
+
+    Tools, simulated users and engines tell rollouts by it: two that shared one would share their state.
+    """
+    with _NAMING:
+        names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
+        instance = next(one for one in names if one not in _NAMES_UNDER_WAY)
+        _NAMES_UNDER_WAY.add(instance)
+    try:
+        yield instance
+    finally:
+        _NAMES_UNDER_WAY.discard(instance)
+
+
+def _check_settings(engine: Any, renderer: Any, sampling: Any, interaction: Any, reward: Any, budget: Any) -> None:
+    """InputError for the first setting of an agent that is not what it must be."""
+    wanted: list[tuple[str, bool, Any, str]] = [
+        ("engine", hasattr(engine, "generate") and hasattr(engine, "capabilities"), engine, "an Engine"),
+        ("renderer", hasattr(renderer, "bridge"), renderer, "a Renderer: create_renderer makes one"),
+        ("sampling", sampling is None or isinstance(sampling, SamplingParams), sampling, "SamplingParams"),
+        (
+            "interaction",
+            interaction is None or isinstance(interaction, BaseInteraction),
+            interaction,
+            "a BaseInteraction",
+        ),
+        ("reward", reward is None or callable(reward), reward, "a function of a rollout"),
+        ("budget", budget is None or isinstance(budget, Budget), budget, "a Budget"),
+    ]
+    for name, is_right, value, what in wanted:
+        if not is_right:
+            raise InputError(f"{name} must be {what}, not {shown(value)}")
 
 
 class _Wire(Sequence[bytes]):

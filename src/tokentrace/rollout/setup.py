@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
 
 from ..data.conversations import without_nulls
 from ..data.sources import Format, Row, find_sources, plan, read_rows
-from ..demo.rollouts import FollowUps, question_reward, question_task
 from ..engines.protocol import Engine, EngineError, SamplingParams
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
 from ..rendering.renderer import Renderer, create_renderer
 from .batch import grouped, row_task
+from .checks import MOST_SEED, seconds, whole
 from .config import Section, load_interaction, load_tools, make_interaction, make_tools, named, read_config
 from .interactions import BaseInteraction
 from .loop import Agent, Budget, Reward, Task
@@ -23,13 +26,24 @@ from .tools import BaseTool
 
 KEYS: Final = (
     *("engine", "tokenizer", "renderer", "tools", "tools_file", "interaction", "interaction_file", "data", "sampling"),
-    *("budget", "reward", "advantages", "rollouts_per_task", "concurrency", "seed", "output"),
+    *("budget", "reward", "advantages", "rollouts_per_task", "concurrency", "patience", "seed", "output"),
 )
 ENGINES: Final = ("embedded", "vllm", "sglang", "llama.cpp")
-_RENDERER: Final = (
-    *("renderer", "preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched", "control_tokens"),
-    *("chat_template", "history", "truncation", "tool_parser", "reasoning_parser", "kwargs"),
-)
+_PATIENCE: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """What a source makes of its section under ``data``: tasks, and what goes with them where nothing else is set."""
+
+    tasks: Sequence[Task]
+    """They bring their own tools."""
+    interaction: BaseInteraction | None = None
+    reward: Reward | None = None
+
+
+TaskSource: TypeAlias = Callable[[Section, int | None], TaskSet]
+"""Makes tasks of a section of settings, no more than so many. ConfigError where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,8 @@ class Run:
     tasks: Sequence[Task]
     """In their groups, each with a name of its own."""
     concurrency: int
+    patience: float | None
+    """Seconds to wait for an engine that is down; None is forever."""
     seed: int | None
     advantages: str | None
     output: Path
@@ -72,12 +88,17 @@ def read_run(
     limit: int | None = None,
     concurrency: int | None = None,
     seed: int | None = None,
+    sources: Mapping[str, TaskSource] = MappingProxyType({}),
 ) -> Run:
     """The run that a YAML file describes; what is given here goes before what the file says.
 
-    Files that the configuration names are looked for beside it; `output` is taken as it is. ConfigError names the
-    file, the line and the key of what cannot be used.
+    Files that the configuration names are looked for beside it; `output` is taken as it is. `sources` make tasks of
+    sections under ``data``, by their names: a source called ``questions`` reads ``data: {questions: {count: 8}}``, and
+    ``reward: questions`` is its reward. ConfigError names the file, the line and the key of what cannot be used.
     """
+    limit = None if limit is None else whole(limit, "limit")
+    concurrency = None if concurrency is None else whole(concurrency, "concurrency")
+    seed = None if seed is None else whole(seed, "seed", least=0, most=MOST_SEED)
     top = read_config(path)
     top.check_keys(KEYS)
     folder = Path(path).resolve().parent
@@ -91,11 +112,18 @@ def read_run(
     user = _either(
         top, "interaction", folder, lambda: make_interaction(_needed(top, "interaction"), folder), load_interaction
     )
-    asked = data.section("questions")
-    if asked and tools:
-        raise top.error("pocket's questions bring tools of their own: leave this out", _given(top, "tools"))
+    source = next((key for key in sources if key in data), None)
+    if source and tools:
+        raise top.error(f"data.{source} brings tools of its own: leave this out", _given(top, "tools"))
     sampling, budget, own_seed = _sampling(top)
-    tasks, digests = _questions(data, asked, limit) if asked else _rows(data, tools or [], folder, limit)
+    digests: dict[str, str] = {}
+    if source is None:
+        rows, digests = _rows(data, tools or [], folder, limit, list(sources))
+        made = TaskSet(rows)
+    else:
+        data.check_keys([source, "limit"])
+        made = sources[source](_needed(data, source), limit or data.count("limit"))
+    tasks = made.tasks
     if not tasks:
         raise data.error("there is nothing to run: no rows, or a limit of none")
     per_task = top.count("rollouts_per_task", 1)
@@ -103,19 +131,20 @@ def read_run(
     given = output if output is not None else top.get("output", str)
     if given is None:
         raise top.error("'output' is missing: the folder to write to; or give --output")
-    chosen_seed = seed if seed is not None else top.count("seed", own_seed, least=0)
+    chosen_seed = seed if seed is not None else top.count("seed", own_seed, least=0, most=MOST_SEED)
     settings = _remembered(top, folder)
     settings |= {"seed": chosen_seed, "rollouts_per_task": per_task, "tasks": len(tasks), "files": digests}
     return Run(
         connect=connect,
         renderer=renderer,
         tools=tools or [],
-        interaction=user or (FollowUps() if asked else None),
-        reward=_reward(top, asked is not None, folder),
+        interaction=user or made.interaction,
+        reward=_reward(top, source, made.reward, sources, folder),
         sampling=sampling,
         budget=budget,
         tasks=list(grouped(tasks, per_task)),
         concurrency=concurrency or top.count("concurrency", 64),
+        patience=_patience(top),
         seed=chosen_seed,
         advantages=None if advantages == "none" else advantages,
         output=Path(given).expanduser(),
@@ -148,7 +177,7 @@ def _given(top: Section, key: str) -> str:
 
 def _remembered(top: Section, folder: Path) -> dict[str, Any]:
     settings = top.plain()
-    for key in ("output", "concurrency", "data", "seed"):
+    for key in ("output", "concurrency", "patience", "data", "seed"):
         settings.pop(key, None)
     data = top.section("data")
     settings["data"] = {key: value for key, value in (data.plain() if data else {}).items() if key != "limit"}
@@ -172,7 +201,7 @@ def _renderer(top: Section, kind: str, folder: Path) -> Renderer:
     section = top.section("renderer")
     settings: dict[str, Any] = {}
     if section is not None:
-        section.check_keys(_RENDERER)
+        section.check_keys([*_renderer_settings(), "kwargs"])
         variables = section.section("kwargs")
         settings = {key: value for key, value in section.plain().items() if key != "kwargs" and value is not None}
         template = section.get("chat_template", str)
@@ -183,6 +212,12 @@ def _renderer(top: Section, kind: str, folder: Path) -> Renderer:
         return create_renderer(source, **settings)
     except (TokentraceError, TypeError, ValueError) as error:
         raise top.error(str(error), "tokenizer" if section is None else "renderer") from error
+
+
+def _renderer_settings() -> list[str]:
+    """The settings of `create_renderer`, but for the tokenizer and what goes to the template."""
+    parameters = inspect.signature(create_renderer).parameters.values()
+    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "tokenizer"]
 
 
 def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaitable[Engine]]:
@@ -197,7 +232,7 @@ def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaita
     urls = urls or [section.need("url", str)]
     options: dict[str, Any] = {"vocab_size": section.count("vocab_size", vocab_size)}
     options |= {name: section.get(name, {"model": str, "check_echo": bool}[name]) for name in served}
-    options["logprobs"] = section.choice("logprobs", ("processed", "raw"))
+    options["logprobs"] = section.choice("logprobs", ("processed", "scaled", "raw"))
     options = {name: value for name, value in options.items() if value is not None}
     http = section.section("http")
     if http is not None:
@@ -212,18 +247,28 @@ def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaita
                 try:
                     engines.append(await _connected(kind, url, options))
                 except (EngineError, ImportError) as error:
-                    raise section.error(f"{url}: {error}", "urls" if "urls" in section else "url") from error
+                    where = "urls" if "urls" in section else "url"
+                    raise section.error(f"{_without_password(url)}: {error}", where) from error
             if len(engines) == 1:
                 return engines[0]
             from ..engines.routing import Router
 
-            return Router(engines)
+            return Router(engines, names=[_without_password(url) for url in urls])
         except BaseException:
             for engine in engines:
                 await engine.close()
             raise
 
     return connect
+
+
+def _without_password(url: str) -> str:
+    """An address as it may be shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an address that is none"
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
 async def _embedded() -> Engine:
@@ -250,35 +295,39 @@ def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
     """How to sample, the budget, and the seed of the section, which is one for the run and not for each request."""
     limits = top.section("budget")
     budget = limits.make(Budget) if limits else Budget()
-    for key in limits or ():
-        value = getattr(budget, key)
-        if isinstance(value, int | float) and value <= 0:
-            assert limits is not None
-            raise limits.error(f"must be more than 0, not {value}", key)
     section = top.section("sampling")
     if section is None:
         return SamplingParams(budget.turn_tokens), budget, None
-    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens"])
+    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs"])
     if "seed" in section and "seed" in top:
         raise section.error("there is a seed for the whole run too: leave one of them out", "seed")
-    most = section.get("max_tokens", int)
+    most = section.count("max_tokens")
     if most is not None and limits is not None and "turn_tokens" in limits:
         raise section.error("budget.turn_tokens says the same: leave one of them out", "max_tokens")
     if most is not None:
         budget = replace(budget, turn_tokens=most)
-    seed = section.count("seed", least=0)
+    seed = section.count("seed", least=0, most=MOST_SEED)
     given = section.make(SamplingParams, stop_token_ids=(), **({} if most else {"max_tokens": budget.turn_tokens}))
     return replace(given, seed=None), budget, seed
 
 
-def _reward(top: Section, asked: bool, folder: Path) -> Reward | None:
-    name = top.get("reward", str, "questions" if asked else None)
-    if name is None:
-        return None
-    if name == "questions":
-        if not asked:
-            raise top.error("there are no questions: it judges the answers to data.questions", "reward")
-        return question_reward
+def _patience(top: Section) -> float | None:
+    if "patience" not in top:
+        return _PATIENCE
+    try:
+        return seconds(top.get("patience", (int, float)), "patience", zero=True)
+    except InputError as error:
+        raise top.error(error.problem.removeprefix("patience "), "patience") from error
+
+
+def _reward(
+    top: Section, source: str | None, own: Reward | None, sources: Mapping[str, TaskSource], folder: Path
+) -> Reward | None:
+    name = top.get("reward", str)
+    if name is None or name == source:
+        return own
+    if name in sources:
+        raise top.error(f"it judges the answers to data.{name}, and there is no data.{name}", "reward")
     found = named(top, "reward", folder)
     if not callable(found):
         raise top.error("is no function", "reward")
@@ -289,26 +338,11 @@ def _reward(top: Section, asked: bool, folder: Path) -> Reward | None:
 # -- the tasks
 
 
-def _questions(data: Section, asked: Section, limit: int | None) -> tuple[list[Task], dict[str, str]]:
-    from ..demo.questions import KINDS
-    from ..demo.tasks import SPLITS, make_questions
-
-    data.check_keys(["questions", "limit"])
-    asked.check_keys(["count", "seed", "split", "kinds"])
-    kinds = asked.get("kinds", list, list(KINDS))
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise asked.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}", "kinds")
-    count = min(asked.count("count", 64), limit or data.count("limit") or 1 << 62)
-    split = asked.choice("split", SPLITS, "held_back")
-    made = make_questions(asked.get("seed", int, 0), count, split, kinds=kinds or tuple(KINDS))
-    return [question_task(question) for question in made], {}
-
-
 def _rows(
-    data: Section, tools: Sequence[BaseTool], folder: Path, limit: int | None
+    data: Section, tools: Sequence[BaseTool], folder: Path, limit: int | None, others: Sequence[str]
 ) -> tuple[list[Task], dict[str, str]]:
     """Rows of files as tasks, and what tells whether the files have changed."""
-    data.check_keys(["questions", "file", "files", "split", "limit"])
+    data.check_keys([*others, "file", "files", "split", "limit"])
     key = "files" if "files" in data else "file"
     given = data.need(key, (str, list))
     names = [str(name) for name in (given if isinstance(given, list) else [given])]

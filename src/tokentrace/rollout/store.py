@@ -1,7 +1,7 @@
 """Where rollouts go: a folder with one trajectory a file, a journal of what was started and finished, and the rows.
 
 A rollout is in the journal as finished only after its trajectory is on the disk. One that was started and has no such
-line was under way when the process ended.
+line was under way when the process ended. All files are for their owner alone: they hold whole conversations.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import InputError, TrajectoryError
-from ..files import lock
+from ..files import lock, owned, write_whole
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
-from .loop import Rollout
+from .checks import shown
+from .ends import FAILED_ENDS
+from .record import Rollout
 
 JOURNAL: Final = "rollouts.jsonl"
 TRAJECTORIES: Final = "trajectories"
@@ -34,19 +36,28 @@ RUN: Final = "run.json"
 ROWS: Final = "rows.parquet"
 METRICS: Final = "metrics.json"
 _BUSY: Final = "another process writes rollouts to {}"
-_UNSAFE: Final = re.compile(r"[^\w.-]+", re.ASCII)
+_PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
+_UNSAFE: Final = re.compile(r"[^a-z0-9_-]+")
+_DEVICES: Final = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")
+"""Names that Windows keeps for devices, whatever comes after a dot."""
 
 
 class RolloutStore:
     """A folder of rollouts. One process writes to it at a time; a second one is refused where the system has locks."""
 
     def __init__(self, folder: str | Path) -> None:
+        if not isinstance(folder, str | os.PathLike) or "\0" in os.fspath(folder):
+            raise InputError(f"a store needs the path of a folder, not {shown(folder)}")
         self.folder = Path(folder)
-        (self.folder / TRAJECTORIES).mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
+        trajectories = self.folder / TRAJECTORIES
+        if trajectories.is_symlink():
+            raise InputError(f"{trajectories} is a link, and not followed: put the folder itself there, or remove it")
+        trajectories.mkdir(0o700, exist_ok=True)
         self._started: dict[str, dict[str, Any]] = {}
         self._finished: dict[str, dict[str, Any]] = {}
         self._writing = threading.Lock()
-        self._journal = (self.folder / JOURNAL).open("ab", buffering=0)
+        self._journal = open(self.folder / JOURNAL, "ab", buffering=0, opener=owned)  # noqa: SIM115
         try:
             lock(self._journal, _BUSY.format(self.folder))
             self._read()
@@ -62,11 +73,13 @@ class RolloutStore:
             try:
                 row = json.loads(line)
                 name = row["name"]
+                if not isinstance(name, str) or (row["event"] == "finished" and not _is_told(row)):
+                    raise ValueError(name)
                 if row["event"] == "again":
                     self._finished.pop(name, None)
                 else:
                     {"started": self._started, "finished": self._finished}[row["event"]][name] = row
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise InputError(f"{path}, line {number}: not a line of a journal of rollouts") from error
         if len(whole) < len(raw):
             self._journal.truncate(len(whole))
@@ -90,12 +103,21 @@ class RolloutStore:
     def finish(self, rollout: Rollout) -> None:
         """Have a rollout on the disk, then say so. It may hold up the caller for as long as the disk takes."""
         name = rollout.task.name
-        file = f"{TRAJECTORIES}/{_file_name(name)}.tt"
+        file = f"{TRAJECTORIES}/{file_name(name)}.tt"
         save_trajectory(rollout.trajectory, self.folder / file)
         row: dict[str, Any] = {"event": "finished", "name": name, "file": file, "metrics": rollout.metrics()}
-        row |= {"metadata": dict(rollout.task.metadata), "messages": list(rollout.messages), "notes": rollout.notes}
+        row |= {"turns": [turn.described() for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
+        row |= {"messages": list(rollout.messages), "notes": rollout.notes}
         self._write(row, self._finished)
         os.fsync(self._journal.fileno())
+        self._partial(name).unlink(missing_ok=True)
+
+    def keep(self, rollout: Rollout) -> None:
+        """Have what there is of a rollout that is given up on the disk, to be looked at. It is run again."""
+        save_trajectory(rollout.trajectory, self._partial(rollout.task.name))
+
+    def _partial(self, name: str) -> Path:
+        return self.folder / TRAJECTORIES / f"{file_name(name)}.partial.tt"
 
     def run_again(self, ends: Collection[str]) -> list[str]:
         """Count rollouts that ended so as not finished: they are run again, and replaced. Their names."""
@@ -107,7 +129,7 @@ class RolloutStore:
         return names
 
     def _write(self, row: dict[str, Any], known: dict[str, dict[str, Any]] | None) -> None:
-        text = json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
+        text = _line(row)
         with self._writing:
             while text:  # a raw file may take less than it is given
                 text = text[self._journal.write(text) or 0 :]
@@ -117,39 +139,63 @@ class RolloutStore:
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
         """Finished rollouts with what the journal says of them."""
         for row in self.finished:
-            loaded = load_trajectory(self.folder / row["file"])
+            path = self.folder / row["file"]
+            if path.is_symlink():
+                raise TrajectoryError(f"{path} is a link, and not followed")
+            loaded = load_trajectory(path)
             if loaded.truncated:
                 raise TrajectoryError(f"{row['file']}: {loaded.problem}")
+            if loaded.trajectory.name != row["name"]:
+                found, wanted = shown(loaded.trajectory.name), shown(row["name"])
+                raise TrajectoryError(f"{row['file']} holds rollout {found}, and the journal says {wanted}")
             yield row, loaded.trajectory
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
         """The training rows of all finished rollouts.
 
         With ``advantages="group"`` the rows of rollouts that have a reward carry advantages: see `group_advantages`.
+        Rows of rollouts that failed have neither.
         """
+        for _, _, samples in self._rows(advantages):
+            yield from samples
+
+    def _rows(self, advantages: str | None) -> Iterator[tuple[dict[str, Any], Trajectory, list[Sample]]]:
+        if advantages not in (None, "group"):
+            raise InputError(f"advantages are 'group' or None, not {shown(advantages)}")
         values = group_advantages(self.finished) if advantages == "group" else {}
         for row, trajectory in self.trajectories():
-            yield from trajectory_samples(
-                trajectory, reward=row["metrics"]["reward"], advantage=values.get(row["name"])
-            )
+            reward = _reward(row)
+            made = trajectory_samples(trajectory, reward=reward, advantage=values.get(row["name"]))
+            # a task's metadata may have a "reward" of its own, which is not what the rollout got
+            yield row, trajectory, [sample.replace(reward=reward) for sample in made]
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
-        """Write the training rows to ``rows.parquet``, a few at a time; its metadata says which group each is of."""
+        """Write the training rows to ``rows.parquet``, a few at a time; its metadata says which group each is of.
+
+        Beside the columns of all rows there are ``end``, ``metrics`` (JSON, of the rollout) and ``turns``: what is
+        known of each turn that the row trains. docs/rows.md has them.
+        """
         from ..data.tables import Layout, Place, SampleWriter, samples_table
+        from .columns import rollout_columns, rollout_fields
 
         layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True)
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
             groups[_group(row)].append(row["name"])
         path = self.folder / ROWS
-        writer = SampleWriter(path, layout, {**(metadata or {}), "advantages": advantages, "groups": groups})
+        told = {**(metadata or {}), "advantages": advantages, "groups": groups}
+        writer = SampleWriter(path, layout, told, more=rollout_fields(), private=True)
         try:
             numbers = itertools.count(1)
-            samples = self.samples(advantages=advantages)
-            while some := list(itertools.islice(samples, 256)):
-                counts = [int(sample.messages.max(initial=-1)) + 1 for sample in some]
-                places = [Place(one.name, next(numbers), 0, n) for one, n in zip(some, counts, strict=True)]
-                writer.write(samples_table(some, places, layout))
+            made = ((row, trajectory, one) for row, trajectory, all_ in self._rows(advantages) for one in all_)
+            while some := list(itertools.islice(made, 256)):
+                samples = [sample for _, _, sample in some]
+                counts = [int(sample.messages.max(initial=-1)) + 1 for sample in samples]
+                places = [Place(one.name, next(numbers), 0, n) for one, n in zip(samples, counts, strict=True)]
+                table = samples_table(samples, places, layout)
+                for field, column in rollout_columns(some):
+                    table = table.append_column(field, column)
+                writer.write(table)
         except BaseException:
             writer.abandon()
             raise
@@ -163,13 +209,13 @@ class RolloutStore:
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
     """For each finished rollout by its name: its reward less its group's mean, by the group's deviation.
 
-    The deviation is that of a sample (n - 1), plus 1e-6. Rollouts without a reward are in no group and have no
-    advantage; a group of one has 0.
+    The deviation is that of a sample (n - 1), plus 1e-6. Rollouts that failed, and those without a reward, are in no
+    group and have no advantage: mean and deviation are those of the others. The one that is left of a group has 0.
     """
     groups: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
-        reward = row["metrics"]["reward"]
-        if reward is not None and math.isfinite(reward):
+        reward = _reward(row)
+        if reward is not None:
             groups[_group(row)][row["name"]] = float(reward)
     out: dict[str, float] = {}
     for members in groups.values():
@@ -187,11 +233,9 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
     path, journal = folder / RUN, folder / JOURNAL
     now = _flat(json.loads(json.dumps(settings, default=str)))
     if not journal.is_file() or not journal.stat().st_size:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         text = json.dumps(settings, indent=2, ensure_ascii=False, default=str) + "\n"
-        unfinished = path.with_name(f"{RUN}.unfinished")
-        unfinished.write_text(text, encoding="utf-8", errors="replace")
-        unfinished.replace(path)
+        write_whole(path, text.encode("utf-8", "replace"), private=True)
         return
     if not path.is_file():
         raise InputError(f"{folder} holds rollouts, but no {RUN} that says of which run")
@@ -209,7 +253,7 @@ def discard_run(folder: Path) -> None:
     """Remove what a run wrote into a folder, and nothing else. InputError while another process writes there."""
     if not (folder / JOURNAL).is_file():
         return
-    with (folder / JOURNAL).open("ab") as journal:
+    with open(folder / JOURNAL, "ab", opener=owned) as journal:
         lock(journal, _BUSY.format(folder))
         shutil.rmtree(folder / TRAJECTORIES, ignore_errors=True)
         for name in (ROWS, METRICS, RUN, JOURNAL):
@@ -230,7 +274,44 @@ def _group(row: Mapping[str, Any]) -> str:
     return str(row["metadata"].get("group", row["name"]))
 
 
-def _file_name(name: str) -> str:
-    """A name that every file system takes, and that no two rollouts share."""
-    safe = _UNSAFE.sub("_", name)[:80]
-    return safe if safe == name else f"{safe}.{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:12]}"
+def _reward(row: Mapping[str, Any]) -> float | None:
+    """What a finished rollout is worth; None for one that failed, whatever the journal says."""
+    reward = None if row["metrics"]["end"] in FAILED_ENDS else row["metrics"]["reward"]
+    return float(reward) if reward is not None and math.isfinite(reward) else None
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    """A line of the journal. What JSON cannot hold becomes text; halves of surrogate pairs are escaped."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    try:
+        return text.encode("utf-8") + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(row, default=str).encode("ascii") + b"\n"
+
+
+def _is_told(row: Mapping[str, Any]) -> bool:
+    """Whether a journal says of a finished rollout what it must."""
+    metrics = row["metrics"]
+    return _stays_inside(row["file"]) and isinstance(row["metadata"], dict) and {"end", "reward"} <= metrics.keys()
+
+
+def _stays_inside(file: object) -> bool:
+    """Whether it is a file of the store's own folder of trajectories, and none that a journal points to elsewhere."""
+    parts = file.split("/") if isinstance(file, str) else []
+    return (
+        len(parts) == 2 and parts[0] == TRAJECTORIES and parts[1].endswith(".tt") and not set(parts[1]) & set("\\:\0")
+    )
+
+
+def file_name(name: str) -> str:
+    """A name that every file system takes, and that no two rollouts share, whether or not it tells capitals apart.
+
+    Plain names in small letters are kept; others have a digest of the name after a dot, which no plain name has.
+
+    >>> file_name("row-000001-0"), file_name("../../x")
+    ('row-000001-0', '_x.27fbf5a0c3e8c25ff4de6e9dc7f8ab2c')
+    """
+    if _PLAIN.fullmatch(name) and not _DEVICES.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"_{_UNSAFE.sub('_', name.lower()).lstrip('_')[:60]}.{digest}"

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import dataclasses
+import difflib
+import functools
 import inspect
 import json
 import threading
@@ -21,6 +24,7 @@ from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
 from ..errors import InputError
 from ..parsing.response import CallStatus, ParsedToolCall
+from .checks import is_list, reward, shown
 
 Returned = TypeVar("Returned")
 
@@ -95,10 +99,10 @@ class FunctionTool(BaseTool):
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(**parameters)
-        return await _in_thread(self._function, parameters)
+        return await in_thread(functools.partial(self._function, **parameters))
 
 
-async def _in_thread(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+async def in_thread(call: Callable[[], Any]) -> Any:
     """Call a function in a thread of its own: one that hangs holds up neither other calls nor the end of the process,
     as it would in the few threads that the event loop shares."""
     loop = asyncio.get_running_loop()
@@ -111,7 +115,7 @@ async def _in_thread(function: Callable[..., Any], parameters: dict[str, Any]) -
     def work() -> None:
         answer, error = None, None
         try:
-            answer = function(**parameters)
+            answer = call()
         except Exception as raised:
             error = raised
         except BaseException as raised:  # SystemExit: a tool does not end the run
@@ -127,7 +131,12 @@ async def _in_thread(function: Callable[..., Any], parameters: dict[str, Any]) -
 
 
 def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:
-    """Tools and functions as tools; two of one name are an InputError."""
+    """Tools and functions as tools; two of one name are an InputError, and so is what is neither."""
+    if not is_list(tools):
+        raise InputError(f"tools must be a list of tools and functions, not {shown(tools)}")
+    for tool in tools:
+        if not isinstance(tool, BaseTool) and (isinstance(tool, type) or not callable(tool)):
+            raise InputError(f"{shown(tool)} is neither a function nor a BaseTool that was made")
     made = [tool if isinstance(tool, BaseTool) else FunctionTool(tool) for tool in tools]
     names = [tool.name for tool in made]
     for name in names:
@@ -136,8 +145,19 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:
     return made
 
 
-class _TooLong(Exception):  # noqa: N818
-    """A tool took longer than it may."""
+class TooLong(Exception):  # noqa: N818
+    """A tool, a simulated user or a reward took longer than it may."""
+
+
+async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
+    """What some work returns, if it does so in so many seconds; else `TooLong`."""
+    try:
+        async with asyncio.timeout(limit) as timeout:
+            return await work
+    except TimeoutError as error:
+        if not timeout.expired():  # the work's own
+            raise
+        raise TooLong(f"{who} took longer than {limit:g} s") from error
 
 
 @dataclass(slots=True)
@@ -164,6 +184,11 @@ class Toolbox:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        for name in settings or {}:
+            if name not in self._tools:
+                near = difflib.get_close_matches(name, self._tools, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self._tools) or 'none'}"
+                raise InputError(f"there are settings for a tool {name!r}, and there is none; {hint}")
         self._instance = instance_id
         self._timeout = timeout
         self._settings = settings or {}
@@ -214,45 +239,41 @@ class Toolbox:
         if tool is None:
             return _failure(f"there is no tool {call.name!r}; there are: {', '.join(self._tools) or 'none'}")
         try:
-            return _as_result(await self._within(tool.execute(self._instance, dict(call.arguments)), tool.name))
-        except _TooLong as error:
+            result = _as_result(await self._within(tool.execute(self._instance, dict(call.arguments)), tool.name))
+        except TooLong as error:
             return _failure(str(error))
         except Exception as error:
             return _failure(_said(error))
+        worth = reward(result.reward, f"{tool.name}: the reward of a call")  # a bad one is nothing to show a model
+        return dataclasses.replace(result, reward=worth or 0.0)
 
     async def _within(self, work: Awaitable[Returned], who: str) -> Returned:
-        """What some work of a tool returns, if it does so in time."""
-        try:
-            async with asyncio.timeout(self._timeout) as limit:
-                return await work
-        except TimeoutError as error:
-            if not limit.expired():  # the tool's own
-                raise
-            raise _TooLong(f"{who} took longer than {self._timeout:g} s") from error
+        return await within(work, self._timeout, who)
 
     async def rewards(self) -> float | None:
         """What the tools say the trajectory is worth, added up; None where none says anything."""
         total = None
         for tool in self._created:
-            value = await self._within(tool.calc_reward(self._instance), f"{tool.name}: calc_reward")
+            who = f"{tool.name}: calc_reward"
+            value = reward(await self._within(tool.calc_reward(self._instance), who), who)
             if value is not None:
-                total = (total or 0.0) + float(value)
+                total = (total or 0.0) + value
         return total
 
 
 def _as_result(answer: Any) -> ToolResult:
     if isinstance(answer, ToolResult):
         return answer
-    reward: Any = 0.0
+    given: Any = 0.0
     metrics: Any = {}
     if isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[2], Mapping | None):
-        answer, reward, metrics = answer
+        answer, given, metrics = answer
     if not isinstance(answer, str):
         try:
             answer = json.dumps(answer, ensure_ascii=False)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             answer = str(answer)
-    return ToolResult(answer, float(reward or 0.0), dict(metrics or {}))
+    return ToolResult(answer, given, dict(metrics or {}))
 
 
 def _failure(problem: str) -> ToolResult:

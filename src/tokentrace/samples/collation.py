@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError
-from .sample import IGNORE, Sample
+from ..errors import SampleError, shown
+from .sample import IGNORE, Sample, as_samples
 
 Tensors: TypeAlias = Literal["numpy", "torch"]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 """Per-token arrays by name."""
+Version: TypeAlias = str | int
 
 _PADDING: Final[dict[str, Any]] = {
     "attention_mask": 0,
@@ -23,7 +24,10 @@ _PADDING: Final[dict[str, Any]] = {
     "position_ids": 0,
     "logprobs": np.nan,
     "advantages": 0.0,
+    "version_ids": -1,
 }
+MOST_TOKENS: Final = 1 << 27
+"""Of one batch, padding included: more is a mistake in a length, and takes gigabytes to make."""
 
 
 def collate(
@@ -45,10 +49,12 @@ def collate(
     ``loss_mask``         int64       1 where `labels` is not -100
     ``logprobs``          float32     NaN on padding and wherever nothing was sampled, never 0
     ``advantages``        float32     0 wherever `loss_mask` is 0
+    ``version_ids``       int64       which of `versions` sampled a token; -1 on padding and where nobody said
     ``rewards``           float32     one for each row
+    ``versions``          list        the versions of the weights, each once, in the order in which they are met
     ====================  ==========  ============================================================
 
-    The last three are there if the samples have them. The first token of a row never carries loss: nothing precedes
+    The last five are there if the samples have them. The first token of a row never carries loss: nothing precedes
     it that could predict it. `SampleError` where there is no sample or an empty one, where one is longer than
     `length`, where some have logprobs, advantages or a reward and others do not, and where a token carries loss and
     has no logprob in a sample that has them.
@@ -60,35 +66,43 @@ def collate(
     ([[5, 6, 7, 0]], [[-100, 6, 7, -100]])
     """
     to_tensor = converter(tensors)
+    samples = as_samples(samples)
     as_index(pad_id, "pad_id", 0)
-    if side not in ("right", "left"):
-        raise SampleError(f"side is 'right' or 'left', not {side!r}")
-    optional = optional_columns(samples)
+    if not isinstance(side, str) or side not in ("right", "left"):
+        raise SampleError(f"side is 'right' or 'left', not {shown(side)}")
+    optional, versions = optional_columns(samples), known_versions(samples)
     width = max(map(len, samples)) if length is None else as_index(length, "length", 1)
     width = rounded_up(width, length, multiple_of)
+    if len(samples) * width > MOST_TOKENS:
+        raise SampleError(f"{len(samples)} rows of {width} tokens: a batch has at most {MOST_TOKENS}, padding included")
     batch: Columns = {}
     for number, sample in enumerate(samples):
         count = len(sample)
         if count > width:
             raise SampleError(f"{called(samples, number)} has {count} tokens, and length is {width}: truncate() it")
         place = slice(0, count) if side == "right" else slice(width - count, width)
-        for name, values in columns_of(samples, number, optional).items():
+        for name, values in columns_of(samples, number, optional, versions).items():
             if name not in batch:
                 batch[name] = np.full((len(samples), width), padding_of(name, pad_id), values.dtype)
             batch[name][number, place] = values
     if has_all(samples, "reward"):
         batch["rewards"] = np.array([sample.reward for sample in samples], np.float32)
-    return {name: to_tensor(values) for name, values in batch.items()}
+    converted: dict[str, Any] = {name: to_tensor(values) for name, values in batch.items()}
+    return converted | {"versions": list(versions)} if versions else converted
+
+
+def known_versions(samples: Sequence[Sample]) -> dict[Version, int]:
+    """The versions of the weights that sampled something, by the number that stands for each in `version_ids`."""
+    found = dict.fromkeys(span.version for sample in samples for span in sample.versions)
+    return {version: number for number, version in enumerate(found)}
 
 
 def optional_columns(samples: Sequence[Sample]) -> list[str]:
     """Which of logprobs and advantages the samples have: all of them, or none."""
-    if not len(samples):
-        raise SampleError("there are no samples")
     return [name for name in ("logprobs", "advantages") if has_all(samples, name)]
 
 
-def columns_of(samples: Sequence[Sample], number: int, optional: list[str]) -> Columns:
+def columns_of(samples: Sequence[Sample], number: int, optional: list[str], versions: Mapping[Version, int]) -> Columns:
     """The per-token arrays of a sample as a trainer takes them: new ones, checked."""
     sample = samples[number]
     if not len(sample):
@@ -112,6 +126,10 @@ def columns_of(samples: Sequence[Sample], number: int, optional: list[str]) -> C
             )
     if "advantages" in optional:
         columns["advantages"][loss == 0] = 0
+    if versions:
+        columns["version_ids"] = np.full(len(sample), -1, np.int64)
+        for version, start, stop in sample.versions:
+            columns["version_ids"][start:stop] = versions[version]
     return columns
 
 
@@ -148,17 +166,17 @@ def called(samples: Sequence[Sample], number: int) -> str:
 
 def as_index(value: Any, what: str, least: int) -> int:
     """An integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise SampleError(f"{what} must be an integer of at least {least}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**31:
+        raise SampleError(f"{what} must be an integer of at least {least}, below 2**31, not {shown(value)}")
     return int(value)
 
 
-def converter(tensors: str) -> Any:
+def converter(tensors: Any) -> Any:
     """Makes what was asked for of a numpy array; torch is imported here and nowhere else."""
-    if tensors == "numpy":
+    if isinstance(tensors, str) and tensors == "numpy":
         return np.asarray
-    if tensors != "torch":
-        raise SampleError(f"tensors is 'numpy' or 'torch', not {tensors!r}")
+    if not isinstance(tensors, str) or tensors != "torch":
+        raise SampleError(f"tensors is 'numpy' or 'torch', not {shown(tensors)}")
     try:
         return importlib.import_module("torch").from_numpy
     except ImportError as error:

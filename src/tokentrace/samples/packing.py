@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -10,21 +10,24 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError
+from ..errors import SampleError, shown
 from ..tokens.tokenizer import Ids
 from .collation import (
+    MOST_TOKENS,
     Columns,
     Tensors,
+    Version,
     as_index,
     called,
     columns_of,
     converter,
     has_all,
+    known_versions,
     optional_columns,
     padding_of,
     rounded_up,
 )
-from .sample import Sample
+from .sample import Sample, as_samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +62,10 @@ class Pack:
     """0 wherever `loss_mask` is 0."""
     rewards: Any = None
     """One for each document."""
+    version_ids: Any = None
+    """Which of `versions` sampled a token; -1 on padding and where nobody said. None where nobody said of any."""
+    versions: tuple[Version, ...] = ()
+    """The versions of the weights that sampled the samples given, each once; the same for all rows."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -100,9 +107,13 @@ def pack(
     ([0, 1, 2, 0, 1, 2, 0, 1], [0, 3, 6, 8])
     """
     to_tensor = converter(tensors)
+    samples = as_samples(samples)
     as_index(pad_id, "pad_id", 0)
     capacity = rounded_up(as_index(length, "length", 1), length, multiple_of)
+    if capacity > MOST_TOKENS:
+        raise SampleError(f"length is {capacity}: a row has at most {MOST_TOKENS} tokens, padding included")
     optional, rewarded = optional_columns(samples), has_all(samples, "reward")
+    versions = known_versions(samples)
     lengths = [len(sample) for sample in samples]
     for number, count in enumerate(lengths):
         if count > capacity:
@@ -111,7 +122,7 @@ def pack(
     for members in first_fit_decreasing(lengths, capacity):
         used = sum(lengths[number] for number in members)
         width = capacity if pad_to_length else rounded_up(used, None, multiple_of)
-        packs.append(_lay_out(samples, members, width, pad_id, optional, rewarded, to_tensor))
+        packs.append(_lay_out(samples, members, width, pad_id, optional, rewarded, versions, to_tensor))
     return packs
 
 
@@ -124,12 +135,15 @@ def flatten(samples: Sequence[Sample], *, tensors: Tensors = "numpy") -> Pack:
     [5, 6, 7, 5, 6]
     """
     to_tensor = converter(tensors)
-    optional, rewarded = optional_columns(samples), has_all(samples, "reward")
-    return _lay_out(samples, range(len(samples)), sum(map(len, samples)), 0, optional, rewarded, to_tensor)
+    samples = as_samples(samples)
+    optional, rewarded, versions = optional_columns(samples), has_all(samples, "reward"), known_versions(samples)
+    return _lay_out(samples, range(len(samples)), sum(map(len, samples)), 0, optional, rewarded, versions, to_tensor)
 
 
 def unpack(row: Pack) -> list[Ids]:
     """The ids of each document of a row, in the order of `Pack.samples`."""
+    if not isinstance(row, Pack):
+        raise SampleError(f"unpack takes a Pack, not {shown(row)}")
     ids = np.asarray(row.input_ids).astype(np.int32)
     return [ids[start:stop] for start, stop in row.spans]
 
@@ -141,11 +155,12 @@ def _lay_out(
     pad_id: int,
     optional: list[str],
     rewarded: bool,
+    versions: Mapping[Version, int],
     to_tensor: Any,
 ) -> Pack:
     lengths = [len(samples[number]) for number in members]
     used = sum(lengths)
-    documents = [columns_of(samples, number, optional) for number in members]
+    documents = [columns_of(samples, number, optional, versions) for number in members]
     row: Columns = {}
     for name, first in documents[0].items():
         row[name] = np.full(width, padding_of(name, pad_id), first.dtype)
@@ -158,7 +173,7 @@ def _lay_out(
     if rewarded:
         row["rewards"] = np.array([samples[number].reward for number in members], np.float32)
     tensors = {name: to_tensor(values) for name, values in row.items()}
-    return Pack(**tensors, max_seqlen=max(sequences), samples=tuple(members))
+    return Pack(**tensors, max_seqlen=max(sequences), samples=tuple(members), versions=tuple(versions))
 
 
 def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: int) -> list[list[int]]:
@@ -172,7 +187,10 @@ def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: in
     [[0, 1], [2, 3, 4]]
     """
     room = as_index(capacity, "capacity", 1)
-    sizes = np.asarray(lengths)
+    try:
+        sizes = np.asarray(lengths)
+    except (ValueError, OverflowError) as error:
+        raise SampleError(f"lengths must be a row of integers, not {shown(lengths)}") from error
     if sizes.ndim != 1 or (len(sizes) and sizes.dtype.kind not in "iu"):
         raise SampleError(f"lengths must be a row of integers, not {sizes.dtype} of shape {sizes.shape}")
     if not len(sizes):

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from numbers import Real
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError
+from ..errors import SampleError, shown
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import VersionSpan
+from ..trajectory.turns import LogprobKind, VersionSpan
 
 IGNORE: Final = -100
 """The label of a token that carries no loss."""
 
 _PER_TOKEN: Final = ("mask", "messages", "kinds", "parts", "logprobs", "advantages")
+_CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "parts": "iu"}
+"""The kind of number that each array holds; floats where nothing is said."""
+Span = TypeVar("Span", VersionSpan, "CompletionSpan")
+
+
+class CompletionSpan(NamedTuple):
+    """Tokens ``start`` to ``stop`` (exclusive) that an engine returned at once, and what their logprobs mean."""
+
+    start: int
+    stop: int
+    logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
+    """Of which distribution the logprobs are."""
+    temperature: float | None = None
+    """None, here and below, where it was not recorded."""
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 is all tokens."""
+    cached_tokens: int | None = None
+    """How many ids of its prompt the engine had cached."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +64,8 @@ class Sample:
     reward: float | None = None
     versions: tuple[VersionSpan, ...] = ()
     """Which weights sampled which tokens; positions are those of the row."""
+    completions: tuple[CompletionSpan, ...] = ()
+    """What the engine returned at once, with what was sampled how; empty for rows of conversations."""
     name: str = ""
     """What it was made from: the name of a trajectory, the file of a conversation."""
     branch: int = -1
@@ -51,10 +74,26 @@ class Sample:
     """What is to be known about it before it is trained on."""
 
     def __post_init__(self) -> None:
-        for name in _PER_TOKEN:
-            array = getattr(self, name)
-            if array is not None and array.shape != self.ids.shape:
+        for name in ("ids", *_PER_TOKEN):
+            array, codes = getattr(self, name), _CODES.get(name, "f")
+            if array is None and name in ("parts", "logprobs", "advantages"):
+                continue
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in codes:
+                raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {_described(array)}")
+            if array.shape != self.ids.shape:
                 raise SampleError(f"{name} has {len(array)} entries, and there are {len(self.ids)} ids")
+        if len(self.ids) and (self.ids.min() < 0 or self.ids.max() > 2**31 - 1):
+            raise SampleError("ids are 0 to 2**31 - 1")
+        if self.reward is not None and not _is_finite(self.reward):
+            raise SampleError(f"reward must be a finite number or None, not {shown(self.reward)}")
+        for name, kind in (("versions", VersionSpan), ("completions", CompletionSpan)):
+            spans = getattr(self, name)
+            if not isinstance(spans, tuple) or not all(isinstance(span, kind) for span in spans):
+                raise SampleError(f"{name} must be a tuple of {kind.__name__}, not {shown(spans)}")
+            for span in spans:
+                if not _is_place(span.start) or not _is_place(span.stop) or not span.start <= span.stop <= len(self):
+                    where = f"{shown(span.start)}..{shown(span.stop)}"
+                    raise SampleError(f"{name}: a span of {where} lies outside of the {len(self)} tokens")
 
     @property
     def token_ids(self) -> list[int]:
@@ -89,17 +128,24 @@ class Sample:
 
     def slice(self, start: int, stop: int) -> Sample:
         """The tokens `start` to `stop` as a sample of their own."""
+        if not _is_place(start) or not _is_place(stop) or not start <= stop <= len(self):
+            raise SampleError(f"{shown(start)}..{shown(stop)} is no part of {len(self)} tokens")
         arrays: dict[str, Any] = {
             name: getattr(self, name)[start:stop] for name in _PER_TOKEN if getattr(self, name) is not None
         }
-        versions = tuple(
-            VersionSpan(version, max(first, start) - start, min(last, stop) - start)
-            for version, first, last in self.versions
-            if max(first, start) < min(last, stop)
+        return dataclasses.replace(
+            self,
+            ids=self.ids[start:stop],
+            versions=_cut(self.versions, start, stop),
+            completions=_cut(self.completions, start, stop),
+            **arrays,
         )
-        return dataclasses.replace(self, ids=self.ids[start:stop], versions=versions, **arrays)
 
     def replace(self, **changes: Any) -> Sample:
+        """A sample that differs in some fields."""
+        known = [field.name for field in dataclasses.fields(self)]
+        if unknown := [name for name in changes if name not in known]:
+            raise SampleError(f"a sample has no {unknown[0]!r}; it has {', '.join(known)}")
         return dataclasses.replace(self, **changes)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -112,3 +158,41 @@ class Sample:
     def __repr__(self) -> str:
         label = f"{self.name!r}, " if self.name else ""
         return f"Sample({label}{len(self.ids)} tokens, {self.trained} trained)"
+
+
+_WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
+
+
+def as_samples(samples: Any) -> list[Sample]:
+    """Samples in a row, checked: `SampleError` where there is none, or something else."""
+    if isinstance(samples, Sample) or not isinstance(samples, Iterable):
+        raise SampleError(f"samples must be a list of samples, not {_described(samples)}")
+    found = list(samples)
+    for number, sample in enumerate(found):
+        if not isinstance(sample, Sample):
+            raise SampleError(f"samples[{number}] must be a Sample, not {_described(sample)}")
+    if not found:
+        raise SampleError("there are no samples")
+    return found
+
+
+def _cut(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
+    """What lies between two positions, counted from the first."""
+    kept = ((span, max(span.start, start) - start, min(span.stop, stop) - start) for span in spans)
+    return tuple(span._replace(start=first, stop=last) for span, first, last in kept if first < last)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return type(value) is not bool and isinstance(value, Real) and math.isfinite(value)
+    except (OverflowError, ValueError):
+        return False
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else shown(value)

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError
+from ..errors import SampleError, shown
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import Branch, Turn, VersionSpan
-from .sample import Sample
+from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
+from .sample import CompletionSpan, Sample
 
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
@@ -26,8 +26,9 @@ def trajectory_samples(
 ) -> list[Sample]:
     """One row for each branch that owns sampled tokens, in the order of branches: its whole stream.
 
-    Over all rows each sampled token carries loss exactly once, in the branch that owns it. Logprobs and versions are
-    those of the whole stream, shared prefixes included; a trajectory that has no logprobs gives rows without.
+    Over all rows each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions and
+    completions are those of the whole stream, shared prefixes included; a trajectory that has no logprobs gives rows
+    without. A row whose logprobs are not of the distribution that was sampled from has a note that says so.
 
     `reward` goes to each row; by default it is the number in ``trajectory.metadata["reward"]``, if there is one.
     `advantage` is a float for all turns, a function that is called once for each turn, or one value for each turn of
@@ -43,6 +44,7 @@ def trajectory_samples(
     >>> row.advantages.tolist()
     [0.0, 0.0, 0.0, 0.5, 0.5]
     """
+    _check_trajectory(trajectory)
     carried = _reward_of(trajectory, reward)
     values = None if advantage is None else _advantages(trajectory, advantage)
     return [_row(trajectory, branch, carried, values) for branch in trajectory.branches if branch.sampled]
@@ -52,6 +54,7 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
     index = branch.index
     ids, mask = trajectory.stream(index), trajectory.loss_mask(index)
     turns = trajectory.turns(index)
+    completions = tuple(_completion(turn) for turn in turns if len(turn))
     advantages = None
     if values is not None:
         advantages = np.zeros(len(ids), np.float32)
@@ -72,9 +75,42 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
             for version, start, stop in turn.versions
             if start < stop
         ),
+        completions=completions,
         name=trajectory.name,
         branch=index,
+        notes=_notes(completions) if trajectory.has_logprobs else (),
     )
+
+
+def _completion(turn: Turn) -> CompletionSpan:
+    sampling = turn.sampling or {}
+    temperature, top_p, top_k = (sampling.get(name) for name in ("temperature", "top_p", "top_k"))
+    return CompletionSpan(
+        turn.start,
+        turn.stop,
+        turn.logprobs_kind,
+        temperature if type(temperature) is float else float(temperature) if _is_small(temperature) else None,
+        top_p if type(top_p) is float else float(top_p) if _is_small(top_p) else None,
+        top_k if _is_small(top_k) else None,
+        turn.cached_tokens,
+    )
+
+
+def _is_small(value: Any) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < 2**31
+
+
+def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
+    """What is to be known of logprobs that are not of the distribution sampled from."""
+    odd = [
+        f"{kind}, sampled at temperature {temperature:g}"
+        for _, _, kind, temperature, *_ in completions
+        if temperature not in (None, 0, 1) and kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
+    ]
+    if not odd:
+        return ()
+    what = "; ".join(dict.fromkeys(odd))
+    return (f"logprobs of {len(odd)} of {len(completions)} completions are not of what was sampled from: {what}",)
 
 
 def _reward_of(trajectory: Trajectory, reward: float | None) -> float | None:
@@ -90,7 +126,7 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
     turns = sorted(owned, key=lambda turn: turn.write)
     if callable(advantage):
         values: Sequence[Any] = [advantage(turn) for turn in turns]
-    elif isinstance(advantage, np.ndarray | Sequence) and not isinstance(advantage, str | bytes):
+    elif (isinstance(advantage, np.ndarray) and advantage.ndim) or isinstance(advantage, list | tuple):
         if len(advantage) != len(turns):
             raise SampleError(
                 f"{_called(trajectory)}{len(advantage)} advantages for {len(turns)} turns: give one value for each "
@@ -111,11 +147,16 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
         with np.errstate(over="ignore"):
             try:
                 fine = bool(np.isfinite(np.float32(value)))
-            except OverflowError:  # an int beyond floats
+            except (OverflowError, ValueError, TypeError):  # an int beyond floats
                 fine = False
         if fine:
             return float(value)
-    raise SampleError(f"{_called(trajectory)}{what} is {value!r}: it must be a finite number (float32)")
+    raise SampleError(f"{_called(trajectory)}{what} is {shown(value)}: it must be a finite number (float32)")
+
+
+def _check_trajectory(value: Any) -> None:
+    if not isinstance(value, Trajectory):
+        raise SampleError(f"rows are made of a Trajectory, not of {shown(value)}")
 
 
 def _is_number(value: Any) -> bool:
@@ -185,7 +226,10 @@ def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
     """
     counts: Counter[str] = Counter()
     causes: Counter[str] = Counter()
+    if not isinstance(trajectories, Iterable):
+        raise SampleError(f"trajectories must be a list of them, not {shown(trajectories)}")
     for trajectory in trajectories:
+        _check_trajectory(trajectory)
         branches = trajectory.branches
         rows = [branch for branch in branches if branch.sampled]
         causes.update(branch.cause or "unknown" for branch in branches[1:])

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError
+from ..errors import SampleError, shown
 from ..tokens.kinds import Kind, Part
 from .sample import Sample
 
@@ -74,13 +74,17 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     >>> truncate(sample, 4, "turns").reason
     'nothing that carries loss is left within 4 tokens'
     """
+    if not isinstance(sample, Sample):
+        raise SampleError(f"truncate takes a Sample, not {shown(sample)}")
     try:
         policy = Overlong(policy)
     except ValueError:
         choices = ", ".join(map(str, Overlong))
-        raise SampleError(f"there is no policy {policy!r} for samples that are too long: choose of {choices}") from None
+        raise SampleError(
+            f"there is no policy {shown(policy)} for samples that are too long: choose of {choices}"
+        ) from None
     if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
-        raise SampleError(f"length must be a positive integer, not {length!r}")
+        raise SampleError(f"length must be a positive integer, not {shown(length)}")
     count = len(sample)
     if count <= length:
         return Truncated(sample)

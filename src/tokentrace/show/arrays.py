@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ..rendering.rendered import RenderedTokens
@@ -32,8 +33,16 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
             for turn in rendered.turns
         ],
         "changes": [
-            {"message": made.message, "what": made.what, "before": made.before, "after": made.after}
+            {
+                "message": made.message,
+                "field": made.field,
+                "what": made.what,
+                "before": made.before,
+                "after": made.after,
+            }
             for made in rendered.changes
         ],
+        "lost": [dataclasses.asdict(one) for one in rendered.lost],
+        "dropped": [dataclasses.asdict(one) for one in rendered.dropped],
         "notes": list(rendered.notes),
     }

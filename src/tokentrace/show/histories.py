@@ -279,8 +279,8 @@ def html_page(
 ) -> str:
     """A report as a page of its own: no link to anything outside, every text escaped. `step` is shown unfolded."""
     button = '<button class="tt-theme" title="Light or dark" aria-label="Light or dark">◐</button>'
-    body, script = _body(report, limit, step), f"<script>{_THEME}</script>"
-    return framed(title, "tokentrace histories", button, body, script, styles=("report.css", "histories.css"))
+    styles = ("report.css", "histories.css")
+    return framed(title, "tokentrace histories", button, _body(report, limit, step), styles=styles, script=_THEME)
 
 
 def _body(report: HistoryReport, limit: int, step: int | None) -> str:

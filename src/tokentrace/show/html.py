@@ -2,12 +2,15 @@
 
 A token is one ``<i>`` (a control token one ``<b>``) inside the ``<s>`` of its piece. What a tooltip says is not
 written beside each token: the page carries it once, as arrays. All text is escaped here, in `_text` and `_data`,
-and nowhere else.
+and nowhere else. Should some slip through all the same, the page's policy lets a browser run and apply nothing but
+the script and the style sheet of the page, by their hashes, and load nothing at all.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import html
 import json
 from collections.abc import Sequence
@@ -25,6 +28,8 @@ FRAGMENT_LIMIT: Final = 4_000
 """Tokens shown before a view stops and says so."""
 
 _STRIP_COLUMNS: Final = 600
+_HUES: Final = 12
+"""Colours that messages take in turn: the classes ``h0``, ``h1``, … of report.css."""
 
 
 def html_fragment(rendered: RenderedTokens, *, limit: int = FRAGMENT_LIMIT) -> str:
@@ -44,10 +49,10 @@ def html_page(rendered: RenderedTokens, title: str = "Rendered conversation", *,
 {_legend(rendered)}
 {_remarks(rendered)}
 {_rows(rendered, limit, titles=False)}"""
-    scripts = f"""<div class="tt-tip" hidden></div>
-<script type="application/json" id="tt-data">{_data(_lookups(rendered, limit))}</script>
-<script>{_asset("report.js")}</script>"""
-    return framed(title, "tokentrace", view_controls("tt-view"), body, scripts, styles=("report.css",))
+    tooltips = f"""<div class="tt-tip" hidden></div>
+<script type="application/json" id="tt-data">{_data(_lookups(rendered, limit))}</script>"""
+    controls = view_controls("tt-view")
+    return framed(title, "tokentrace", controls, body + tooltips, styles=("report.css",), script=_asset("report.js"))
 
 
 def row_body(rendered: RenderedTokens, limit: int = FRAGMENT_LIMIT) -> str:
@@ -58,18 +63,18 @@ def row_body(rendered: RenderedTokens, limit: int = FRAGMENT_LIMIT) -> str:
     )
 
 
-def framed(title: str, brand: str, controls: str, body: str, scripts: str, *, styles: Sequence[str]) -> str:
-    """A page: no link to anything outside. Only `title` is escaped here."""
+def framed(title: str, brand: str, controls: str, body: str, *, styles: Sequence[str], script: str = "") -> str:
+    """A page that needs nothing but itself. Only `title` is escaped here; `script` runs when the page is there."""
+    style = "".join(map(_asset, styles))
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">
 <title>{_text(title)}</title>
-<style>{"".join(map(_asset, styles))}</style>
+<style>{style}</style>
 </head>
 <body class="tt-page">
 <main class="tt">
@@ -79,10 +84,24 @@ script-src 'unsafe-inline'">
 </header>
 {body}
 </main>
-{scripts}
+{f"<script>{script}</script>" if script else ""}
 </body>
 </html>
 """
+
+
+def _policy(style: str, script: str) -> str:
+    """What a browser may do for a page: apply this style sheet, run this script, nothing else.
+
+    Handlers and styles in attributes have no hash here, so they do nothing: pages must not need them. A script element
+    of data is not run, and needs no leave.
+    """
+    styles, scripts = _source(style), _source(script) if script else "'none'"
+    return f"default-src 'none'; style-src {styles}; script-src {scripts}; base-uri 'none'; form-action 'none'"
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @functools.cache
@@ -215,17 +234,15 @@ def _runs(rendered: RenderedTokens) -> list[tuple[int, int, int]]:
 
 def _remarks(rendered: RenderedTokens) -> str:
     """Notes and changes, where there are any."""
-    notes = "".join(f"<li>{_text(note)}</li>" for note in rendered.notes)
+    said = [*(f"lost: {one}" for one in rendered.lost), *rendered.notes]
+    notes = "".join(f"<li>{_text(note)}</li>" for note in said)
     changes = "".join(
         f"<li><b>message {made.message}</b> {_text(made.what)}{_change(made.before, made.after)}</li>"
         for made in rendered.changes
     )
     out = f'<details class="tt-notes" open><summary>Notes</summary><ul>{notes}</ul></details>' if notes else ""
     if changes:
-        out += (
-            '<details class="tt-changes" open><summary>Changes against the shipped template</summary>'
-            f"<ul>{changes}</ul></details>"
-        )
+        out += f'<details class="tt-changes" open><summary>Changes</summary><ul>{changes}</ul></details>'
     return out
 
 
@@ -254,9 +271,9 @@ def _row(block: Block, texts: list[str], control: list[bool], titles: bool, mean
     number = "" if block.message < 0 else f"<b>{block.message}</b>"
     drawn = f"<small>{block.sampled:,} {means}</small>" if block.sampled else ""
     body = "".join(_piece(piece, texts, control, titles, means) for piece in block.pieces)
-    hue = f"--h:{(block.message * 67 + 210) % 360}" if block.message >= 0 else "--h:0;--s:0%"
+    hue = f"h{block.message % _HUES}" if block.message >= 0 else "h"
     return (
-        f'<section class="tt-row" style="{hue}"><div class="tt-gutter"><p>{number}{_text(block.title)}</p>'
+        f'<section class="tt-row {hue}"><div class="tt-gutter"><p>{number}{_text(block.title)}</p>'
         f"<small>{_counted(block.tokens, 'token')}</small>{drawn}</div>"
         f'<div class="tt-tokens">{body}</div></section>'
     )

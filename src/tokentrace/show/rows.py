@@ -38,7 +38,7 @@ def rows_page(rows: Sequence[Shown], title: str, *, limit: int = FRAGMENT_LIMIT)
         f'<details class="tt-sample" open><summary>{_text(name)}</summary>{row_body(rendered, limit)}</details>'
         for name, rendered in rows
     )
-    return framed(title, "tokentrace rows", view_controls("tt-view", "trained"), body, "", styles=("report.css",))
+    return framed(title, "tokentrace rows", view_controls("tt-view", "trained"), body, styles=("report.css",))
 
 
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"

@@ -93,9 +93,12 @@ def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
     yield key.append("boxed", _CONTROL).append(" = control token   the shade changes token by token", "dim")
     for made in rendered.changes:
         lead, out, new, rest = edited(visible(made.before), visible(made.after))
-        line = Text(f"changed  message {made.message}: {made.what}: ", "yellow")
+        field = f", {made.field}" if made.field else ""
+        line = Text(f"changed  message {made.message}{field}: {made.what}: ", "yellow")
         line.append(repr(lead)[1:-1], "dim").append(repr(out)[1:-1], "red strike")
         yield line.append(repr(new)[1:-1], "green").append(repr(rest)[1:-1], "dim")
+    for one in rendered.lost:
+        yield Text(f"lost     {visible(str(one))}", "bold red")
     for note in rendered.notes:
         yield Text(f"note     {visible(note)}", "yellow")
 
@@ -127,6 +130,7 @@ def plain_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> str:
         said = "no stop token" if text is None else f"stop token {visible(text)}"
         lines.append(f"# {said}: messages {listed(ended)}")
     lines += [f"# changed: {visible(str(made))}" for made in rendered.changes]
+    lines += [f"# lost: {visible(str(one))}" for one in rendered.lost]
     lines += [f"# note: {visible(note)}" for note in rendered.notes]
     for piece in shown:
         who = "-" if piece.role is None else f"{piece.message} {piece.role}"

@@ -12,8 +12,9 @@ including its stop token. Nothing of this is declared per model:
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -87,7 +88,7 @@ class PromptTails:
     def __init__(self, constants: frozenset[str]) -> None:
         self.words = sorted(word for word in constants if len(word) > 1)
         self._known: dict[tuple[Any, ...], str] = {}
-        self._added: set[str] = set()
+        self._added: dict[tuple[Any, ...], str] = {}
         self._lengths: dict[tuple[str, str], int | None] = {}
 
     def circumstances(self, messages: Messages, has_tools: bool) -> list[tuple[Any, ...]]:
@@ -116,11 +117,20 @@ class PromptTails:
             except TokentraceError:
                 return None
             known = self._known[circumstance] = rendering.text[rendering.tail :]
-            self._added.add(_added(rendering, messages[:count], render))
+            self._added[circumstance] = _added(rendering, messages[:count], render)
         return known
 
+    def others(self, circumstances: Iterable[tuple[Any, ...]], render: Render) -> set[str]:
+        """The generation prompts of some circumstances, and of a question by itself.
+
+        Of this conversation's, and of no other that was rendered before: its mask must not depend on those.
+        """
+        self.tail(_ALONE, [_USER], 1, render)
+        some = [_ALONE, *circumstances]
+        return {found[one] for found in (self._known, self._added) for one in some if found.get(one)}
+
     def prompt_length(
-        self, encoded: Encoded, section: Section, tail: str | None, render: Render, tokenizer: Tokenizer
+        self, encoded: Encoded, section: Section, tail: str | None, others: Callable[[], set[str]], tokenizer: Tokenizer
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
@@ -138,15 +148,9 @@ class PromptTails:
         if length is None and tail and text.endswith(tail, 0, section.start):
             length = 0
         if not length and scaffold:
-            if not any(self._known.values()):
-                self.tail(("user",), [_USER], 1, render)
-            found = [self._prompt_in(scaffold, other, tokenizer) for other in self._candidates() if other]
+            found = [self._prompt_in(scaffold, other, tokenizer) for other in others()]
             length = max((other for other in found if other), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
-
-    def _candidates(self) -> set[str]:
-        """Every generation prompt known."""
-        return {*self._known.values(), *self._added}
 
     def _prompt_in(self, scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
         """`_prompt_in`, remembered: turns begin alike."""
@@ -201,6 +205,8 @@ def _call(number: int) -> dict[str, Any]:
 
 
 _USER: Final = {"role": "user", "content": "question"}
+_ALONE: Final = ("user",)
+"""The circumstances of a question by itself."""
 _TOOL: Final = {"role": "tool", "name": "probe1", "tool_call_id": "call00001", "content": "result"}
 _PROBES: Final[tuple[tuple[tuple[Mapping[str, Any], ...], bool], ...]] = (
     ((_USER, {"role": "assistant", "content": "answer"}), False),
@@ -356,10 +362,11 @@ def find_sampled(
         return sampling
     circumstances = tails.circumstances(messages, has_tools)
     begins = []
-    for section in own:
-        known = section.before + 1 if section.before >= 0 else section.message
-        tail = tails.tail(circumstances[known], messages, known, render)
-        length = tails.prompt_length(encoded, section, tail, render, tokenizer)
+    counts = [section.before + 1 if section.before >= 0 else section.message for section in own]
+    prompts = [tails.tail(circumstances[count], messages, count, render) for count in counts]
+    others = functools.cache(lambda: tails.others({circumstances[count] for count in counts}, render))
+    for section, tail in zip(own, prompts, strict=True):
+        length = tails.prompt_length(encoded, section, tail, others, tokenizer)
         if length is None:
             sampling.notes.append(
                 f"message {section.message}: the template writes this turn without the generation prompt that it "

@@ -12,6 +12,7 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
+from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
 from .environment import TracingEnvironment
 from .trace import Rendering, Trace, collect
@@ -34,6 +35,10 @@ class Template(Protocol):
     @property
     def variables(self) -> frozenset[str]:
         """The names of the variables it reads beside messages and tools: switches, special tokens."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """All names that it looks up in what it is given: its variables, ``documents``, functions of its own choice."""
 
     @property
     def digest(self) -> str:
@@ -66,7 +71,13 @@ class ChatTemplate:
         if not isinstance(source, str) or not source.strip():
             raise TemplateError("the chat template is empty")
         self.source = source
-        self._template, self.constants, self.variables, self.tags_generation = _compile(source)
+        self._template, self.constants, self.variables, self.reads, self.tags_generation = _compile(source)
+
+    def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str]]:
+        return ChatTemplate, (self.source,)
+
+    def __deepcopy__(self, memo: Any) -> ChatTemplate:
+        return self
 
     @functools.cached_property
     def digest(self) -> str:
@@ -185,6 +196,8 @@ def _remember_json(value: Any) -> None:
 
 def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Template variables (``enable_thinking=False``, ``documents=…``): strings in them are traced too."""
+    for name, value in variables.items():
+        check_depth(value, field=f"kwargs.{name}")
     return {name: _wrap_variable(value, ("kwargs", name)) for name, value in variables.items()}
 
 
@@ -195,12 +208,13 @@ def _wrap_variable(value: Any, origin: Origin) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[str], bool]:
+def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[str], frozenset[str], bool]:
     environment = _environment()
     try:
         tree = environment.parse(source)
         constants = frozenset(_constants(tree))
-        variables = jinja2.meta.find_undeclared_variables(tree) - _GIVEN
+        undeclared = jinja2.meta.find_undeclared_variables(tree)
+        functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
         tags = any(node.call.node.name == "generated" for node in _generation_tags(tree))
@@ -209,7 +223,7 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[st
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
-    return template, constants, frozenset(variables), tags
+    return template, constants, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
 
 
 def _generation_tags(tree: nodes.Template) -> Iterator[Any]:
@@ -239,7 +253,8 @@ class PythonFormat:
     """A format with no Jinja template: a generator that yields the same traced pieces a template prints.
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
-    ``trace.turn(message)`` (yielding what it returns) where a message's turn begins.
+    ``trace.turn(message)`` (yielding what it returns) where a message's turn begins. `variables` are switches that may
+    show or hide reasoning, `also` what else it reads.
     """
 
     def __init__(
@@ -248,11 +263,13 @@ class PythonFormat:
         function: Callable[..., Iterator[Any]],
         constants: Iterable[str],
         variables: Iterable[str] = (),
+        also: Iterable[str] = (),
     ) -> None:
         self.name = name
         self._function = function
         self.constants = frozenset(constants)
         self.variables = frozenset(variables)
+        self.reads = self.variables.union(also)
         self.digest = hashlib.sha256(f"python:{name}".encode()).hexdigest()
         self.tags_generation = False
 

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import bisect
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokenizerError
 from ..template.trace import Rendering
+from .control import Found, Plain, Positions, Spans, Trust, split
 from .tokenizer import Ids, Tokenizer
-from .vocabulary import ControlToken
-
-Positions = npt.NDArray[np.signedinteger[Any]]
 
 
 class ControlPolicy(StrEnum):
@@ -106,12 +103,21 @@ class Encoded:
         return first, max(first, self.first_after([end])[0])
 
 
-def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[bool], policy: ControlPolicy) -> Encoded:
-    """The ids of a rendering. `trusted[k]` says whether span k may hold control tokens."""
+def encode_spans(
+    tokenizer: Tokenizer,
+    rendering: Rendering,
+    trust: Sequence[Trust],
+    policy: ControlPolicy,
+    inner: Callable[[], frozenset[int]] = frozenset,
+) -> Encoded:
+    """The ids of a rendering. `trust[k]` says which control tokens span k may hold.
+
+    `inner` gives those that live inside a turn; it is asked only if text that may hold no others spells one.
+    """
     vocabulary = tokenizer.vocabulary
     units, is_normal = _byte_ends(rendering, vocabulary.nfc)
     if not is_normal:
-        return _encode_apart(tokenizer, rendering, trusted, policy)
+        return _encode_apart(tokenizer, rendering, trust, policy, inner)
     ids = tokenizer.encode(rendering.text)
     signed = vocabulary.signed_lengths.take(ids)
     control = signed < 0
@@ -120,20 +126,38 @@ def encode_spans(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[b
     if (ends[-1] if len(ends) else 0) != (units[-1] if units else 0) or not (
         vocabulary.exact or vocabulary.spells(ids.tolist(), rendering.text.encode("utf-8"))
     ):
-        return _encode_apart(tokenizer, rendering, trusted, policy)
+        return _encode_apart(tokenizer, rendering, trust, policy, inner)
     starts = ends - lengths
     span_ends = np.asarray(units, np.int32)
-    if policy is not ControlPolicy.HF_COMPAT and not all(trusted):
+    if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
         at = np.flatnonzero(control)
         first = np.searchsorted(span_ends, starts[at], "right")
         last = np.searchsorted(span_ends, ends[at] - 1, "right")
-        distrusted = np.concatenate(([0], np.cumsum(~np.asarray(trusted, np.bool_))))
-        if (distrusted[last + 1] > distrusted[first]).any():
-            return _encode_apart(tokenizer, rendering, trusted, policy)
+        if _forbidden(np.asarray(trust, np.int8), first, last, ids[at], inner):
+            return _encode_apart(tokenizer, rendering, trust, policy, inner)
     span_starts = np.concatenate((np.zeros(min(1, len(units)), np.int32), span_ends[:-1]))
     counts = np.diff(np.searchsorted(starts, span_starts, "left"), append=len(ids))
     spans = np.repeat(np.arange(len(units), dtype=np.int32), counts)
     return Encoded(ids, spans, starts, ends, control, rendering, None if units is rendering.ends else units)
+
+
+def _forbidden(
+    trust: npt.NDArray[np.int8],
+    first: npt.NDArray[np.intp],
+    last: npt.NDArray[np.intp],
+    tokens: Ids,
+    inner: Callable[[], frozenset[int]],
+) -> bool:
+    """Whether one of the tokens touches a span, from its `first` to its `last`, that may not hold it."""
+
+    def touching(spans: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        before = np.concatenate(([0], np.cumsum(spans)))
+        return np.asarray(before[last + 1] > before[first])
+
+    if touching(trust == Trust.NONE).any():
+        return True
+    careful = touching(trust == Trust.INNER)
+    return bool(careful.any()) and not np.isin(tokens[careful], list(inner())).all()
 
 
 def _byte_ends(rendering: Rendering, nfc: bool) -> tuple[list[int], bool]:
@@ -155,113 +179,87 @@ def _byte_ends(rendering: Rendering, nfc: bool) -> tuple[list[int], bool]:
 
 
 def _encode_apart(
-    tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[bool], policy: ControlPolicy
+    tokenizer: Tokenizer,
+    rendering: Rendering,
+    trust: Sequence[Trust],
+    policy: ControlPolicy,
+    inner: Callable[[], frozenset[int]],
 ) -> Encoded:
     text = rendering.text
-    if policy is ControlPolicy.REJECT:
-        _reject_forged(tokenizer, rendering, trusted)
-    everything = policy is ControlPolicy.HF_COMPAT
-    found = _find_control(tokenizer, text, [(0, len(text))] if everything else _stretches(rendering, trusted))
-    runs: list[tuple[int, int]] = []
-    at = 0
-    for control in found:
-        runs.append((at, control.start))
-        at = control.end
-    runs.append((at, len(text)))
-    filled = [run for run in runs if run[0] < run[1]]
-    begins = bool(filled) and filled[0][0] == 0
-    encoded = dict(zip(filled, tokenizer.encode_plain([text[a:b] for a, b in filled], first=begins), strict=True))
-    parts: list[Ids] = []
-    starts: list[Positions] = []
-    ends: list[Positions] = []
-    begins_at: list[Positions] = []
-    for index, run in enumerate(runs):
-        if run in encoded:
-            ids, run_starts, run_ends = _align(tokenizer, text[run[0] : run[1]], encoded[run], first=run[0] == 0)
-            if not everything:
-                _check_plain(tokenizer, ids)
-            parts.append(ids)
-            starts.append(run_starts + run[0])
-            ends.append(run_ends + run[0])
-            begins_at.append(starts[-1])
-        if index < len(found):
-            control = found[index]
-            parts.append(np.asarray([control.token.id], np.int32))
-            starts.append(np.asarray([control.start], np.int64))
-            ends.append(np.asarray([control.end], np.int64))
-            begins_at.append(np.asarray([control.text_start], np.int64))
-    ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-    all_starts = np.concatenate(starts) if starts else np.zeros(0, np.int64)
-    all_ends = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    span_ends = np.asarray(rendering.ends, np.int64)
-    last = max(len(span_ends) - 1, 0)
-    own = np.concatenate(begins_at) if begins_at else all_starts
-    spans = np.minimum(np.searchsorted(span_ends, own, "right"), last).astype(np.int32)
-    return Encoded(ids, spans, all_starts, all_ends, tokenizer.vocabulary.is_control[ids], rendering, None)
+    everything = split(text, Spans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
+    parts = everything
+    if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
+        spans = Spans(rendering.ends, trust)
+        if Trust.INNER in trust and any(spans.least(found) is Trust.INNER for found in _tokens(everything)):
+            spans = Spans(rendering.ends, trust, inner())
+        if policy is ControlPolicy.REJECT:
+            _reject_forged(everything, spans)
+        parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
+    pieces = _encode_pieces(tokenizer, parts, checked=policy is not ControlPolicy.HF_COMPAT)
+    ids = np.concatenate([piece.ids for piece in pieces]) if pieces else np.zeros(0, np.int32)
+    nowhere: Positions = np.zeros(0, np.int64)
+    starts = np.concatenate([piece.starts for piece in pieces]) if pieces else nowhere
+    ends = np.concatenate([piece.ends for piece in pieces]) if pieces else nowhere
+    begins = np.concatenate([piece.begins for piece in pieces]) if pieces else nowhere
+    if _tokens(parts) == _tokens(everything) and not np.array_equal(ids, tokenizer.encode(text)):
+        # nothing was kept from being a control token: the ids are those of the tokenizer, however it comes to them
+        ids, offsets = tokenizer.reference(text)
+        starts, ends = _ordered(offsets)
+        begins = starts
+    last = max(len(rendering.ends) - 1, 0)
+    places = np.minimum(np.searchsorted(np.asarray(rendering.ends, np.int64), begins, "right"), last).astype(np.int32)
+    return Encoded(ids, places, starts, ends, tokenizer.vocabulary.is_control[ids], rendering, None)
 
 
-def _stretches(rendering: Rendering, trusted: Sequence[bool]) -> list[tuple[int, int]]:
-    """The longest stretches of trusted text."""
-    out: list[tuple[int, int]] = []
-    start = 0
-    for end, ok in zip(rendering.ends, trusted, strict=True):
-        if ok:
-            if out and out[-1][1] == start:
-                out[-1] = (out[-1][0], end)
-            else:
-                out.append((start, end))
-        start = end
+def _tokens(parts: Sequence[Found | Plain]) -> list[Found]:
+    return [part for part in parts if isinstance(part, Found)]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Tokens, where they stand in the text, and where what they spell begins, white space aside that they absorb."""
+
+    ids: Ids
+    starts: Positions
+    ends: Positions
+    begins: Positions
+
+
+def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[Found | Plain], *, checked: bool) -> list[_Piece]:
+    """Control tokens, and the ids of the text between them. `checked`: there must be no control token in that."""
+    encoded: dict[int, Ids] = {}
+    for normalized in (False, True):
+        plain = [part for part in parts if isinstance(part, Plain) and (part.places is not None) == normalized]
+        first = bool(plain) and plain[0].start == 0
+        some = tokenizer.encode_plain([part.text for part in plain], first=first, normalized=normalized)
+        encoded |= zip(map(id, plain), some, strict=True)
+    out: list[_Piece] = []
+    for part in parts:
+        if isinstance(part, Found):
+            where = (part.start, part.end, part.text_start)
+            out.append(_Piece(np.asarray([part.token.id], np.int32), *(np.asarray([at], np.int64) for at in where)))
+            continue
+        ids, starts, ends = _align(tokenizer, part, encoded[id(part)])
+        if checked:
+            _check_plain(tokenizer, ids)
+        if part.places is None:
+            starts, ends = starts + part.start, ends + part.start
+        else:
+            size = len(part.text)
+            starts, ends = (
+                np.append(part.places[0], part.places[1][-1])[np.minimum(starts, size)],
+                part.places[1][np.clip(ends - 1, 0, size - 1)],
+            )
+        out.append(_Piece(ids, starts, ends, starts))
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A control token in a text: where it stands with the white space it absorbs, and where its own text does."""
-
-    start: int
-    end: int
-    text_start: int
-    text_end: int
-    token: ControlToken
-
-
-def _find_control(tokenizer: Tokenizer, text: str, stretches: Sequence[tuple[int, int]]) -> list[_Found]:
-    """Control tokens inside the stretches, leftmost and longest first."""
-    pattern = tokenizer.vocabulary.control_pattern
-    found: list[_Found] = []
-    if pattern is None:
-        return found
-    at = 0
-    for begin, stop in stretches:
-        position = max(begin, at)
-        while match := pattern.search(text, position, stop):
-            start, end = match.span()
-            own_start, own_end = match.span()
-            token = tokenizer.vocabulary.control[match[0]]
-            position = end
-            if token.single_word and (_is_word(text[start - 1 : start]) or _is_word(text[end : end + 1])):
-                position = start + 1
-                continue
-            if token.lstrip:
-                start = at + len(text[at:start].rstrip())
-            if token.rstrip:
-                end = len(text) - len(text[end:].lstrip())
-            found.append(_Found(start, end, own_start, own_end, token))
-            at = position = end
-    return found
-
-
-def _is_word(character: str) -> bool:
-    return character == "_" or character.isalnum()
-
-
-def _reject_forged(tokenizer: Tokenizer, rendering: Rendering, trusted: Sequence[bool]) -> None:
-    """Raise ForgedControl for the first control token that touches an untrusted span."""
-    text, ends = rendering.text, rendering.ends
-    for found in _find_control(tokenizer, text, [(0, len(text))]):
-        for span in range(bisect.bisect_right(ends, found.text_start), bisect.bisect_left(ends, found.text_end) + 1):
-            if not trusted[span]:
-                raise ForgedControl(span, found.token.text)
+def _reject_forged(everything: Sequence[Found | Plain], spans: Spans) -> None:
+    """Raise ForgedControl for the first control token that touches a span that may not hold it."""
+    for found in _tokens(everything):
+        span = spans.first_forbidding(found)
+        if span is not None:
+            raise ForgedControl(span, found.token.text)
 
 
 def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
@@ -275,10 +273,10 @@ def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
         )
 
 
-def _align(tokenizer: Tokenizer, run: str, ids: Ids, *, first: bool) -> tuple[Ids, Positions, Positions]:
-    """Where each token of a run stands, in characters of the run. `first`: the run begins the text."""
-    vocabulary = tokenizer.vocabulary
-    normal = unicodedata.normalize("NFC", run) if vocabulary.nfc else run
+def _align(tokenizer: Tokenizer, part: Plain, ids: Ids) -> tuple[Ids, Positions, Positions]:
+    """Where each token of a piece stands, in characters of the piece."""
+    vocabulary, run = tokenizer.vocabulary, part.text
+    normal = unicodedata.normalize("NFC", run) if vocabulary.nfc and part.places is None else run
     lengths = vocabulary.byte_lengths[ids].astype(np.int64)
     raw = normal.encode("utf-8")
     total = int(lengths.sum()) if (lengths >= 0).all() else -1
@@ -287,7 +285,7 @@ def _align(tokenizer: Tokenizer, run: str, ids: Ids, *, first: bool) -> tuple[Id
         spelled = b" " + raw
         lengths[0] -= 1  # a space that the tokenizer put before the first word
     if total != len(spelled) or not (vocabulary.exact or vocabulary.spells(ids.tolist(), spelled)):
-        return _align_by_offsets(tokenizer, run, first=first)
+        return _align_by_offsets(tokenizer, part)
     ends = np.cumsum(lengths)
     starts = ends - lengths
     if len(raw) != len(normal):  # bytes to characters
@@ -297,7 +295,7 @@ def _align(tokenizer: Tokenizer, run: str, ids: Ids, *, first: bool) -> tuple[Id
     if normal is not run and normal != run:
         origin = _origins_of_normal(run, normal)
         if origin is None:
-            return _align_by_offsets(tokenizer, run, first=first)
+            return _align_by_offsets(tokenizer, part)
         starts, ends = origin[starts], origin[ends]
     return ids, starts, ends
 
@@ -318,9 +316,14 @@ def _origins_of_normal(run: str, normal: str) -> Positions | None:
     return np.asarray([*positions, len(run)], np.int64)
 
 
-def _align_by_offsets(tokenizer: Tokenizer, run: str, *, first: bool) -> tuple[Ids, Positions, Positions]:
-    """The last resort: the offsets that the reference implementation reports for this run."""
-    ids, offsets = tokenizer.offsets(run, first=first)
+def _align_by_offsets(tokenizer: Tokenizer, part: Plain) -> tuple[Ids, Positions, Positions]:
+    """The last resort: the offsets that the reference implementation reports for this piece."""
+    ids, offsets = tokenizer.offsets(part.text, first=part.start == 0, normalized=part.places is not None)
+    return ids, *_ordered(offsets)
+
+
+def _ordered(offsets: Sequence[tuple[int, int]]) -> tuple[Positions, Positions]:
+    """Reported offsets, put in order where tokens share a character."""
     pairs = np.asarray(offsets, np.int64).reshape(-1, 2)
     starts = np.maximum.accumulate(pairs[:, 0]) if len(pairs) else pairs[:, 0]
-    return ids, starts, np.maximum(pairs[:, 1], starts)
+    return starts, np.maximum(pairs[:, 1], starts)

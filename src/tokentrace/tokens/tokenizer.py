@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokenizerError
+from .control import ControlPatterns
 from .vocabulary import Vocabulary
 
 Ids = npt.NDArray[np.int32]
@@ -66,20 +67,35 @@ class Tokenizer:
         """The ids of `text`, control tokens recognised, nothing added: what transformers gives."""
         return self._core.encoder.encode(text)
 
-    def encode_plain(self, texts: Sequence[str], *, first: bool = False) -> list[Ids]:
+    def encode_plain(self, texts: Sequence[str], *, first: bool = False, normalized: bool = False) -> list[Ids]:
         """The ids of each text on its own, with no control token in any of them.
 
-        `first` says that ``texts[0]`` begins the input.
+        `first` says that ``texts[0]`` begins the input, `normalized` that the normalizer has been over the texts.
         """
         if first and self.vocabulary.first_prefixed and texts:
-            return [self._core.plain_first.encode(texts[0]), *self._core.plain.encode_batch(texts[1:])]
-        return self._core.plain.encode_batch(texts)
+            begin = self._core.plain(True, normalized).encode_batch(texts[:1])
+            return [*begin, *self._core.plain(False, normalized).encode_batch(texts[1:])]
+        return self._core.plain(False, normalized).encode_batch(texts)
 
-    def offsets(self, text: str, *, first: bool) -> tuple[Ids, list[tuple[int, int]]]:
+    def offsets(self, text: str, *, first: bool, normalized: bool = False) -> tuple[Ids, list[tuple[int, int]]]:
         """Plain ids with the character offsets that ``tokenizers`` reports: the last resort of attribution."""
-        encoder = self._core.plain_first if first and self.vocabulary.first_prefixed else self._core.plain
-        encoding = encoder.slow.encode(text, add_special_tokens=False)
+        encoding = self._core.plain(first, normalized).slow.encode(text, add_special_tokens=False)
         return np.asarray(encoding.ids, np.int32), encoding.offsets
+
+    def reference(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+        """What ``tokenizers`` makes of a text, control tokens recognised, with its offsets."""
+        encoding = self._core.encoder.slow.encode(text, add_special_tokens=False)
+        return np.asarray(encoding.ids, np.int32), encoding.offsets
+
+    def normalize(self, text: str) -> tuple[str, list[tuple[int, int]] | None]:
+        """A text as the normalizer leaves it, and where each of its characters comes from; None: it is as it was."""
+        normal = self._core.normalize(text)
+        return normal, None if normal == text else self._core.aligner.encode(text).offsets
+
+    @property
+    def patterns(self) -> ControlPatterns:
+        """How control tokens are looked for in text."""
+        return self._core.patterns
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD. For people to read, never to encode."""
@@ -89,6 +105,27 @@ class Tokenizer:
         """The id of a control token, by its text."""
         token = self.vocabulary.control.get(text)
         return None if token is None else token.id
+
+    # -- copying and pickling: by its ``tokenizer.json``; what is made of that is shared inside a process
+
+    def __copy__(self) -> Tokenizer:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: Any) -> Tokenizer:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("name", "templates", "variables", "eos_ids")
+        given = {name: getattr(self, name) for name in names}
+        return {"spec_json": self._core.encoder.spec_json, "fast": self._core.fast, **given}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+        _unpickled[self.digest] = self._core
+        while len(_unpickled) > 2:
+            del _unpickled[next(iter(_unpickled))]
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, {self.vocabulary.size} ids, {self.backend})"
@@ -104,22 +141,41 @@ class _Core:
             raise TokenizerError(f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}") from error
         self.digest = digest
         self.name = name
+        self.fast = fast
         controls = sorted(self.vocabulary.control)[:40]
         sample = _SAMPLE + "".join(f"{text} x\n{text}" for text in controls)
         self.encoder = _Encoder(spec_json, name, sample=sample if fast else None)
+        self._plain: dict[tuple[bool, bool], _PlainEncoder] = {}
+
+    def plain(self, first: bool, normalized: bool) -> _PlainEncoder:
+        """The encoder of text that makes no control token: at the beginning of the input or not, normalized or not."""
+        key = (first or not self.vocabulary.first_prefixed, normalized)
+        if key not in self._plain:
+            self._plain[key] = _PlainEncoder(self, first=key[0], normalized=normalized)
+        return self._plain[key]
 
     @functools.cached_property
-    def plain(self) -> _Encoder:
-        spec = self.vocabulary.plain_spec(first=not self.vocabulary.first_prefixed)
-        sample = _SAMPLE if self.encoder.fast is not None else None
-        return _Encoder(json.dumps(spec, ensure_ascii=False), self.name, sample=sample)
+    def patterns(self) -> ControlPatterns:
+        return ControlPatterns(self.vocabulary, self.normalize)
+
+    def normalize(self, text: str) -> str:
+        normalizer = self.encoder.slow.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
 
     @functools.cached_property
-    def plain_first(self) -> _Encoder:
-        return _Encoder(json.dumps(self.vocabulary.plain_spec(), ensure_ascii=False), self.name, sample=None)
+    def aligner(self) -> Any:
+        """A tokenizer that does nothing but normalize, with one token for each character that comes out."""
+        import tokenizers
+
+        aligner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, unk_token="x"))
+        aligner.normalizer = self.encoder.slow.normalizer
+        aligner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+        return aligner
 
 
 _cores: weakref.WeakValueDictionary[tuple[str, bool], _Core] = weakref.WeakValueDictionary()
+_unpickled: dict[str, _Core] = {}
+"""The last ones that came out of a pickle: a worker is sent the same one with each task, and lets go of it after."""
 
 
 def _shared_core(spec_json: str, name: str, fast: bool) -> _Core:
@@ -134,7 +190,7 @@ class _Encoder:
     """One ``tokenizer.json`` under both libraries. `fast` is None where fastokens cannot be relied upon."""
 
     def __init__(self, spec_json: str, name: str, *, sample: str | None) -> None:
-        self._json = spec_json
+        self.spec_json = spec_json
         self._name = name
         self.fast: Any = self._load_fast(sample) if sample is not None else None
 
@@ -143,7 +199,7 @@ class _Encoder:
         import tokenizers
 
         try:
-            tokenizer = tokenizers.Tokenizer.from_str(self._json)
+            tokenizer = tokenizers.Tokenizer.from_str(self.spec_json)
         except Exception as error:
             raise TokenizerError(f"{self._name or 'the tokenizer'} does not load: {error}") from error
         tokenizer.no_truncation()
@@ -156,7 +212,7 @@ class _Encoder:
         expected = self.slow.encode(sample, add_special_tokens=False).ids
         problem = "its ids differ from those of tokenizers"
         try:
-            fast = fastokens.Tokenizer.from_json_str(self._json)
+            fast = fastokens.Tokenizer.from_json_str(self.spec_json)
             fast.no_truncation()
             fast.no_padding()
             if fast.encode(sample).ids == expected:
@@ -189,3 +245,66 @@ class _Encoder:
         ids = np.frombuffer(flat, np.int32)
         bounds = np.frombuffer(ends, np.uint64).astype(np.int64)
         return [ids[bounds[index] : bounds[index + 1]] for index in range(len(texts))]
+
+
+class _PlainEncoder:
+    """Encodes text in which no control token is to be found.
+
+    It is needed at once where the first forged token turns up, so it begins with the model that is loaded already.
+    fastokens, which takes seconds to load, joins in when more than `WORTH` characters have been asked for.
+    """
+
+    WORTH: Final = 1_000_000
+
+    def __init__(self, core: _Core, *, first: bool, normalized: bool = False) -> None:
+        self._vocabulary = core.vocabulary
+        self._full = core.encoder
+        self._name = core.name
+        self._options = {"first": first, "normalized": normalized}
+        self._direct = core.vocabulary.exact and first
+        """Whether text that spells no control token can as well be encoded with the whole tokenizer."""
+        self._asked = 0
+        self._fast: _Encoder | None = None
+
+    @functools.cached_property
+    def slow(self) -> Any:
+        import tokenizers
+
+        if not self._vocabulary.plain_model:
+            spec = json.dumps(self._vocabulary.plain_spec(**self._options), ensure_ascii=False)
+            return _Encoder(spec, self._name, sample=None).slow
+        model = {"type": "BPE", "vocab": {}, "merges": []}  # only to have the rest read; the loaded one is shared
+        parts = {**self._vocabulary.plain_parts(**self._options), "model": model}
+        shell = _Encoder(json.dumps(parts, ensure_ascii=False), self._name, sample=None).slow
+        shell.model = self._full.slow.model
+        rows = self._vocabulary.kept
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        shell.add_tokens(
+            [tokenizers.AddedToken(row["content"], **{flag: bool(row.get(flag)) for flag in flags}) for row in rows]
+        )
+        return shell
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        if self._full.fast is None:
+            return self._slowly(texts)
+        pattern = self._vocabulary.control_pattern
+        careful = [not self._direct or (pattern is not None and bool(pattern.search(text))) for text in texts]
+        pairs = list(zip(texts, careful, strict=True))
+        direct = iter(self._full.encode_batch([text for text, spells in pairs if not spells]))
+        others = iter(self._carefully([text for text, spells in pairs if spells]))
+        return [next(others if spells else direct) for spells in careful]
+
+    def _carefully(self, texts: Sequence[str]) -> list[Ids]:
+        self._asked += sum(map(len, texts))
+        if self._asked < self.WORTH:
+            return self._slowly(texts)
+        if self._fast is None:
+            spec = json.dumps(self._vocabulary.plain_spec(**self._options), ensure_ascii=False)
+            self._fast = _Encoder(spec, self._name, sample=_SAMPLE)
+        return self._fast.encode_batch(texts)
+
+    def _slowly(self, texts: Sequence[str]) -> list[Ids]:
+        return [
+            np.asarray(encoding.ids, np.int32)
+            for encoding in self.slow.encode_batch(list(texts), add_special_tokens=False)
+        ]

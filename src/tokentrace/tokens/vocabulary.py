@@ -41,7 +41,7 @@ def byte_alphabet() -> dict[str, int]:
 class ControlToken:
     """An added token: its id, its text, and how it treats its neighbours."""
 
-    __slots__ = ("id", "lstrip", "rstrip", "single_word", "special", "text")
+    __slots__ = ("id", "lstrip", "normalized", "rstrip", "single_word", "special", "text")
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.id = int(row["id"])
@@ -50,6 +50,8 @@ class ControlToken:
         self.lstrip = bool(row.get("lstrip"))
         self.rstrip = bool(row.get("rstrip"))
         self.single_word = bool(row.get("single_word"))
+        self.normalized = bool(row.get("normalized"))
+        """Whether it is looked for in text that the normalizer has been over, after all others have been found."""
 
 
 class Vocabulary:
@@ -174,17 +176,55 @@ class Vocabulary:
         """Whether the tokens, one after another, spell these very bytes."""
         return b"".join(map(self.token_bytes, ids)) == raw
 
-    def plain_spec(self, *, first: bool = True) -> dict[str, Any]:
+    @property
+    def kept(self) -> list[dict[str, Any]]:
+        """Added tokens that are no control tokens: white space, which is found in plain text as well."""
+        return [row for row in self.spec.get("added_tokens") or [] if row["content"] not in self.control]
+
+    @functools.cached_property
+    def plain_model(self) -> bool:
+        """Whether the model itself, without added tokens, makes no control token of any text.
+
+        Where it does not, a plain tokenizer can have the very same model; else it needs one of its own.
+        """
+        hidden = {name for name in self.control if name in self._pieces}
+        model = self.spec["model"]
+        if any(self._pieces.get(row["content"]) != row["id"] for row in self.kept):
+            return False  # tokenizers would give it another id than it has
+        if not hidden:
+            return True
+        if model.get("type") != "BPE" or model.get("ignore_merges") or any(len(name) == 1 for name in hidden):
+            return False
+        merges = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or [])
+        return all(left + right not in hidden for left, right in merges)
+
+    def plain_parts(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
+        """`plain_spec` without the model and without added tokens."""
+        spec = {key: value for key, value in self.spec.items() if key != "model"}
+        spec |= {"added_tokens": [], "post_processor": None}
+        if normalized:
+            spec["normalizer"] = None
+        if not first:
+            spec["pre_tokenizer"] = copy.deepcopy(spec.get("pre_tokenizer"))
+            for node in _nodes(spec["pre_tokenizer"]):
+                if node.get("prepend_scheme") == "first":
+                    node["prepend_scheme"] = "never"
+        return spec
+
+    def plain_spec(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
         """The same tokenizer without control tokens: whatever text it is given stays text.
 
         `first` is False for text that does not stand at the beginning of the input, which matters where the
-        tokenizer puts a space before the first word only.
+        tokenizer puts a space before the first word only. `normalized` says that the text has been normalized.
         """
-        spec = {key: value for key, value in self.spec.items() if key != "model"}
-        spec["added_tokens"] = [
-            row for row in self.spec.get("added_tokens") or [] if row["content"] not in self.control
-        ]
-        spec["post_processor"] = None
+        spec = self.plain_parts(first=first, normalized=normalized)
+        if self.kept:  # in their places: ids are counted, whatever the file says of them
+            spec["added_tokens"] = [
+                row
+                if row["content"] not in self.control
+                else {**row, "content": _UNREACHABLE + row["content"], "normalized": False}
+                for row in self.spec["added_tokens"]
+            ]
         model = dict(self.spec["model"])
         hidden = [name for name in self.control if name in self._pieces]
         if hidden:
@@ -200,11 +240,6 @@ class Vocabulary:
         if model.get("unk_token") in self.control:
             model["unk_token"] = _UNREACHABLE + model["unk_token"]
         spec["model"] = model
-        if not first:
-            spec = copy.deepcopy(spec)
-            for node in _nodes(spec.get("pre_tokenizer")):
-                if node.get("prepend_scheme") == "first":
-                    node["prepend_scheme"] = "never"
         return spec
 
     def _merges_without(self, hidden: set[str]) -> list[Any]:

@@ -4,13 +4,14 @@ from .bridges import Bridge
 from .records import Ending, Loaded, from_bytes, to_bytes
 from .storage import TrajectoryFile, load_trajectory, save_trajectory
 from .trajectory import Trajectory
-from .turns import Branch, MessageSpan, SharedPrefix, Turn, VersionSpan
+from .turns import Branch, LogprobKind, MessageSpan, SharedPrefix, Turn, VersionSpan
 
 __all__ = [
     "Branch",
     "Bridge",
     "Ending",
     "Loaded",
+    "LogprobKind",
     "MessageSpan",
     "SharedPrefix",
     "Trajectory",

@@ -13,10 +13,10 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError
+from ..errors import TrajectoryError, shown
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .turns import VersionSpan
+from .turns import LogprobKind, VersionSpan
 
 INT32_MAX: Final = 2**31 - 1
 POSITIVE_NOISE: Final = 1e-4
@@ -91,8 +91,8 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
                 where = next(k for k, one in enumerate(value) if type(one) is kind)
                 advice = "a missing logprob cannot be recorded; " if kind is type(None) else ""
                 raise TrajectoryError(
-                    f"logprobs[{where}] is {value[where]!r}, no number: {advice}ask the engine for logprobs, or make "
-                    "the trajectory with logprobs=False"
+                    f"logprobs[{where}] is {shown(value[where])}, no number: {advice}ask the engine for logprobs, or "
+                    "make the trajectory with logprobs=False"
                 )
         try:
             given = np.array(value, np.float64)
@@ -113,6 +113,17 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
     return logprobs
 
 
+def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
+    """Of which distribution the logprobs of a completion are."""
+    try:
+        kind = LogprobKind(value)
+    except ValueError as error:
+        raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}") from error
+    if not has_logprobs and kind is not LogprobKind.UNKNOWN:
+        raise TrajectoryError(f"logprobs_kind is {kind}, but the trajectory was made with logprobs=False: leave it out")
+    return kind
+
+
 def as_version(value: VersionLike, length: int) -> Version | tuple[VersionSpan, ...] | None:
     """One version for the whole completion, spans of several, or None where it is not known."""
     if value is None or isinstance(value, str):
@@ -120,12 +131,12 @@ def as_version(value: VersionLike, length: int) -> Version | tuple[VersionSpan, 
     if isinstance(value, int | np.integer):
         return _one_version(value)
     if not isinstance(value, list | tuple):
-        raise TrajectoryError(f"version must be a str, an int or spans (version, start, stop), not {value!r}")
+        raise TrajectoryError(f"version must be a str, an int or spans (version, start, stop), not {shown(value)}")
     spans: list[VersionSpan] = []
     reached = 0
     for number, row in enumerate(value):
         if not isinstance(row, list | tuple) or len(row) != 3:
-            raise TrajectoryError(f"version[{number}] must be (version, start, stop), not {row!r}")
+            raise TrajectoryError(f"version[{number}] must be (version, start, stop), not {shown(row)}")
         name = row[0] if isinstance(row[0], str) else _one_version(row[0])
         start, stop = as_count(row[1], f"version[{number}].start"), as_count(row[2], f"version[{number}].stop")
         if start != reached or (stop <= start and length):
@@ -141,7 +152,7 @@ def as_version(value: VersionLike, length: int) -> Version | tuple[VersionSpan, 
 
 def _one_version(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -(2**63) <= int(value) < 2**63:
-        raise TrajectoryError(f"a version is a str or an int of 64 bits, not {value!r}")
+        raise TrajectoryError(f"a version is a str or an int of 64 bits, not {shown(value)}")
     return int(value)
 
 
@@ -159,7 +170,7 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
     for number, row in enumerate(rows):
         what = f"message_spans[{number}]"
         if not isinstance(row, list | tuple) or len(row) != 3:
-            raise TrajectoryError(f"{what} must be (start, stop, message), not {row!r}")
+            raise TrajectoryError(f"{what} must be (start, stop, message), not {shown(row)}")
         first, last, message = (as_count(one, what) for one in row)
         if not reached <= first < last <= stop:
             raise TrajectoryError(
@@ -187,7 +198,7 @@ def from_position(
 def as_count(value: Any, what: str) -> int:
     """An integer from 0 to ``2**31 - 1``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) <= INT32_MAX:
-        raise TrajectoryError(f"{what} must be an integer from 0 to 2**31 - 1, not {value!r}")
+        raise TrajectoryError(f"{what} must be an integer from 0 to 2**31 - 1, not {shown(value)}")
     return int(value)
 
 
@@ -228,9 +239,9 @@ def _integers(value: Any, what: str) -> npt.NDArray[Any]:
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(k for k, one in enumerate(value) if type(one) is kind)
-            raise TrajectoryError(f"{what}[{where}] is {value[where]!r}, no integer")
+            raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, no integer")
     try:
         return np.array(value, np.int64)
     except OverflowError as error:
         where = next(k for k, one in enumerate(value) if not -(2**63) <= int(one) < 2**63)
-        raise TrajectoryError(f"{what}[{where}] is {value[where]}, beyond any id") from error
+        raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, beyond any id") from error

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError
+from ..errors import TrajectoryError, shown
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .inputs import (
@@ -25,13 +25,14 @@ from .inputs import (
     as_count,
     as_ids,
     as_kinds,
+    as_logprob_kind,
     as_logprobs,
     as_spans,
     as_version,
 )
 from .log import Detail, Row, WriteLog
 from .tree import Node, Tree
-from .turns import CompletionWrite, ContextWrite, Opening, Turn, VersionSpan, Write
+from .turns import CompletionWrite, ContextWrite, LogprobKind, Opening, Turn, VersionSpan, Write
 
 UNFINISHED: Final = frozenset({"abort", "length"})
 """Finish reasons after which a completion may go on with the same message."""
@@ -61,7 +62,7 @@ class Ledger:
         """
         new_ids = as_ids(ids, "ids", self.vocab_size)
         if not isinstance(cause, str):
-            raise TrajectoryError(f"cause must be a str, not {cause!r}")
+            raise TrajectoryError(f"cause must be a str, not {shown(cause)}")
         if start and start >= self.tree.nodes[source].stop:
             raise TrajectoryError(
                 f"branch {source} ends at {self.tree.nodes[source].stop}, so leaving it at {start} rewrites nothing: "
@@ -104,17 +105,21 @@ class Ledger:
         version: VersionLike,
         sampling_json: str | None,
         continues: bool,
+        logprobs_kind: LogprobKind | str,
+        cached_tokens: int | None,
     ) -> Turn:
         """Add what an engine returned."""
         node = self.tree.nodes[index]
         sampled = as_ids(ids, "ids", self.vocab_size)
         _end(node.stop, sampled)
         if not isinstance(finish_reason, str) or not finish_reason:
-            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {finish_reason!r}")
+            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {shown(finish_reason)}")
         if not isinstance(continues, bool):
-            raise TrajectoryError(f"continues must be True or False, not {continues!r}")
+            raise TrajectoryError(f"continues must be True or False, not {shown(continues)}")
         values = self._checked_logprobs(logprobs, len(sampled))
-        detail = Detail(finish_reason, as_version(version, len(sampled)), sampling_json, continues)
+        kind = as_logprob_kind(logprobs_kind, self.has_logprobs)
+        detail = Detail(finish_reason, as_version(version, len(sampled)), sampling_json, continues, kind)
+        cached = -1 if cached_tokens is None else as_count(cached_tokens, "cached_tokens")
         message = self._continued(node) if continues else node.messages
         if not continues and self.log.row(node.writes[-1]).is_turn:
             raise TrajectoryError(
@@ -123,12 +128,14 @@ class Ledger:
             )
         after = as_count(message + 1, "the number of messages")
         codes = np.full(len(sampled), Kind.SAMPLED, np.uint8)
-        number = self._write(index, node, sampled, codes, values, message, after, detail, None)
+        number = self._write(index, node, sampled, codes, values, message, after, detail, None, cached)
         return self.turn(number, self.log.row(number), node.stop)
 
     def replay(self, write: Write) -> None:
         """Do a write that `written` gave, of this ledger or another."""
         nodes = self.tree.nodes
+        if not isinstance(write, ContextWrite | CompletionWrite):
+            raise TrajectoryError(f"a write is what Trajectory.writes() gives, not {shown(write)}")
         if isinstance(write, ContextWrite) and write.opening is not None:
             parent, start = write.opening.parent, write.start
             if write.branch != len(nodes):
@@ -156,6 +163,8 @@ class Ledger:
             write.version,
             write.sampling_json,
             write.continues,
+            write.logprobs_kind,
+            write.cached_tokens,
         )
 
     def _write(
@@ -169,6 +178,7 @@ class Ledger:
         messages: int,
         detail: Detail | None,
         spans: npt.NDArray[np.int32] | None,
+        cached: int = -1,
     ) -> int:
         count = len(ids)
         node.ids.reserve(count)
@@ -178,7 +188,7 @@ class Ledger:
         # There is room: nothing below can fail.
         start = node.stop
         number = self.log.add(
-            Row(index, start, start + count, first, messages, node.sampled, -1, 0), detail=detail, spans=spans
+            Row(index, start, start + count, first, messages, node.sampled, cached, -1, 0), detail=detail, spans=spans
         )
         node.ids.push(ids, count)
         node.kinds.push(kinds, count)
@@ -271,6 +281,8 @@ class Ledger:
             sampling_json=detail.sampling_json,
             continues=detail.continues,
             cut=stop < row.stop,
+            logprobs_kind=detail.logprobs_kind,
+            cached_tokens=row.cached if row.cached >= 0 else None,
         )
 
     def written(self, number: int) -> Write:
@@ -289,6 +301,8 @@ class Ledger:
                 version=detail.version,
                 sampling_json=detail.sampling_json,
                 continues=detail.continues,
+                logprobs_kind=detail.logprobs_kind,
+                cached_tokens=row.cached if row.cached >= 0 else None,
             )
         return ContextWrite(
             branch=row.branch,

@@ -1,4 +1,4 @@
-"""WriteLog: the writes of a trajectory in order, 32 bytes each."""
+"""WriteLog: the writes of a trajectory in order, 36 bytes each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .buffers import Buffer
-from .turns import VersionSpan
+from .turns import LogprobKind, VersionSpan
 
 
 class Row(NamedTuple):
@@ -24,6 +24,8 @@ class Row(NamedTuple):
     """How many messages the branch holds after it."""
     sampled: int
     """How many sampled tokens its branch owned before it: where its logprobs lie."""
+    cached: int
+    """How many ids of the prompt the engine had cached; -1 where nobody said, and in contexts."""
     detail: int
     spans_stop: int
 
@@ -39,6 +41,7 @@ class Detail(NamedTuple):
     version: str | int | tuple[VersionSpan, ...] | None
     sampling_json: str | None
     continues: bool
+    logprobs_kind: LogprobKind
 
 
 class WriteLog:

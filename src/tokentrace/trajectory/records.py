@@ -15,14 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import TrajectoryError
+from ..errors import TrajectoryError, shown
 from .inputs import as_count, from_json
 from .trajectory import Trajectory
-from .turns import CompletionWrite, ContextWrite, Opening, Write
+from .turns import CompletionWrite, ContextWrite, LogprobKind, Opening, Write
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends breaks it."""
-VERSION: Final = 1
+VERSION: Final = 2
+"""What is written. Version 1 has no `logprobs_kind` and no `cached_tokens`, and is read as not knowing them."""
 
 _VERSION = struct.Struct("<I")
 _HEAD = struct.Struct("<QB")  # length of the payload, type
@@ -64,6 +65,8 @@ class Loaded:
     total_bytes: int
     problem: str | None = None
     """What is wrong after `good_bytes`, in words."""
+    version: int = VERSION
+    """The version of the form it was read from."""
 
     @property
     def truncated(self) -> bool:
@@ -95,6 +98,7 @@ def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
         if isinstance(write, CompletionWrite):
             small |= {"finish_reason": write.finish_reason, "version": write.version, "continues": write.continues}
             small["sampling"] = None if write.sampling_json is None else from_json(write.sampling_json)
+            small |= {"logprobs_kind": write.logprobs_kind, "cached_tokens": write.cached_tokens}
             logprobs = b"" if write.logprobs is None else write.logprobs.astype(_LOGPROBS, copy=False).tobytes()
             yield _record(RecordType.COMPLETION, small, ids, logprobs)
             continue
@@ -118,7 +122,10 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     Raises `TrajectoryError` for bytes of another kind or another version, and for a whole record that no
     trajectory could have written. Bytes that end before the header is whole give an empty trajectory.
     """
-    view = memoryview(data).cast("B")
+    try:
+        view = memoryview(data).cast("B")
+    except TypeError as error:
+        raise TrajectoryError(f"a trajectory is read from bytes, not from {shown(data)}") from error
     total = len(view)
     start = len(MAGIC) + _VERSION.size
     if bytes(view[: len(MAGIC)]) != MAGIC[:total]:
@@ -128,8 +135,8 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     if total < start:
         return Loaded(Trajectory(), Ending.CUT_OFF, 0, 0, total, "it ends before its version")
     version = _VERSION.unpack_from(view, len(MAGIC))[0]
-    if version != VERSION:
-        raise TrajectoryError(f"a trajectory of version {version}; this tokentrace reads version {VERSION}")
+    if not 1 <= version <= VERSION:
+        raise TrajectoryError(f"a trajectory of version {version}; this tokentrace reads versions 1 to {VERSION}")
     trajectory: Trajectory | None = None
     position, number = start, 0
     ending, problem = Ending.WHOLE, None
@@ -144,15 +151,15 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
             if trajectory is None:
                 trajectory = _header(kind, payload)
             else:
-                trajectory.replay(_read_write(kind, payload, trajectory.has_logprobs))
+                trajectory.replay(_read_write(kind, payload, trajectory.has_logprobs, version))
         except TrajectoryError as error:
             raise TrajectoryError(f"{place} is whole but wrong: {error}") from error
         except (ValueError, RecursionError) as error:
             raise TrajectoryError(f"{place} is whole but no JSON: {error}") from error
         position, number = stop, number + 1
     if trajectory is None:
-        return Loaded(Trajectory(), ending, 0, 0, total, problem)
-    return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem)
+        return Loaded(Trajectory(), ending, 0, 0, total, problem, version)
+    return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem, version)
 
 
 def restore(data: bytes) -> Trajectory:
@@ -208,13 +215,14 @@ def _header(kind: int, payload: memoryview) -> Trajectory:
     return Trajectory(**small)
 
 
-def _read_write(kind: int, payload: memoryview, has_logprobs: bool) -> Write:
+def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int) -> Write:
     if kind not in {RecordType.OPEN, RecordType.CONTEXT, RecordType.COMPLETION}:
         raise TrajectoryError(f"a record of type {kind} cannot stand here")
     small, rest = _split(payload)
     fields = {"branch", "start", "tokens"}
     if kind == RecordType.COMPLETION:
-        _exactly(small, fields | {"finish_reason", "version", "continues", "sampling"})
+        fields |= {"finish_reason", "version", "continues", "sampling"}
+        _exactly(small, fields if version == 1 else fields | {"logprobs_kind", "cached_tokens"})
         second: np.dtype[Any] | None = _LOGPROBS if has_logprobs else None
     else:
         fields |= {"messages", "spans"}
@@ -238,6 +246,8 @@ def _read_write(kind: int, payload: memoryview, has_logprobs: bool) -> Write:
             version=small["version"],
             sampling_json=None if sampling is None else json.dumps(sampling, allow_nan=False, separators=(",", ":")),
             continues=small["continues"],
+            logprobs_kind=small.get("logprobs_kind", LogprobKind.UNKNOWN),
+            cached_tokens=small.get("cached_tokens"),
         )
     spans = small["spans"]
     if not isinstance(spans, list) or not all(isinstance(row, list) and len(row) == 3 for row in spans):

@@ -8,16 +8,20 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import TrajectoryError
-from .records import Ending, Loaded, from_bytes, preamble, write_records
+from ..files import owned
+from .records import VERSION, Ending, Loaded, from_bytes, preamble, write_records
 from .trajectory import Trajectory
 
 
 def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> None:
-    """Write the whole trajectory. The file is there whole or not at all, and replaces one of that name."""
+    """Write the whole trajectory. The file is there whole or not at all, and replaces one of that name.
+
+    Only its owner may read it: it holds whole conversations.
+    """
     target = Path(path)
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=owned) as file:
             file.write(preamble(trajectory))
             for record in write_records(trajectory):
                 file.write(record)
@@ -58,7 +62,7 @@ class TrajectoryFile:
     @classmethod
     def create(cls, path: str | os.PathLike[str], trajectory: Trajectory) -> TrajectoryFile:
         """Save the trajectory to a new file, and follow it from there. An existing file is not touched."""
-        with open(path, "xb"):  # claims the name
+        with open(path, "xb", opener=owned):  # claims the name
             pass
         try:
             save_trajectory(trajectory, path)
@@ -71,7 +75,8 @@ class TrajectoryFile:
     def resume(cls, path: str | os.PathLike[str]) -> TrajectoryFile:
         """Load a file and go on with it. The rest of a record that was cut off is removed by the next write.
 
-        A file that is damaged, rather than cut off, is refused: whole records may follow the damage.
+        A file of an older version is written anew in this one. A file that is damaged, rather than cut off, is
+        refused: whole records may follow the damage.
         """
         loaded = load_trajectory(path)
         if loaded.ending is Ending.DAMAGED or not loaded.good_bytes:
@@ -79,6 +84,9 @@ class TrajectoryFile:
                 f"{os.fspath(path)} cannot be gone on with: {loaded.problem or 'it has no header'}; load_trajectory() "
                 "gives what comes before, to be saved under another name"
             )
+        if loaded.version != VERSION:  # a file has one version: what is added must be of the one it says
+            save_trajectory(loaded.trajectory, path)
+            return cls(path, loaded.trajectory, written=loaded.writes, size=Path(path).stat().st_size)
         return cls(path, loaded.trajectory, written=loaded.writes, size=loaded.good_bytes)
 
     def write(self) -> int:

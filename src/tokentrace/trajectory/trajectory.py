@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ExtensionError, TrajectoryError
+from ..errors import ExtensionError, TrajectoryError, shown
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .bridges import Bridge, bridge_spans
@@ -30,7 +30,7 @@ from .invariants import check_ledger, check_wire
 from .ledger import LATER_KINDS, PROMPT_KINDS, Ledger
 from .log import Row
 from .tree import Node
-from .turns import Branch, MessageSpan, SharedPrefix, Turn, Write
+from .turns import Branch, LogprobKind, MessageSpan, SharedPrefix, Turn, Write
 from .wire import WireText
 
 
@@ -66,9 +66,9 @@ class Trajectory:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(name, str):
-            raise TrajectoryError(f"name must be a str, not {name!r}")
+            raise TrajectoryError(f"name must be a str, not {shown(name)}")
         if not isinstance(logprobs, bool):
-            raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {logprobs!r}")
+            raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {shown(logprobs)}")
         if vocab_size is not None and as_count(vocab_size, "vocab_size") == 0:
             raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
         self.name: Final = name
@@ -116,6 +116,8 @@ class Trajectory:
     def append_bridge(self, bridge: Bridge, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this very stream."""
         node = self._ledger.tree.nodes[self._index(branch)]
+        if not hasattr(bridge, "stream_length"):
+            raise TrajectoryError(f"append_bridge takes what a renderer's bridge() returned, not {shown(bridge)}")
         if as_count(bridge.stream_length, "bridge.stream_length") != node.stop:
             raise TrajectoryError(
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {node.stop}: "
@@ -139,18 +141,24 @@ class Trajectory:
         version: VersionLike = None,
         sampling: Mapping[str, Any] | None = None,
         continues: bool = False,
+        logprobs_kind: LogprobKind | str = LogprobKind.UNKNOWN,
+        cached_tokens: int | None = None,
         branch: int | None = None,
     ) -> Turn:
         """Record the tokens that an engine returned for the stream as its prompt.
 
         `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion where
-        they changed on the way. A completion needs a prompt or context before it. `continues` says that it goes on
-        with the message of the turn before, which ended with ``"abort"`` or ``"length"`` or was empty, with no new
-        message in between.
+        they changed on the way. `logprobs_kind` says of which distribution the logprobs are, and `sampling` with which
+        temperature, top-p and top-k they were sampled: without these two a logprob is a number of unknown meaning.
+        `cached_tokens` is how many ids of the prompt the engine had cached. A completion needs a prompt or context
+        before it. `continues` says that it goes on with the message of the turn before, which ended with ``"abort"``
+        or ``"length"`` or was empty, with no new message in between.
         """
         index = self._index(branch)
         sampling_json = None if sampling is None else mapping_json(sampling, "sampling")
-        return self._ledger.add_completion(index, ids, logprobs, finish_reason, version, sampling_json, continues)
+        return self._ledger.add_completion(
+            index, ids, logprobs, finish_reason, version, sampling_json, continues, logprobs_kind, cached_tokens
+        )
 
     def extend_to(
         self,
@@ -358,7 +366,7 @@ class Trajectory:
 
     def writes(self, start: int = 0) -> Iterator[Write]:
         """The writes that made this trajectory, in order, from number `start` on."""
-        for number in range(start, len(self._ledger.log)):
+        for number in range(as_count(start, "start"), len(self._ledger.log)):
             yield self._ledger.written(number)
 
     def check(self) -> None:
@@ -476,6 +484,8 @@ class Trajectory:
         )
 
     def _recorded(self, turn: Turn) -> tuple[Node, Row]:
+        if not isinstance(turn, Turn):
+            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {shown(turn)}")
         if 0 <= turn.write < len(self._ledger.log):
             row = self._ledger.log.row(turn.write)
             if row.is_turn and turn == self._ledger.turn(turn.write, row, turn.stop):

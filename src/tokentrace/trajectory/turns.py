@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,19 @@ import numpy.typing as npt
 
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
+
+
+class LogprobKind(StrEnum):
+    """Of which distribution logprobs are. They differ where temperature is not 1, or top-p or top-k leave ids out."""
+
+    PROCESSED = "processed"
+    """The one that was sampled from: temperature, top-p and top-k included."""
+    SCALED = "scaled"
+    """After temperature, before top-p and top-k. Where these leave nothing out, it is the one that was sampled from."""
+    RAW = "raw"
+    """The model's own, before temperature, top-p and top-k; what a greedy completion (temperature 0) has anywhere."""
+    UNKNOWN = "unknown"
+    """Nobody said, and it could not be found out."""
 
 
 class MessageSpan(NamedTuple):
@@ -63,6 +77,10 @@ class Turn:
     continues: bool
     """It goes on with the message of the turn before, which was aborted or ran out of tokens."""
     cut: bool = False
+    logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
+    """Of which distribution its logprobs are."""
+    cached_tokens: int | None = None
+    """How many ids of its prompt the engine had cached; None where nobody said."""
 
     @property
     def version(self) -> str | int | None:
@@ -130,6 +148,8 @@ class CompletionWrite:
     version: str | int | tuple[VersionSpan, ...] | None
     sampling_json: str | None
     continues: bool
+    logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
+    cached_tokens: int | None = None
 
 
 Write = ContextWrite | CompletionWrite

@@ -1,0 +1,70 @@
+"""Nothing is computed twice: the paths make many of the same requests, and get many of the same rows.
+
+Greedy decoding, and sampling with a seed, depend on the prompt and the parameters alone. So a path that makes the
+request of an earlier one is given its completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from ..engines.embedded import EmbeddedEngine
+from ..engines.protocol import Completion, SamplingParams
+from ..pocket.model import Floats, PocketModel, TokenIds
+from ..tokens.tokenizer import Ids
+
+
+class RememberingEngine(EmbeddedEngine):
+    """The embedded engine; a request with the prompt and parameters of an earlier one is answered from memory."""
+
+    def __init__(self, model: PocketModel) -> None:
+        super().__init__(model)
+        self._known: dict[tuple[bytes, SamplingParams], Completion] = {}
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int] | Ids,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        session: str | None = None,
+        wire: Sequence[bytes] | None = None,
+    ) -> Completion:
+        """Sample a completion, or give the one that is known; nothing is said then of cached tokens."""
+        if sampling.seed is None and sampling.temperature > 0:
+            return await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
+        key = _bytes(prompt_ids), sampling
+        if key in self._known:
+            return replace(self._known[key], cached_tokens=None)
+        found = await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
+        self._known[key] = found
+        return found
+
+
+class Scorer(Protocol):
+    """What gives ids their logprobs, as `PocketModel` does."""
+
+    def score(self, ids: TokenIds) -> Floats: ...
+
+
+class RememberingScorer:
+    """A model's scores; those of a row that was scored before come from memory."""
+
+    def __init__(self, model: PocketModel) -> None:
+        self._model = model
+        self._known: dict[bytes, Floats] = {}
+
+    def score(self, ids: TokenIds) -> Floats:
+        """The log-probability of each id given all before it."""
+        key = _bytes(ids)
+        if key not in self._known:
+            self._known[key] = self._model.score(ids)
+        return self._known[key]
+
+
+def _bytes(ids: TokenIds) -> bytes:
+    return np.asarray(ids, np.int32).tobytes()

@@ -1,0 +1,57 @@
+"""Letting the garbage collector rest while many small values are made, not one cycle among them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class _Rest:
+    """How many renders are under way, in all threads and in this one. The first switches it off, the last on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._all = 0
+        self._own = threading.local()
+        self._was_on = False
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._all == 0:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._all += 1
+            self._own.count = getattr(self._own, "count", 0) + 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._all -= 1
+            self._own.count -= 1
+            if self._all == 0 and self._was_on:
+                gc.enable()
+
+    def forked(self) -> None:
+        """In a child process no thread is left but the one that forked: what others had begun, nobody ends."""
+        self._lock = threading.RLock()
+        others = self._all - getattr(self._own, "count", 0)
+        self._all -= others
+        if others and self._all == 0 and self._was_on:
+            gc.enable()
+
+
+_REST = _Rest()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_REST.forked)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch the garbage collector off until this, and all that other threads have under way, is done."""
+    _REST.begin()
+    try:
+        yield
+    finally:
+        _REST.end()

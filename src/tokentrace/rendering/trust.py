@@ -1,0 +1,118 @@
+"""Whose text may hold which control tokens, and what is said of text that may not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ..conversation.messages import ROLES
+from ..errors import ControlTokenError, InputError, RendererError
+from ..settings import shown
+from ..study.turns import is_role
+from ..template.chat_template import Template
+from ..template.trace import Rendering
+from ..template.traced import UNKNOWN, Origin
+from ..tokens.control import Trust
+from ..tokens.encoding import ForgedControl
+from .rendered import field_name
+
+TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
+"""Whose text may hold control tokens by default: the operator's own, and an assistant's.
+
+Roles, and ``"tools"`` (schemas), ``"kwargs"`` (template variables; ``"kwargs.NAME"``: one of them), ``"documents"``.
+An assistant's text only ever holds those that live inside a turn (`study.inner`).
+"""
+
+_SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
+    """The names of those who are trusted. RendererError for one that nothing is called."""
+    if isinstance(trusted, str) or not isinstance(trusted, Iterable):
+        raise RendererError(f"trusted is a set of roles, not {shown(trusted)}")
+    names = list(trusted)
+    if not all(isinstance(name, str) for name in names):
+        raise RendererError(f"trusted is a set of roles, which are strings, not {shown(names)}")
+    usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
+    known = usual.union(word for template in templates for word in template.constants if word.isidentifier())
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1) or [", ".join(sorted(usual))]
+            raise RendererError(f"trusted names {shown(name)}, which is no role and no source of text; {near[0]}?")
+    return frozenset(names)
+
+
+def trust_of(
+    origins: Sequence[Origin | None], messages: Messages, trusted: frozenset[str], roles: frozenset[str]
+) -> list[Trust]:
+    """For each span, which control tokens it may hold, or be a part of.
+
+    A role is scaffold where the template knows it (`roles`), or all do: ``<|`` + role + ``|>`` is a token then.
+    """
+    by_message = [_of_role(message["role"], trusted) for message in messages]
+    named = [message["role"] in ROLES or message["role"] in roles for message in messages]
+    out: list[Trust] = []
+    for origin in origins:
+        if origin is None:
+            out.append(Trust.ANY)
+        elif origin[0] == "messages":
+            whole = len(origin) == 1  # the list of all messages, printed as it is
+            own = min(by_message) if whole else by_message[origin[1]]  # type: ignore[index]
+            out.append(Trust.ANY if is_role(origin) and named[origin[1]] else own)  # type: ignore[index]
+        else:
+            out.append(Trust.ANY if _source(origin) & trusted else Trust.NONE)
+    return out
+
+
+def _of_role(role: str, trusted: frozenset[str]) -> Trust:
+    if role not in trusted:
+        return Trust.NONE
+    return Trust.INNER if role == "assistant" else Trust.ANY
+
+
+def _source(origin: Origin) -> set[str]:
+    """What has to be trusted for text that is of no message; nothing will do for text of unknown origin."""
+    if origin[0] == "kwargs":
+        return {"documents"} if origin[1] == "documents" else {"kwargs", f"kwargs.{origin[1]}"}
+    return {"tools"} if origin[0] == "tools" else set()
+
+
+def forged_error(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
+    """The error that names message, field, position and token."""
+    known = origin is not None and origin != UNKNOWN
+    message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
+    value: Any = {"messages": messages, "tools": tools}
+    for key in origin if known and origin is not None else ():
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            break
+    position = value.find(forged.token) if isinstance(value, str) else -1
+    at = f" at character {position}" if position >= 0 else ""
+    return ControlTokenError(
+        f"holds the control token {forged.token!r}{at}; remove it, or use control_tokens='literal' to keep it "
+        "as plain text",
+        message=message,
+        field=field_name(origin),
+        position=position if position >= 0 else None,
+        token=forged.token,
+    )
+
+
+def unencodable_error(rendering: Rendering) -> InputError:
+    """Lone surrogates: text that is no Unicode. Find whose they are."""
+    for text, _, origin in rendering.spans():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
+            return InputError(
+                f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
+                "text; decode the input with errors='replace'",
+                message=message,
+                field=field_name(origin),
+            )
+    return InputError("holds text that cannot be encoded as UTF-8")

@@ -1,0 +1,180 @@
+"""What a rollout is: its task, its budget, and the record of what it came to, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..errors import InputError, TrajectoryError
+from ..trajectory.inputs import mapping_json
+from ..trajectory.trajectory import Trajectory
+from .checks import is_list, seconds, shown, whole
+from .cutting import Keep
+from .ends import FAILED_ENDS, End
+from .tools import BaseTool, ToolUse, as_tools
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What ends a rollout, and what is cut. Seconds that are None are no limit."""
+
+    turns: int = 16
+    turn_tokens: int = 1024
+    """The most tokens of one turn."""
+    tokens: int | None = None
+    """The most sampled tokens of all turns."""
+    context: int | None = None
+    """The most tokens of a stream; the engine's own limit if it is smaller."""
+    seconds: float | None = None
+    """For the whole rollout but its reward. Waiting for an engine that is down does not count."""
+    tool_timeout: float | None = 60.0
+    """Seconds for one call."""
+    tool_seconds: float | None = None
+    """Seconds for all calls of a rollout."""
+    interaction_timeout: float | None = 300.0
+    """Seconds for one step of the simulated user."""
+    reward_timeout: float | None = 300.0
+    """Seconds for the reward."""
+    result_tokens: int = 2048
+    """Longer tool results are cut."""
+    result_keep: Keep = Keep.MIDDLE
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            name: whole(getattr(self, name), name) for name in ("turns", "turn_tokens", "result_tokens")
+        }
+        for name in ("tokens", "context"):
+            value = getattr(self, name)
+            checked[name] = None if value is None else whole(value, name)
+        for name in ("tool_timeout", "interaction_timeout", "reward_timeout", "seconds"):
+            checked[name] = seconds(getattr(self, name), name)
+        checked["tool_seconds"] = seconds(self.tool_seconds, "tool_seconds", zero=True)
+        try:
+            checked["result_keep"] = Keep(self.result_keep)
+        except ValueError:
+            names = ", ".join(repr(str(one)) for one in Keep)
+            raise InputError(f"result_keep is one of {names}, not {shown(self.result_keep)}") from None
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a rollout is about. `name` is its own in a run; one without gets a name from its place there."""
+
+    messages: Messages
+    name: str = ""
+    tools: Sequence[BaseTool] | None = None
+    """Its own tools, in place of the agent's."""
+    tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For each tool by its name, what `create` is given."""
+    interaction_settings: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever JSON can hold."""
+
+    def __post_init__(self) -> None:
+        if not is_list(self.messages):
+            raise InputError(f"a task's messages must be a list of messages, not {shown(self.messages)}")
+        if not isinstance(self.name, str) or not _is_text(self.name):
+            raise InputError(f"a task's name must be text, not {shown(self.name)}")
+        if self.tools is not None:
+            object.__setattr__(self, "tools", as_tools(self.tools))
+        for name in ("tool_settings", "interaction_settings"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise InputError(f"a task's {name} must be a mapping by name, not {shown(value)}")
+        for tool, value in self.tool_settings.items():
+            if not isinstance(value, Mapping):
+                raise InputError(f"a task's tool_settings[{tool!r}] must be a mapping, not {shown(value)}")
+        try:
+            mapping_json(self.metadata, "metadata")
+        except TrajectoryError as error:
+            raise InputError(f"task {shown(self.name)}: {error}") from error
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it: half of a surrogate pair is no text."""
+    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+@dataclass(slots=True)
+class TurnMetrics:
+    """What is known of one turn: one for each completion of the trajectory, in the order of its writes."""
+
+    prompt_tokens: int
+    sampled: int
+    finish_reason: str
+    cached_tokens: int | None = None
+    """How many tokens of the prompt were in the engine's cache; None where it does not say."""
+    engine_seconds: float = 0.0
+    malformed: bool = False
+    tool_calls: int = 0
+    tool_errors: int = 0
+    tool_seconds: float = 0.0
+    reward: float = 0.0
+    """What the calls of this turn, or the reply to it, were said to be worth."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """What tools (``tool``) and the simulated user (``interaction``) measured."""
+
+    def described(self) -> dict[str, Any]:
+        """As JSON can hold it, if the metrics of tools can."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Rollout:
+    """A rollout, done or under way."""
+
+    task: Task
+    trajectory: Trajectory
+    tools: Sequence[BaseTool]
+    messages: list[Mapping[str, Any]]
+    """The conversation as it was parsed, for people and for rewards; the trajectory is what was sampled."""
+    end: End | None = None
+    reward: float | None = None
+    """None where nobody gave one, and for rollouts that failed."""
+    use: ToolUse = field(default_factory=ToolUse)
+    turns: int = 0
+    malformed: int = 0
+    """Turns with a call that could not be read."""
+    seconds: float = 0.0
+    engine_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    per_turn: list[TurnMetrics] = field(default_factory=list)
+    instance: str = ""
+    """What tools, the simulated user and the engine tell it by: its name, with a number after it while another
+    rollout of that name is under way in this process."""
+
+    @property
+    def schemas(self) -> list[dict[str, Any]] | None:
+        """The schemas of its tools, as the template is shown them."""
+        return [tool.tool_schema for tool in self.tools] or None
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The last message."""
+        return self.messages[-1]
+
+    def metrics(self) -> dict[str, Any]:
+        """What is known of it in numbers. One that failed has no reward, whatever it was given before."""
+        cached = [turn.cached_tokens for turn in self.per_turn if turn.cached_tokens is not None]
+        return {
+            "end": None if self.end is None else str(self.end),
+            "reward": None if self.end in FAILED_ENDS else self.reward,
+            "turns": self.turns,
+            "tokens": len(self.trajectory),
+            "sampled": self.trajectory.num_sampled,
+            "samples": self.trajectory.num_samples,
+            "breaks": max(0, self.trajectory.num_branches - 1),
+            "prompt_tokens": sum(turn.prompt_tokens for turn in self.per_turn),
+            "cached_tokens": sum(cached) if cached else None,
+            "tool_calls": self.use.calls,
+            "tool_errors": self.use.failed,
+            "tool_seconds": self.use.seconds,
+            "malformed_turns": self.malformed,
+            "seconds": self.seconds,
+            "engine_seconds": self.engine_seconds,
+        }

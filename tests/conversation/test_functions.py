@@ -1,0 +1,133 @@
+"""Python functions as tools: the schema is transformers' own, where transformers makes one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+from transformers.utils import get_json_schema
+
+from tests.conversations import HI
+from tokentrace import InputError, create_renderer
+from tokentrace.conversation.functions import function_schema
+from tokentrace.conversation.messages import check_tools
+from tokentrace.pocket import POCKET
+
+
+def multiply(x: float, y: float = 1.0) -> float:
+    """
+    Multiply two numbers.
+
+    Works for all numbers,
+    large and small.
+
+    Args:
+        x: The first number,
+            which may be negative.
+        y: The second number.
+
+    Returns:
+        The product.
+    """
+    return x * y
+
+
+def order(drink: str, sizes: list[int], extras: dict[str, str] | None = None, *, cold: bool = False) -> None:
+    """Order a drink.
+
+    Args:
+        drink: What to drink (choices: ["tea", "coffee "])
+        sizes: How much of it
+        extras: What else
+        cold: With ice
+    """
+
+
+def mixed(
+    a: int | str,
+    b: Literal["x", "y"],
+    c: list[dict[str, int]] | tuple[int, str] | None,
+    d: Any,
+    e: tuple[int, float],
+    f: Literal[1, "one", None],
+    g: list,  # type: ignore[type-arg]
+) -> dict[str, Any]:
+    """Mix things.
+
+    Args:
+        a: One
+        b: Two
+        c: Three
+        d: Four
+        e: Five
+        f: Six
+        g: Seven
+    Raises:
+        ValueError: never
+    """
+    raise ValueError
+
+
+def now() -> str:
+    """The current time."""
+    return ""
+
+
+class Desk:
+    def file(self, name: str, urgent: bool = False) -> None:
+        """File something.
+
+        Args:
+            name: Its name
+            urgent: Whether it is
+        """
+
+
+@pytest.mark.parametrize("function", [multiply, order, mixed, now, Desk().file, Desk.file])
+def test_schemas_are_those_of_transformers(function: Callable[..., Any]) -> None:
+    assert function_schema(function) == get_json_schema(function)
+    assert check_tools([function]) == [get_json_schema(function)]
+
+
+def test_a_function_renders_as_its_schema() -> None:
+    renderer = create_renderer(POCKET)
+    assert renderer.render_ids([HI], tools=[multiply]) == renderer.render_ids([HI], tools=[get_json_schema(multiply)])
+
+
+def test_what_transformers_refuses_has_a_schema_too() -> None:
+    def bare(a, b: "enum.Enum" = enum.Enum) -> None:  # type: ignore[no-untyped-def, assignment]  # noqa: UP037
+        pass
+
+    made = function_schema(bare)["function"]
+    assert made["parameters"] == {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "object"}},
+        "required": ["a"],
+    }
+
+
+def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:
+    def loose(*values: int) -> None:
+        pass
+
+    def unreadable(a: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F821, UP037
+        pass
+
+    def chosen(a: str) -> None:
+        """Choose.
+
+        Args:
+            a: One (choices: [tea)
+        """
+
+    for function, said in ((loose, "values cannot be"), (unreadable, "type hints"), (chosen, "no JSON list")):
+        with pytest.raises(InputError, match=said) as caught:
+            check_tools([HI_TOOL, function])
+        assert caught.value.field == "tools.1"
+    with pytest.raises(InputError, match="or a function"):
+        check_tools([int])
+
+
+HI_TOOL = {"name": "hi"}

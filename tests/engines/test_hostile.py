@@ -1,0 +1,437 @@
+"""Servers that send too much, or junk, and secrets that must not come to light."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import gzip
+import json
+import logging
+import traceback
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from tests.engines.support import Fake, Reply, http_head, json_reply, recording, serving
+from tokentrace.engines.answers import collected
+from tokentrace.engines.http import Connection, HTTPSettings
+from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
+from tokentrace.engines.protocol import (
+    Capabilities,
+    Completion,
+    EngineAnswerError,
+    EngineError,
+    EngineRefusal,
+    EngineUnavailable,
+    FinishReason,
+    SamplingParams,
+)
+from tokentrace.engines.sglang import SGLangEngine
+from tokentrace.engines.sse import EventReader
+from tokentrace.engines.vllm import GENERATE, VLLMEngine
+
+TINY = Capabilities("vllm", model="tiny", max_length=4096, vocab_size=1024, streams=True)
+
+
+def generate(connection: Connection) -> Completion:
+    engine = VLLMEngine(connection, TINY, check_echo=False)
+    return asyncio.run(engine.generate([1, 2], SamplingParams(4)))
+
+
+def stream(connection: Connection) -> Completion:
+    engine = VLLMEngine(connection, TINY, check_echo=False)
+    return asyncio.run(collected(engine.stream([1, 2], SamplingParams(4))))
+
+
+# -- too much
+
+
+def test_an_answer_is_read_up_to_a_limit() -> None:
+    pieces = [b" " * 1000] * 100
+    fake = Fake().on(GENERATE, Reply(pieces))
+    with pytest.raises(EngineAnswerError, match=r"more than 5000 bytes \(longest_answer\)"):
+        generate(fake.connection(longest_answer=5000))
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize("piece", [b"data: " + b"x" * 1000, b"data: x\n" * 200, b"x" * 1000, b": " + b"x" * 1000])
+def test_an_event_is_read_up_to_a_limit(piece: bytes) -> None:
+    fake = Fake().on(GENERATE, Reply([piece] * 100))
+    with pytest.raises(EngineAnswerError, match=r"http://engine.*more than 5000 bytes \(longest_event\)"):
+        stream(fake.connection(longest_event=5000))
+
+
+def test_many_short_events_and_comments_are_no_long_event() -> None:
+    reader = EventReader(100)
+    events = [event for _ in range(1000) for event in reader.feed(b": waiting\ndata: 1\n\n: waiting\n")]
+    assert events == [b"1"] * 1000
+
+
+@pytest.mark.parametrize("ask", [generate, stream])
+@pytest.mark.parametrize(("status", "error"), [(400, EngineRefusal), (503, EngineUnavailable)])
+def test_of_a_refusal_that_never_ends_the_beginning_is_read(ask: Any, status: int, error: type[Exception]) -> None:
+    read = []
+
+    class Endless(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> Any:
+            while True:
+                read.append(1)
+                yield b"no " * 1000
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(status, stream=Endless())
+
+    connection = Connection("http://engine", HTTPSettings(retries=0), transport=httpx2.MockTransport(answer))
+    with pytest.raises(error, match=f"the server said {status}: no no") as caught:
+        ask(connection)
+    assert len(str(caught.value)) < 500
+    assert len(read) < 100
+
+
+@pytest.mark.parametrize("ask", [generate, stream])
+@pytest.mark.parametrize("packing", ["gzip", "deflate", "br", "zstd", "gzip, gzip"])
+def test_packed_answers_are_neither_asked_for_nor_unpacked(ask: Any, packing: str) -> None:
+    body = gzip.compress(zlib.compress(b" " * 10_000_000))
+    asked: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.headers["accept-encoding"])
+        stream = Reply([body]).arriving()
+        return httpx2.Response(200, headers={"content-encoding": packing}, content=stream)
+
+    settings = HTTPSettings(headers={"Accept-Encoding": "gzip"})
+    connection = Connection("http://engine", settings, transport=httpx2.MockTransport(answer))
+    with pytest.raises(EngineAnswerError, match=f"packed with {packing}"):
+        ask(connection)
+    assert asked == ["identity"]
+
+
+def test_a_packed_refusal_is_still_a_refusal() -> None:
+    reply = Reply([gzip.compress(b"x" * 10_000)], 400, {"content-encoding": "gzip"})
+    with pytest.raises(EngineRefusal, match=r"the server said 400: something packed with gzip"):
+        generate(Fake().on(GENERATE, reply).connection())
+
+
+def test_more_tokens_than_were_asked_for_end_a_stream_at_once() -> None:
+    event = {
+        "choices": [
+            {
+                "token_ids": [5] * 3,
+                "logprobs": {"content": [{"token_id": 5, "logprob": -1.0}] * 3},
+                "finish_reason": None,
+            }
+        ]
+    }
+    pieces = [b"data: " + json.dumps(event).encode() + b"\n\n"] * 50
+    with pytest.raises(EngineAnswerError, match="6 ids were returned, where 4 were asked for"):
+        stream(Fake().on(GENERATE, Reply(pieces)).connection())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"longest_answer": 0},
+        {"longest_event": -1},
+        {"longest_answer": "1"},
+        {"read_timeout": float("nan")},
+        {"retries": -1},
+        {"retries": 1.5},
+        {"retries": None},
+        {"backoff": None},
+        {"connections": 0},
+        {"headers": [("a", "b")]},
+        {"headers": {"a b": "c"}},
+        {"headers": {"a": "b\r\nc: d"}},
+        {"headers": {1: "b"}},
+        {"headers": {"a": None}},
+    ],
+)
+def test_odd_settings_are_refused(settings: Any) -> None:
+    with pytest.raises(EngineError):
+        HTTPSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"temperature": "1"},
+        {"temperature": True},
+        {"temperature": 10**400},
+        {"temperature": 0.001},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"top_k": 1.0},
+        {"max_tokens": 0},
+        {"max_tokens": 2**40},
+        {"max_tokens": None},
+        {"seed": -1},
+        {"seed": 2**70},
+        {"seed": "1"},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": (1.0,)},
+        {"stop_token_ids": ("a",)},
+        {"allow_raw_logprobs": 1},
+    ],
+)
+def test_odd_sampling_parameters_are_refused(changes: Any) -> None:
+    with pytest.raises(EngineError):
+        SamplingParams(**({"max_tokens": 1} | changes))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    sampling = SamplingParams(np.int64(3), temperature=np.float32(0.5), top_k=np.int32(2), stop_token_ids=[np.int64(7)])  # type: ignore[arg-type]
+    assert json.dumps(sampling.described())
+    assert sampling == SamplingParams(3, temperature=0.5, top_k=2, stop_token_ids=(7,))
+
+
+# -- junk
+
+DEEP = "[" * 900 + "]" * 900
+JUNK = ["1" * 400, "-" + "1" * 400, "-1e400", "NaN", "Infinity", "true", "null", '"x"', "{}", "[]", "1.5", DEEP]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where anything stands in a JSON value; of lists the first."""
+    found = [path] if path else []
+    if isinstance(value, dict):
+        for key in value:
+            found += places(value[key], (*path, key))
+    elif isinstance(value, list) and value:
+        found += places(value[0], (*path, 0))
+    return found
+
+
+def spoilt(value: Any, path: tuple[Any, ...], junk: str) -> bytes:
+    """The value as JSON text with something else at one place."""
+    other = copy.deepcopy(value)
+    at = other
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = "JUNK"
+    return json.dumps(other).replace('"JUNK"', junk).encode()
+
+
+ADAPTERS: list[tuple[str, str, Callable[[Connection], Any]]] = [
+    ("vllm_generate", GENERATE, lambda one: VLLMEngine(one, TINY, check_echo=False)),
+    ("vllm_completions_ids", "/v1/completions", lambda one: VLLMEngine(one, TINY, path="/v1/completions")),
+    ("sglang_generate", "/generate", lambda one: SGLangEngine(one, TINY)),
+    ("llamacpp_completion_eos", COMPLETION, lambda one: LlamaCppEngine(one, TINY)),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "make"), ADAPTERS, ids=[one[0] for one in ADAPTERS])
+def test_junk_anywhere_in_an_answer_is_a_completion_or_a_typed_error(
+    name: str, path: str, make: Callable[[Connection], Any]
+) -> None:
+    recorded = recording(name)
+    body, answer = recorded["request"]["json"], recorded["response"]
+    prompt = next(body[key] for key in ("token_ids", "prompt", "input_ids") if key in body)
+    params = SamplingParams(1000)
+
+    async def run() -> tuple[int, int]:
+        whole, errors = 0, list[str]()
+        for place in places(answer):
+            for junk in JUNK:
+                one = make(Fake().on(path, Reply([spoilt(answer, place, junk)])).connection())
+                try:
+                    done = await one.generate(prompt, params)
+                except EngineError as error:
+                    errors.append(str(error))
+                else:
+                    whole += 1
+                    assert isinstance(done, Completion)
+                    assert done.ids.tolist() == plain.ids.tolist(), (place, junk)
+                    assert done.logprobs.tolist() == plain.logprobs.tolist(), (place, junk)
+        assert max(map(len, errors)) < 700
+        return whole, len(errors)
+
+    plain = asyncio.run(make(Fake().on(path, answer).connection()).generate(prompt, params))
+    whole, errors = asyncio.run(run())
+    assert errors > 50
+    assert whole, "what nobody reads may be anything"
+
+
+@pytest.mark.parametrize("junk", [b"", b"{", b"\xff\xfe", b"null", b"[]", b"3", DEEP.encode() * 200, b'{"choices":[]}'])
+@pytest.mark.parametrize("ask", [generate, stream])
+def test_an_answer_that_is_none_is_a_typed_error(ask: Any, junk: bytes) -> None:
+    reply = Reply([junk] if ask is generate else [b"data: ", junk, b"\n\ndata: [DONE]\n\n"])
+    with pytest.raises(EngineError):
+        ask(Fake().on(GENERATE, reply).connection())
+
+
+@pytest.mark.parametrize("ids", [[1], None, np.zeros((1, 1), np.int32), np.zeros(1, np.float32)])
+def test_a_completion_is_made_of_rows_of_numbers(ids: Any) -> None:
+    with pytest.raises(EngineAnswerError, match="ids of a completion"):
+        Completion(ids, np.zeros(1, np.float32), FinishReason.STOP)
+
+
+# -- secrets
+
+CANARY = "sk-canary-7f3a"
+ENCODED = base64.b64encode(f"user:{CANARY}".encode()).decode()
+
+
+def told(error: BaseException | None) -> str:
+    """All that an error says, of itself and of what caused it, with tracebacks."""
+    text = ""
+    while error is not None:
+        text += "".join(traceback.format_exception(error)) + repr(error) + str(error) + repr(error.args)
+        error = error.__cause__ or error.__context__
+    return text
+
+
+def no_secret(text: str) -> bool:
+    return CANARY not in text and ENCODED not in text
+
+
+def connections(transport: httpx2.AsyncBaseTransport | None = None, host: str = "engine") -> list[Connection]:
+    def one(url: str, **headers: str) -> Connection:
+        return Connection(url, HTTPSettings(retries=0, headers=headers), transport=transport)
+
+    return [
+        one(f"http://user:{CANARY}@{host}"),
+        one(f"http://{host}", Authorization=f"Bearer {CANARY}"),
+        one(f"http://{host}", **{"X-Api-Key": CANARY}),
+    ]
+
+
+def echoes(status: int, kind: str) -> Callable[[httpx2.Request], httpx2.Response]:
+    """A server that repeats what it was sent, as some do that refuse a key."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        headers = dict(request.headers)
+        words = f"wrong key {CANARY} in {headers}"
+        if kind == "text":
+            return httpx2.Response(status, text=words)
+        if kind == "event":
+            return httpx2.Response(status, text=f"data: {json.dumps({'error': {'message': words}})}\n\n")
+        if kind == "bad event":
+            return httpx2.Response(status, text=f"data: {words}\n\n")
+        value = {"headers": headers, "data": headers, "choices": headers} if kind == "headers" else {"error": words}
+        return httpx2.Response(status, json=value)
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
+@pytest.mark.parametrize("kind", ["text", "json", "headers", "event", "bad event"])
+def test_no_error_shows_a_secret_that_a_server_repeats(
+    status: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for connection in connections(httpx2.MockTransport(echoes(status, kind))):
+        asks: list[Callable[[], Any]] = [
+            lambda one=connection: generate(one),  # type: ignore[misc]
+            lambda one=connection: stream(one),  # type: ignore[misc]
+            lambda one=connection: asyncio.run(VLLMEngine.connect(one)),  # type: ignore[misc]
+            lambda one=connection: asyncio.run(SGLangEngine.connect(one, vocab_size=9)),  # type: ignore[misc]
+            lambda one=connection: asyncio.run(LlamaCppEngine.connect(one)),  # type: ignore[misc]
+        ]
+        for ask in asks:
+            with pytest.raises(EngineError) as caught:
+                ask()
+            assert no_secret(told(caught.value)), told(caught.value)
+    assert no_secret(caplog.text)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        httpx2.ConnectError("refused"),
+        httpx2.ReadError("reset"),
+        httpx2.ReadTimeout("slow"),
+        httpx2.ProxyError("no"),
+        httpx2.LocalProtocolError(f"Illegal header value b'{CANARY}'"),
+        httpx2.RemoteProtocolError(f"no HTTP: {CANARY}"),
+    ],
+)
+def test_no_error_of_the_connection_shows_a_secret(fault: Exception) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        raise fault
+
+    for connection in connections(httpx2.MockTransport(answer)):
+        for ask in (generate, stream):
+            with pytest.raises(EngineError) as caught:
+                ask(connection)
+            assert no_secret(str(caught.value) + repr(caught.value))
+
+
+def test_no_real_connection_shows_a_secret() -> None:
+    async def run() -> None:
+        async def answer(request: bytes) -> list[bytes]:
+            seen.append(request)
+            return [http_head("Content-Length: 3", status="401 Unauthorized"), b"no!"]
+
+        async with serving(answer) as url:
+            for connection in connections(host=url.removeprefix("http://")):
+                with pytest.raises(EngineRefusal, match=f"{url}/x: the server said 401") as caught:
+                    await connection.get("/x")
+                assert no_secret(told(caught.value))
+                await connection.close()
+        for connection in connections(host=url.removeprefix("http://")):
+            with pytest.raises(EngineUnavailable) as gone:
+                await connection.get("/x")
+            assert no_secret(told(gone.value))
+
+    seen: list[bytes] = []
+    asyncio.run(run())
+    assert f"authorization: basic {ENCODED}".lower().encode() in seen[0].lower(), "the password is sent all the same"
+    assert CANARY.encode() in seen[1]
+    assert CANARY.encode() in seen[2]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://user:{CANARY}@engine:port",
+        f"http://user:{CANARY}@engine:99999",
+        f"http://user:{CANARY}/x@engine",
+        f"http://user:{CANARY}@[::1",
+        f"http://user:{CANARY}@",
+        f"http://user:{CANARY}@engine?key={CANARY}",
+        f"http://engine/?api_key={CANARY}",
+        f"http://engine/#{CANARY}",
+        f"ftp://user:{CANARY}@engine",
+        f"user:{CANARY}@engine",
+        "http://",
+        "",
+        "engine:8000",
+        None,
+        5,
+        b"http://engine",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_its_secrets(url: Any) -> None:
+    with pytest.raises(EngineError, match="address") as caught:
+        Connection(url)
+    assert no_secret(told(caught.value)), told(caught.value)
+
+
+def test_no_repr_shows_a_secret() -> None:
+    for connection in connections():
+        engine = VLLMEngine(connection, TINY)
+        shown = [connection, connection.base_url, connection.settings, engine, engine.capabilities, TINY]
+        assert no_secret(" ".join([*map(repr, shown), *map(str, shown)]))
+    with pytest.raises(EngineError, match="not both"):
+        Connection(f"http://user:{CANARY}@engine", HTTPSettings(headers={"authorization": "x"}))
+    with pytest.raises(EngineError, match="printable ASCII") as caught:
+        HTTPSettings(headers={"Authorization": f"Bearer {CANARY}\n"})
+    assert no_secret(told(caught.value))
+
+
+def test_secrets_are_hidden_and_the_rest_is_told() -> None:
+    reply = json_reply({"error": f"wrong key {CANARY} for model tiny"}, 401)
+    fake = Fake().on("/x", reply)
+    connection = Connection(
+        "http://engine", HTTPSettings(headers={"X-Key": CANARY}), transport=httpx2.MockTransport(fake)
+    )
+    with pytest.raises(EngineRefusal, match=r"wrong key \[hidden\] for model tiny"):
+        asyncio.run(connection.get("/x"))

@@ -1,0 +1,109 @@
+"""Prefill: a last message that is left open, and what its tokens are.
+
+- The ids are those of transformers' ``continue_final_message``, or both refuse.
+- It is a prompt: nothing of the open turn counts as sampled; turns before it do.
+- What it is rendered to is a prefix of the message rendered whole, where the template strips nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conversations import ASK, HI, SIMPLE, SUNNY, SYS, assistant, call, text, user
+from tests.oracle import Refusal, hf_ids, hf_tokenizer
+from tests.support import load_family, make_renderer, some
+from tokentrace import InputError, TemplateError, TokentraceError, create_renderer
+from tokentrace.pocket import POCKET
+
+BEGUN = {
+    "a word": [HI, assistant("The answer is")],
+    "white space": [HI, assistant("The answer is: ")],
+    "newlines": [HI, assistant("Line\n\n")],
+    "white space before": [HI, assistant("  Well")],
+    "nothing yet": [HI, assistant("")],
+    "after others": [SYS, HI, assistant("A model."), user("Which?"), assistant("A small")],
+    "parts": [HI, assistant(text("The answer", " is"))],
+    "after a result": [ASK, assistant("", call("get_weather", {"city": "Paris"})), SUNNY, assistant("It is")],
+    "with reasoning": [HI, assistant("The answer is", reasoning="Let me see.")],
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget_oracles() -> Iterator[None]:
+    yield
+    hf_tokenizer.cache_clear()
+
+
+def test_ids_are_those_of_transformers(family: str) -> None:
+    renderer = make_renderer(family, messages="as_given")
+    failures = []
+    shown = 0
+    for name, messages in BEGUN.items():
+        for tools in (None, SIMPLE):
+            theirs = hf_ids(family, messages, tools, continue_final_message=True)
+            try:
+                ours: Any = renderer.render(messages, tools=tools, continue_final_message=True).token_ids
+            except TokentraceError as error:
+                ours = error
+            if isinstance(theirs, Refusal) and isinstance(ours, TokentraceError):
+                continue
+            shown += 1
+            if ours != theirs:
+                decode = load_family(family).decode
+                texts = [decode(one) if isinstance(one, list) else one for one in (ours, theirs)]
+                failures.append(f"{name}: {texts[0]!r} is not {texts[1]!r}")
+    assert not failures, some(failures)
+    assert shown > 4
+
+
+def test_nothing_of_the_open_turn_is_sampled(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    rendered = renderer.render(BEGUN["after others"], continue_final_message=True)
+    assert {turn.message for turn in rendered.turns} == {2}
+    assert not rendered.mask[rendered.messages == 4].any()
+    assert rendered.decode(rendered.select(message=4, field="content")).strip() == "A small"
+    assert rendered.text.endswith("A small")
+    assert rendered.lost == []
+    whole = renderer.render(BEGUN["after others"])
+    assert whole.text.startswith(rendered.text)
+    assert any(turn.message == 4 for turn in whole.turns)
+
+
+def test_parts_are_continued_where_the_template_reads_strings() -> None:
+    renderer = make_renderer("qwen3")
+    rendered = renderer.render([HI, assistant(text("The answer", "is"))], continue_final_message=True)
+    assert rendered.text.endswith("The answer\nis")
+
+
+def test_history_settings_hold_for_what_is_left_open() -> None:
+    messages = [HI, assistant("Hello!", reasoning="They greet me."), user("Bye"), assistant("Good")]
+    rendered = make_renderer("qwen3", preserve_all_thinking=True).render(messages, continue_final_message=True)
+    assert "They greet me." in rendered.text
+    assert rendered.text.endswith("Good")
+
+
+@pytest.mark.parametrize(
+    ("messages", "said", "message"),
+    [
+        ([HI], "the last one is of role user", 0),
+        ([ASK, assistant("Wait", call("now", {}))], "tool calls come after it", 1),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(messages: list[Any], said: str, message: int) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        create_renderer(POCKET).render(messages, continue_final_message=True)
+    assert caught.value.message == message
+
+
+def test_a_template_that_does_not_show_the_content_cannot_continue_it() -> None:
+    renderer = create_renderer(POCKET, chat_template="{% for m in messages %}{{ m.role }}{% endfor %}", lost="ignore")
+    with pytest.raises(TemplateError, match="could be continued"):
+        renderer.render([HI, assistant("Well")], continue_final_message=True)
+
+
+def test_a_new_message_and_an_old_one_cannot_both_be_asked_for() -> None:
+    with pytest.raises(InputError, match="ask for one of them"):
+        create_renderer(POCKET).render(BEGUN["a word"], add_generation_prompt=True, continue_final_message=True)

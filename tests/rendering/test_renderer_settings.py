@@ -1,0 +1,374 @@
+"""Settings that nobody reads are refused; what a renderer learned does not depend on what came first."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+from tests.formats.small import small_tokenizer
+from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json
+from tokentrace import (
+    RenderedTokens,
+    Renderer,
+    RendererError,
+    Tokenizer,
+    TokentraceError,
+    create_renderer,
+    create_renderer_pool,
+)
+from tokentrace.data.sources import Row
+from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
+from tokentrace.pocket import POCKET
+from tokentrace.rendering.collector import no_collection
+from tokentrace.tokens.vocabulary import Vocabulary
+
+CHAT = [{"role": "user", "content": "2+2? <|end|>"}, {"role": "assistant", "content": "4"}]
+TOKENIZER = Tokenizer(byte_tokenizer_json(["<s>", "</s>", "<c>", "<u>"]), variables=SPECIAL)
+
+
+def made(source: Any, **settings: Any) -> Renderer:
+    return create_renderer(TOKENIZER, "default", chat_template=source, **settings)
+
+
+# -- names that nobody reads
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"preserve_all_thinkng": True}, "did you mean preserve_all_thinking?"),
+        ({"control_token": "reject"}, "did you mean control_tokens?"),
+        ({"enable_thinkin": False}, "did you mean enable_thinking?"),
+        ({"zzz": 1}, r"does not read it \(it reads .*enable_thinking"),
+        ({"documents": []}, "does not read it"),
+        ({"tools": []}, r"pass it to render\(\)"),
+        ({"add_generation_prompt": True}, r"pass it to render\(\)"),
+    ],
+)
+def test_a_setting_that_nobody_reads_is_refused_with_the_nearest_name(given: Any, said: str) -> None:
+    with pytest.raises(RendererError, match=said):
+        create_renderer(POCKET, **given)
+    with pytest.raises(RendererError, match=said):
+        create_renderer_pool(POCKET, size=1, **given)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("{{ messages }}{{ x }}", ["x"]),
+        ("{{ messages }}{% set x = x or 1 %}{{ x }}", ["x"]),
+        ("{% macro m(a) %}{{ a }}{{ deep }}{% endmacro %}{{ m(messages) }}", ["deep"]),
+        ("{{ messages }}{% if x is defined %}{% set y = x %}{% else %}{% set y = z %}{% endif %}{{ y }}", ["x", "z"]),
+        ("{{ messages }}{% for m in messages %}{% if switch %}{{ m }}{% endif %}{% endfor %}", ["switch"]),
+        ("{{ messages }}{{ documents }}", ["documents"]),
+        ("{{ messages }}{{ strftime_now('%Y') }}", ["strftime_now"]),
+    ],
+)
+def test_whatever_a_template_reads_is_taken(source: str, names: list[str]) -> None:
+    for name in names:
+        made(source, **{name: "words"})
+    with pytest.raises(RendererError):
+        made(source, **{f"{names[0]}_": "words"})
+
+
+def test_a_variable_that_one_of_several_templates_reads_is_taken() -> None:
+    both = {"default": "{{ messages }}{{ a }}", "tool_use": "{{ messages }}{{ b }}"}
+    made(both, a=1, b=2)
+    with pytest.raises(RendererError, match="did you mean"):
+        made(both, a=1, bb=2)
+
+
+def test_a_name_that_only_a_loop_or_a_macro_has_is_not_read() -> None:
+    source = "{% macro m(a) %}{{ a }}{% endmacro %}{% for row in messages %}{{ m(row) }}{% endfor %}"
+    for name in ("row", "a", "m", "loop"):
+        with pytest.raises(RendererError):
+            made(source, **{name: 1})
+
+
+def test_python_formats_say_what_they_read() -> None:
+    v4 = {"thinking", "enable_thinking", "thinking_mode", "drop_thinking", "reasoning_effort"}
+    for family, names in (("deepseek-v4", v4), ("deepseek-v3.2", v4 - {"reasoning_effort"})):
+        for name in names:
+            made(PYTHON_FORMATS[family], **{name: None})
+        with pytest.raises(RendererError, match="thinking"):
+            made(PYTHON_FORMATS[family], thinkin=True)
+
+
+def test_a_row_with_a_variable_that_nobody_reads_is_a_bad_row() -> None:
+    rows = RowTokenizer(TokenizeSettings(str(POCKET)))
+    good = {"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}
+    bad = {"messages": CHAT, "chat_template_kwargs": {"enable_thinkin": False}}
+    assert rows.tokenize(Row(1, 1, good), "x").bad is None
+    problem = rows.tokenize(Row(2, 2, bad), "x").bad
+    assert problem is not None
+    assert "enable_thinking" in problem.reason
+    with pytest.raises(RendererError, match="did you mean"):
+        RowTokenizer(TokenizeSettings(str(POCKET), template_kwargs={"enable_thinkin": False}))
+
+
+def test_a_rows_own_variables_are_data() -> None:
+    rows = RowTokenizer(TokenizeSettings(str(POCKET)))
+    mine = rows._supervisor({"enable_thinking": "<|end|>"}).renderer
+    assert "kwargs" not in mine.trusted
+
+
+# -- selections
+
+
+@pytest.fixture(scope="module")
+def rendered() -> RenderedTokens:
+    return create_renderer(POCKET).render(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ({"role": "toool"}, "did you mean tool?"),
+        ({"role": 5}, "there is no role 5; there are assistant"),
+        ({"field": "contents"}, "did you mean content?"),
+        ({"field": "tool_calls.0.function.nam"}, "tool_calls.0.function.name"),
+        ({"field": "tool_calls.first"}, "there is no field"),
+        ({"field": ["content"]}, "there is no field"),
+        ({"message": 2}, "there are 2, from 0 to 1"),
+        ({"message": -2}, "there are 2"),
+        ({"message": True}, "whole number"),
+        ({"message": "0"}, "whole number"),
+    ],
+)
+def test_a_selection_of_what_cannot_be_is_refused(rendered: RenderedTokens, selection: Any, said: str) -> None:
+    with pytest.raises(RendererError, match=said):
+        rendered.select(**selection)
+    if "message" not in selection:
+        with pytest.raises(RendererError, match=said):
+            rendered.content_spans(**{"field": None, **selection})
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        *({"role": role} for role in ("tool", "system", "developer", "function")),
+        *({"field": field} for field in ("reasoning_content", "thinking", "tool_calls", "tool_calls.3.function.name")),
+        *({"field": field} for field in ("tool_calls.0.function.arguments.city.<key>", "tools", "tools.0.function")),
+        {"field": "generation_prompt"},
+        {"field": "kwargs.date"},
+    ],
+)
+def test_a_selection_of_what_is_not_there_is_empty(rendered: RenderedTokens, selection: Any) -> None:
+    assert not rendered.select(**selection).any()
+    assert rendered.select(message=-1).sum() == rendered.message_indices.count(-1)
+
+
+# -- what is learned
+
+
+FAMILIES = ("qwen3", "glm-4.5", "gpt-oss", "llama-3.1", "mistral-nemo", "deepseek-v3", "kimi-k2", "deepseek-v4")
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "D", "parameters": {"type": "object", "properties": {}}},
+}
+ODD_TOOL = {"name": "odd"}
+SPLIT = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<u>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }}{% endfor %}{{ '<c>' if tools else '</s>' }}"
+    "{% else %}<s>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<u>{% endif %}"
+)
+"""Turns end otherwise where there are tools."""
+
+
+def _fresh(family: str) -> Renderer:
+    if family == "split":
+        return made(SPLIT)
+    return create_renderer(small_tokenizer(family), "default", chat_template=PYTHON_FORMATS.get(family))
+
+
+def _steps(renderer: Renderer) -> dict[str, Any]:
+    asked, answered = CHAT[:1], CHAT
+
+    def rendering(tools: Any) -> Any:
+        found = renderer.render(answered, tools=tools)
+        return found.token_ids, found.sampled
+
+    def bridging(tools: Any) -> Any:
+        prompt = renderer.render_ids(asked, tools=tools, add_generation_prompt=True)
+        found = renderer.bridge_to_next_turn(prompt, [52], asked, tools=tools)
+        return None if found is None else found.ids.tolist()
+
+    def parsing(tools: Any) -> Any:
+        found = renderer.parse_response([52, *renderer.get_stop_token_ids()[:1]], tools=tools)
+        return found.content, str(found.finish)
+
+    return {
+        "stops": lambda: (renderer.get_stop_token_ids(), sorted(renderer.turn_stop_ids())),
+        "render": lambda: rendering(None),
+        "render with tools": lambda: rendering([TOOL]),
+        "render with odd tools": lambda: rendering([ODD_TOOL]),
+        "bridge": lambda: bridging(None),
+        "bridge with tools": lambda: bridging([TOOL]),
+        "parse": lambda: (parsing(None), renderer.grammar()),
+        "parse with tools": lambda: (parsing([TOOL]), renderer.grammar([TOOL])),
+    }
+
+
+def _answers(family: str, order: tuple[str, ...]) -> dict[str, Any]:
+    renderer = _fresh(family)
+    out = {}
+    for name in order:
+        try:
+            out[name] = _steps(renderer)[name]()
+        except TokentraceError as error:
+            out[name] = str(error)
+    return out
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "split"])
+def test_the_order_of_calls_does_not_matter(family: str) -> None:
+    names = list(_steps(_fresh(family)))
+    alone = {name: _answers(family, (name,))[name] for name in names}
+    for first, second in itertools.permutations(names, 2):
+        assert _answers(family, (first, second))[second] == alone[second], (first, second)
+    assert _answers(family, tuple(names)) == alone
+    assert _answers(family, tuple(reversed(names))) == alone
+
+
+def test_what_ends_turns_beside_tools_stops_generation() -> None:
+    assert made(SPLIT).get_stop_token_ids() == [257, 258]
+
+
+# -- copies
+
+
+def settings_of(renderer: Renderer) -> dict[str, Any]:
+    state = renderer.__getstate__()
+    digests = renderer.template_digests()
+    return {**state, "tokenizer": renderer.tokenizer.digest, "templates": digests, "eos": renderer.tokenizer.eos_ids}
+
+
+def _render_elsewhere(renderer: Renderer) -> list[int]:
+    return renderer.render_ids(CHAT)
+
+
+SETTINGS = {
+    "preserve_all_thinking": True,
+    "use_patched": True,
+    "control_tokens": "hf_compat",
+    "history": "inference",
+    "truncation": "refuse",
+    "tool_parser": "hermes",
+    "trusted": ("system",),
+    "enable_thinking": False,
+}
+
+
+@pytest.mark.parametrize("settings", [{}, *({name: value} for name, value in SETTINGS.items()), SETTINGS])
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda renderer: pickle.loads(pickle.dumps(renderer))])
+def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict[str, Any]) -> None:
+    renderer = create_renderer(POCKET, **settings)
+    renderer.render(CHAT)
+    renderer.kept["x"] = threading.Lock()
+    renderer.bridge_to_next_turn([1], [2], CHAT[:1])
+    other = way(renderer)
+    assert settings_of(other) == settings_of(renderer)
+    assert other.render_ids(CHAT) == renderer.render_ids(CHAT)
+    assert other.get_stop_token_ids() == renderer.get_stop_token_ids()
+    assert way is copy.copy or other.kept == {}
+    assert other.tokenizer._core is renderer.tokenizer._core  # loaded once
+
+
+@pytest.mark.parametrize("family", ["deepseek-v4", "qwen3"])
+def test_formats_and_templates_are_pickled_too(family: str) -> None:
+    renderer = _fresh(family)
+    assert pickle.loads(pickle.dumps(renderer)).render_ids(CHAT) == renderer.render_ids(CHAT)
+
+
+def test_a_renderer_works_in_another_process() -> None:
+    renderer = create_renderer(POCKET, enable_thinking=False)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(_render_elsewhere, [renderer, renderer])) == [renderer.render_ids(CHAT)] * 2
+
+
+def test_the_first_forged_token_needs_no_second_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        pytest.fail("a second vocabulary was made")
+
+    spec = json.loads(byte_tokenizer_json(["<s>", "</s>", "<u>", "<only-here>"]))
+    renderer = create_renderer(Tokenizer(json.dumps(spec)), "default", chat_template="{{ messages[0].content }}<u>")
+    monkeypatch.setattr(Vocabulary, "plain_spec", never)
+    text = "a <u> b"
+    assert renderer.render_ids([{"role": "user", "content": text}]) == [*text.encode(), 258]
+
+
+# -- the garbage collector
+
+
+def test_the_collector_rests_until_the_last_render_is_done() -> None:
+    import gc
+
+    begun, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with no_collection():
+            begun.set()
+            done.wait()
+
+    assert gc.isenabled()
+    thread = threading.Thread(target=other)
+    thread.start()
+    begun.wait()
+    with no_collection():
+        assert not gc.isenabled()
+        done.set()
+        thread.join()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+FORKING = """
+import gc, os, sys, threading, warnings
+warnings.simplefilter("ignore")
+from tokentrace import create_renderer
+from tokentrace.pocket import POCKET
+renderer = create_renderer(POCKET)
+begun, done = threading.Event(), threading.Event()
+real = renderer._render
+def slow(*given, **named):
+    begun.set()
+    done.wait()
+    return real(*given, **named)
+renderer._render = slow
+chat = [{"role": "user", "content": "x"}]
+thread = threading.Thread(target=renderer.render, args=(chat,))
+thread.start()
+begun.wait()
+child = os.fork()
+if not child:
+    renderer._render = real
+    before = gc.isenabled()
+    renderer.render(chat)
+    os._exit(0 if before and gc.isenabled() else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+done.set()
+thread.join()
+sys.exit(code if gc.isenabled() else 2)
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="there is no fork here")
+def test_a_process_forked_during_a_render_collects_garbage() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKING], check=False).returncode == 0

@@ -1,0 +1,464 @@
+"""Names, limits and rewards: no two rollouts share an instance, nothing hangs for ever, what failed has no reward."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokentrace import InputError, create_renderer
+from tokentrace.engines.protocol import Completion, SamplingParams
+from tokentrace.engines.scripted import Fault, ScriptedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.batch import grouped, named, row_task, run_rollouts
+from tokentrace.rollout.ends import FAILED_ENDS
+from tokentrace.rollout.interactions import BaseInteraction, Reply
+from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
+from tokentrace.rollout.store import RolloutStore, group_advantages
+from tokentrace.rollout.tools import BaseTool, FunctionTool, ToolResult, function_schema
+
+RENDERER = create_renderer(POCKET)
+QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
+ANSWER = "It is 42.<|end|>"
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
+
+
+class Engine(ScriptedEngine):
+    """Says these turns of each rollout one after another, then the last again, and how much it had cached."""
+
+    def __init__(self, *turns: str, **options: Any) -> None:
+        self._turns = turns
+        super().__init__(lambda *_: (), vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
+        self.counts: dict[str, int] = {}
+
+    async def generate(self, prompt_ids: Any, sampling: SamplingParams, **options: Any) -> Completion:
+        session = str(options.get("session"))
+        at = self.counts[session] = self.counts.get(session, -1) + 1
+        ids = RENDERER.tokenizer.encode(self._turns[min(at, len(self._turns) - 1)])
+        self._script = lambda *_: ids
+        made = await super().generate(prompt_ids, sampling, **options)
+        return Completion(made.ids, made.logprobs, made.finish_reason, made.versions, 10 * at)
+
+
+def look() -> str:
+    """Look."""
+    return "42"
+
+
+def agent(*turns: str, **options: Any) -> Agent:
+    return Agent(Engine(*(turns or (ANSWER,))), RENDERER, **options)
+
+
+def run(*turns: str, task: Task | None = None, **options: Any) -> Rollout:
+    return asyncio.run(agent(*turns, **options).run(task or Task(QUESTION, name="one")))
+
+
+# -- names
+
+
+class Table(BaseTool):
+    """Remembers which instance was told what."""
+
+    def __init__(self) -> None:
+        super().__init__(tool_schema=function_schema(look))
+        self.told: dict[str, Any] = {}
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        assert instance_id not in self.told, "two trajectories share an instance"
+        self.told[instance_id] = kwargs["value"]
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        return f"{self.told[instance_id]}"
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return float(self.told[instance_id])
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        del self.told[instance_id]
+
+
+def valued(count: int, name: str = "") -> list[Task]:
+    return [Task(QUESTION, name=name, tool_settings={"look": {"value": number}}) for number in range(count)]
+
+
+def test_unnamed_tasks_do_not_share_instances_or_rewards() -> None:
+    done: list[Rollout] = []
+    asyncio.run(run_rollouts(agent(CALL, ANSWER, tools=[Table()]), valued(8), done=done.append))
+    assert {one.task.name: one.reward for one in done} == {f"task-{number:05d}": number for number in range(8)}
+    assert all(one.messages[2]["content"] == f"{one.reward:.0f}" for one in done)
+    assert len({one.trajectory.name for one in done}) == 8
+
+
+@pytest.mark.parametrize("name", ["", "same"])
+def test_rollouts_of_one_name_that_are_under_way_together_are_told_apart(name: str) -> None:
+    """A group made by hand: the same task many times over, or tasks without names."""
+    one = agent(CALL, ANSWER, tools=[Table()])
+
+    async def go() -> list[Rollout]:
+        return await asyncio.gather(*(one.run(task) for task in valued(8, name)))
+
+    rollouts = asyncio.run(go())
+    assert [rollout.reward for rollout in rollouts] == list(range(8))
+    assert len({rollout.instance for rollout in rollouts}) == 8
+    assert len(one.engine.counts) == 8  # what the engine is told, too
+    again = asyncio.run(one.run(valued(1, "same")[0]))
+    assert again.instance == "same", "a name is free again when its rollout is over"
+
+
+def test_names_depend_on_the_place_alone_and_a_run_goes_on_with_them(tmp_path: Path) -> None:
+    tasks = [Task(QUESTION), Task(QUESTION, name="given"), Task(QUESTION)]
+    assert [task.name for task in named(tasks)] == ["task-00000", "given", "task-00002"]
+    for count in (2, 3):
+        store = RolloutStore(tmp_path)
+        summary = asyncio.run(run_rollouts(agent(), tasks[:count], store=store))
+        assert (summary.rollouts, summary.resumed) == (count, 0 if count == 2 else 2)
+        store.close()
+
+
+def test_a_name_that_is_there_twice_is_refused_before_anything_runs() -> None:
+    one = agent()
+    tasks = [Task(QUESTION, name="a"), Task(QUESTION, name="b"), Task(QUESTION, name="a")]
+    for given in (tasks, list(grouped(tasks, 2))):
+        with pytest.raises(InputError, match=r"are both called 'a.*grouped\(tasks, n\)"):
+            asyncio.run(run_rollouts(one, given))
+    assert not one.engine.requests
+    with pytest.raises(InputError, match="tasks 0 and 2"):
+        asyncio.run(run_rollouts(one, iter(tasks)))
+    with pytest.raises(InputError, match=r"task 1 is \{'prompt'.*row_task"):
+        asyncio.run(run_rollouts(one, [tasks[0], {"prompt": "?"}]))
+
+
+# -- limits
+
+
+async def never(*_: Any, **__: Any) -> None:
+    await asyncio.Event().wait()
+
+
+class User(BaseInteraction):
+    """Asks on once, with what it measured."""
+
+    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
+        asked = sum(message["role"] == "user" for message in messages)
+        return Reply("Sure?", reward=0.25, metrics={"mood": "good"}) if asked == 1 else None
+
+
+@pytest.mark.parametrize("step", ["start_interaction", "generate_response", "calculate_score", "finalize_interaction"])
+def test_a_simulated_user_that_hangs_is_given_up(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(User, step, never)
+    rollout = run(interaction=User(), budget=Budget(interaction_timeout=0.01, reward_timeout=0.01))
+    assert rollout.notes == [f"{step} took longer than 0.01 s"]
+    if step == "finalize_interaction":  # nothing is left to fail by then: it is told
+        assert (rollout.end, rollout.reward) == (End.USER, 0.25)
+    else:
+        assert (rollout.end, rollout.reward) == (End.HUNG, None)
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["coroutine", "function"])
+def test_a_reward_that_hangs_is_given_up_and_what_was_sampled_is_kept(blocks: bool) -> None:
+    gate = threading.Event()
+
+    def hang(_: Rollout) -> float:
+        gate.wait()
+        return 1.0
+
+    rollout = run(reward=hang if blocks else never, budget=Budget(reward_timeout=0.01))
+    gate.set()
+    assert (rollout.end, rollout.reward, rollout.notes) == (End.HUNG, None, ["the reward took longer than 0.01 s"])
+    assert rollout.trajectory.num_sampled == len(RENDERER.tokenizer.encode(ANSWER))
+
+
+def test_a_reward_that_blocks_holds_up_no_other_rollout() -> None:
+    others = threading.Event()
+
+    def reward(rollout: Rollout) -> float:
+        if rollout.task.name == "task-00000":
+            assert others.wait(60), "nobody else came to its end meanwhile"
+        else:
+            others.set()
+        return 1.0
+
+    summary = asyncio.run(run_rollouts(agent(reward=reward), [Task(QUESTION)] * 2))
+    assert (summary.ends, summary.rewards) == ({"answer": 2}, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("where", ["engine", "tool", "user"])
+def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    asked = 0
+
+    def loop() -> asyncio.AbstractEventLoop:
+        made = asyncio.new_event_loop()
+        made.time = lambda: now
+        return made
+
+    async def hang(*_: Any, **__: Any) -> None:
+        nonlocal now
+        now += 100
+        await asyncio.Event().wait()
+
+    async def latency(_: int) -> None:
+        nonlocal asked
+        asked += 1
+        if where == "engine" and asked == 2:
+            await hang()
+
+    async def slow() -> str:
+        """Look."""
+        if where == "tool":
+            await hang()
+        return "42"
+
+    monkeypatch.setattr(User, "generate_response", hang)
+    made = Agent(
+        Engine(ANSWER if where == "user" else CALL, latency=latency),
+        RENDERER,
+        tools=[FunctionTool(slow, name="look")],
+        interaction=User() if where == "user" else None,
+        reward=lambda rollout: float(rollout.turns),
+        budget=Budget(seconds=10, tool_timeout=None, interaction_timeout=None),
+    )
+    with asyncio.Runner(loop_factory=loop) as runner:
+        rollout = runner.run(made.run(Task(QUESTION, name="one")))
+    assert (rollout.end, rollout.notes) == (End.TIME, ["the rollout took longer than 10 s"])
+    assert rollout.reward == rollout.turns == 1, "a budget has ended it: it is judged like any other"
+    rollout.trajectory.check()
+
+
+# -- rewards
+
+
+class Broken(Table):
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        raise OSError("no room")
+
+
+def failing_engine() -> Rollout:
+    made = agent(CALL, ANSWER, tools=[look], reward=lambda _: 1.0)
+    made.engine.faults.extend([None, Fault.GARBAGE])
+    return asyncio.run(made.run(Task(QUESTION, name="one", metadata={"reward": 5.0})))
+
+
+def aborted() -> Rollout:
+    async def latency(_: int) -> None:
+        await engine.abort("one-0")
+
+    engine = Engine(ANSWER, latency=latency)
+    return asyncio.run(Agent(engine, RENDERER, reward=lambda _: 0.0).run(Task(QUESTION, name="one")))
+
+
+FAILURES: dict[str, Callable[[], Rollout]] = {
+    "engine": failing_engine,
+    "reward": lambda: run(reward=lambda _: 1 / 0),
+    "a tool cannot be made": lambda: run(tools=[Broken()]),
+    "abort": aborted,
+}
+
+
+@pytest.mark.parametrize("fail", FAILURES.values(), ids=list(FAILURES))
+def test_what_failed_has_no_reward_anywhere(fail: Callable[[], Rollout], tmp_path: Path) -> None:
+    rollout = fail()
+    assert rollout.end in FAILED_ENDS
+    assert rollout.reward is None
+    rollout.reward = 3.0  # whoever says so
+    assert rollout.metrics()["reward"] is None
+    store = RolloutStore(tmp_path)
+    store.finish(rollout)
+    (row,) = store.finished
+    row["metrics"]["reward"] = 0.0  # as an older journal might
+    assert group_advantages([row]) == {}
+    assert all(sample.reward is None and sample.advantages is None for sample in store.samples(advantages="group"))
+    store.close()
+
+
+def test_a_failed_row_does_not_take_the_reward_of_its_data(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path)
+    store.finish(failing_engine())
+    (sample,) = store.samples()
+    assert (sample.reward, sample.trained > 0) == (None, True)
+    store.close()
+
+
+def test_advantages_are_those_of_the_rollouts_that_succeeded(tmp_path: Path) -> None:
+    def reward(rollout: Rollout) -> float:
+        return [1.0, 1 / 0 if rollout.task.metadata["member"] == 1 else 3.0][min(rollout.task.metadata["member"], 1)]
+
+    store = RolloutStore(tmp_path)
+    asyncio.run(run_rollouts(agent(reward=reward), grouped([Task(QUESTION)], 3), store=store, concurrency=1))
+    found = group_advantages(store.finished)
+    assert found == {
+        "task-00000-0": pytest.approx(-1 / math.sqrt(2), rel=1e-5),
+        "task-00000-2": pytest.approx(1 / math.sqrt(2), rel=1e-5),
+    }, "the mean of 1 and 3, not of 1, 0 and 3"
+    with pytest.raises(InputError, match="advantages are 'group' or None, not 'grop'"):
+        list(store.samples(advantages="grop"))
+    store.close()
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, "1", b"1", [1.0], 10**400, object()], ids=repr)
+def test_a_reward_that_is_no_number_fails_the_rollout(odd: Any) -> None:
+    rollout = run(reward=lambda _: odd)
+    assert (rollout.end, rollout.reward) == (End.FAILED, None)
+    assert "it must be a finite number" in rollout.notes[-1]
+    call = run(CALL, ANSWER, tools=[Odd(odd)])
+    assert (call.end, call.reward) == (End.FAILED, None)
+
+
+class Odd(BaseTool):
+    def __init__(self, reward: Any) -> None:
+        super().__init__(tool_schema=function_schema(look))
+        self._reward = reward
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return ToolResult("42", self._reward)
+
+
+def test_rewards_may_be_of_any_kind_of_number() -> None:
+    for given, kept in ((np.float32(0.5), 0.5), (np.int64(2), 2.0), (True, 1.0), (None, None)):
+        rollout = run(reward=lambda _, given=given: given)
+        assert (rollout.end, rollout.reward, type(rollout.reward)) == (End.ANSWER, kept, type(kept))
+
+
+# -- turns
+
+
+def test_rewards_metrics_and_cached_tokens_of_each_turn_reach_the_disk_and_the_rows(tmp_path: Path) -> None:
+    class Measured(Table):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            return "42", 0.5, {"rows": 3}
+
+    task = Task(QUESTION, name="one", tool_settings={"look": {"value": 1}})
+    rollout = run(CALL, ANSWER, task=task, tools=[Measured()], interaction=User())
+    assert rollout.reward == 1 + 0.5 + 0.25
+    store = RolloutStore(tmp_path)
+    store.finish(rollout)
+    store.close()
+    store = RolloutStore(tmp_path)
+    (row,) = store.finished
+    assert [(turn["reward"], turn["cached_tokens"], turn["metrics"]) for turn in row["turns"]] == [
+        (0.5, 0, [{"tool": "look", "rows": 3}]),
+        (0.25, 10, [{"interaction": "User", "mood": "good"}]),
+        (0.0, 20, []),
+    ]
+    assert (row["metrics"]["cached_tokens"], row["metrics"]["reward"]) == (30, 1.75)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (made,) = parquet.read_table(store.write_rows()).to_pylist()
+    store.close()
+    assert (made["reward"], made["end"]) == (1.75, "user")
+    turns = rollout.trajectory.turns()
+    assert [(one["start"], one["stop"]) for one in made["turns"]] == [(turn.start, turn.stop) for turn in turns]
+    assert [(one["reward"], one["cached_tokens"]) for one in made["turns"]] == [(0.5, 0), (0.25, 10), (0.0, 20)]
+    assert [one["prompt_tokens"] for one in made["turns"]] == [turn.start for turn in turns]
+    assert made["turns"][0]["metrics"] == '[{"tool": "look", "rows": 3}]'
+    assert '"cached_tokens": 30' in made["metrics"]
+
+
+def test_a_tool_that_cannot_be_released_is_noted() -> None:
+    class Stuck(Table):
+        async def release(self, instance_id: str, **kwargs: Any) -> None:
+            raise OSError("stuck")
+
+    rollout = run(task=valued(1, "one")[0], tools=[Stuck()])
+    assert (rollout.end, rollout.notes) == (End.ANSWER, ["look: OSError: stuck"])
+
+
+# -- odd settings
+
+ODD_BUDGETS: dict[str, Any] = {
+    "turns": [0, -1, 1.5, True, "3", math.nan, None, 10**30, np.float64(3)],
+    "turn_tokens": [0, "many", 2**31],
+    "tokens": [0, -5, 1.5],
+    "context": [0, [1]],
+    "seconds": [0, -1, math.nan, math.inf, "1", True, 10**400],
+    "tool_timeout": [0, math.nan, "60"],
+    "tool_seconds": [-1, math.nan],
+    "interaction_timeout": [0, math.inf],
+    "reward_timeout": [-0.5, object()],
+    "result_tokens": [0, None],
+    "result_keep": ["haed", 3, None],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, all_ in ODD_BUDGETS.items() for value in all_], ids=repr
+)
+def test_an_odd_budget_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"^{name} "):
+        Budget(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    budget = Budget(turns=np.int64(3), seconds=np.float32(2), result_keep="tail")
+    assert (type(budget.turns), type(budget.seconds), budget.result_keep) == (int, float, "tail")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"messages": None}, "messages must be a list"),
+        ({"messages": "What?"}, "messages must be a list"),
+        ({"name": 3}, "name must be text, not 3"),
+        ({"name": "\ud800"}, "name must be text"),
+        ({"tools": "look"}, "tools must be a list"),
+        ({"tool_settings": {"look": 3}}, r"tool_settings\['look'\] must be a mapping, not 3"),
+        ({"tool_settings": [1]}, "tool_settings must be a mapping"),
+        ({"interaction_settings": {1: 2}}, "interaction_settings must be a mapping"),
+        ({"metadata": {"a": math.nan}}, "metadata cannot be kept as JSON"),
+        ({"metadata": {"a": object()}}, "metadata cannot be kept as JSON"),
+        ({"metadata": 3}, "metadata must be a mapping"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_odd_task_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Task(**{"messages": QUESTION, **options})
+
+
+@pytest.mark.parametrize("name", ["engine", "renderer", "sampling", "interaction", "reward", "budget", "tools"])
+def test_an_odd_agent_is_refused_by_name(name: str) -> None:
+    given: dict[str, Any] = {"engine": Engine(ANSWER), "renderer": RENDERER, name: {"turns": 3}}
+    with pytest.raises(InputError, match=f"^{name} must be"):
+        Agent(given.pop("engine"), given.pop("renderer"), **given)
+    with pytest.raises(InputError, match="3 is neither a function nor a BaseTool"):
+        agent(tools=[3])
+
+
+def test_odd_settings_of_a_run_are_refused_by_name() -> None:
+    for options, said in (
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"concurrency": math.nan}, "concurrency must be a whole number"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": "1"}, "seed must be a whole number"),
+    ):
+        with pytest.raises(InputError, match=said):
+            asyncio.run(run_rollouts(agent(), [Task(QUESTION)], **options))
+    with pytest.raises(InputError, match="size of a group must be at least 1"):
+        grouped([], 0)
+
+
+def test_settings_for_a_tool_that_is_not_there_are_refused_with_the_nearest() -> None:
+    rollout = run(tools=[look], task=Task(QUESTION, name="one", tool_settings={"lok": {"value": 1}}))
+    assert rollout.end is End.FAILED
+    assert rollout.notes == ["there are settings for a tool 'lok', and there is none; did you mean 'look'?"]
+
+
+def test_numbers_that_json_cannot_hold_become_text_in_a_tasks_metadata() -> None:
+    task = row_task({"prompt": "?", "score": math.nan, "most": math.inf, "deep": [{"x": -math.inf}]})
+    assert task.metadata == {"score": "NaN", "most": "Infinity", "deep": [{"x": "-Infinity"}]}
+
+
+def test_whatever_a_renderer_raises_fails_that_rollout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("no such thing")
+
+    one = agent()
+    monkeypatch.setattr(one, "_begin", broken)
+    rollout = asyncio.run(one.run(Task(QUESTION, name="one")))
+    assert (rollout.end, rollout.notes) == (End.FAILED, ["KeyError: 'no such thing'"])

@@ -1,0 +1,185 @@
+"""An engine that is down: the run waits and goes on as if nothing had happened, or stops with everything kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokentrace import create_renderer, load_trajectory
+from tokentrace.engines.protocol import Completion, EngineRefusal, EngineUnavailable, SamplingParams
+from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.batch import grouped, run_rollouts
+from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
+from tokentrace.rollout.patience import EngineDown, Outage, Patience
+from tokentrace.rollout.store import TRAJECTORIES, RolloutStore, file_name
+
+RENDERER = create_renderer(POCKET)
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
+TASKS = [Task([{"role": "user", "content": f"Question {number}?"}], name=f"q{number}") for number in range(4)]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, and what happens then."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+        self.meanwhile()
+        await asyncio.sleep(0)
+
+
+class Engine(ScriptedEngine):
+    """A call first, then an answer that depends on the seed. Down after some requests, or for some prompts."""
+
+    def __init__(self) -> None:
+        super().__init__(self._say, vocab_size=RENDERER.tokenizer.vocabulary.size)
+        self.refuses: Callable[[Any, str | None], Exception | None] = lambda *_: None
+        self.asked = 0
+
+    def _say(self, prompt: Any, sampling: SamplingParams) -> Any:
+        if "42" not in RENDERER.tokenizer.decode(prompt):
+            return RENDERER.tokenizer.encode(CALL)
+        (stop, *_) = RENDERER.get_stop_token_ids()
+        return [*np.random.default_rng(sampling.seed).integers(300, 4000, 20).tolist(), stop]
+
+    async def generate(self, prompt_ids: Any, sampling: Any, **options: Any) -> Completion:
+        self.asked += 1
+        problem = self.refuses(prompt_ids, options.get("session"))
+        if problem is not None:
+            raise problem
+        return await super().generate(prompt_ids, sampling, **options)
+
+
+def look() -> str:
+    """Look."""
+    return "42"
+
+
+def agent(engine: Engine, **options: Any) -> Agent:
+    return Agent(engine, RENDERER, tools=[look], reward=lambda _: 1.0, **options)
+
+
+def run(engine: Engine, patience: Patience, store: RolloutStore | None = None, **options: Any) -> list[Rollout]:
+    done: list[Rollout] = []
+    running = run_rollouts(
+        agent(engine, **options),
+        grouped(TASKS, 2),
+        concurrency=3,
+        seed=5,
+        patience=patience,
+        store=store,
+        done=done.append,
+    )
+    asyncio.run(running)
+    return done
+
+
+def streams(rollouts: list[Rollout]) -> dict[str, list[int]]:
+    return {one.task.name: one.trajectory.stream().tolist() for one in rollouts}
+
+
+def test_a_run_waits_for_an_engine_that_is_down_and_goes_on_as_if_nothing_had_happened() -> None:
+    whole = streams(run(Engine(), Patience()))
+    clock, engine, said = Clock(), Engine(), list[Outage | None]()
+    down = EngineUnavailable("connection refused")
+    engine.refuses = lambda *_: down if engine.asked > 4 and clock.now < 20 else None
+    rollouts = run(engine, Patience(60, notice=said.append, clock=clock, sleep=clock.sleep))
+    assert {one.end for one in rollouts} == {End.ANSWER}
+    assert streams(rollouts) == whole, "nothing that was sampled is lost, and nothing is sampled differently"
+    assert clock.pauses == [1, 2, 4, 8, 16], "one asks, less and less often, and the others wait for it"
+    assert said[-1] is None
+    first = said[0]
+    assert first is not None
+    assert (first.reason, first.waited, first.pause, first.left) == ("connection refused", 0, 1, 60)
+    assert "all rollouts wait: asking again in 1 s, the run stops in 60 s; connection refused" in str(first)
+
+
+def test_a_run_whose_patience_runs_out_stops_and_goes_on_later(tmp_path: Path) -> None:
+    whole = streams(run(Engine(), Patience()))
+    clock, engine = Clock(), Engine()
+    engine.refuses = lambda *_: EngineUnavailable("503") if engine.asked > 9 else None
+    store = RolloutStore(tmp_path)
+    with pytest.raises(EngineDown, match="did not answer for 100 s: 503"):
+        run(engine, Patience(100, clock=clock, sleep=clock.sleep), store)
+    assert sum(clock.pauses) == 100
+    finished = {row["name"] for row in store.finished}
+    assert finished
+    assert {row["metrics"]["end"] for row in store.finished} == {"answer"}, "no rollout pays for it"
+    partial = [
+        name for name in store.unfinished if (tmp_path / TRAJECTORIES / f"{file_name(name)}.partial.tt").exists()
+    ]
+    assert partial, "what was sampled until then is on the disk"
+    for name in partial:
+        kept = load_trajectory(tmp_path / TRAJECTORIES / f"{name}.partial.tt").trajectory
+        assert whole[name][: len(kept)] == kept.stream().tolist()
+    store.close()
+    store = RolloutStore(tmp_path)
+    run(Engine(), Patience(), store)
+    assert {row["name"]: trajectory.stream().tolist() for row, trajectory in store.trajectories()} == whole
+    assert not list((tmp_path / TRAJECTORIES).glob("*.partial.tt"))
+    store.close()
+
+
+@pytest.mark.parametrize("problem", [EngineRefusal("400: too long", status=400), EngineUnavailable("500: it crashed")])
+def test_a_rollout_that_the_engine_refuses_fails_alone(problem: Exception) -> None:
+    clock, engine = Clock(), Engine()
+    engine.refuses = lambda _, session: problem if session == "q1-0" else None
+    ends = {one.task.name: one for one in run(engine, Patience(60, clock=clock, sleep=clock.sleep))}
+    assert len(ends) == 8
+    assert {name for name, one in ends.items() if one.end is not End.ANSWER} == {"q1-0"}
+    assert (ends["q1-0"].end, ends["q1-0"].reward, ends["q1-0"].notes) == (End.ENGINE, None, [str(problem)])
+    assert clock.pauses == [], "an engine that answers others is not waited for"
+
+
+def test_a_request_that_brings_the_engine_down_each_time_is_not_sent_for_ever() -> None:
+    clock, engine = Clock(), Engine()
+    until = -1.0
+
+    def refuses(_: Any, session: str | None) -> Exception | None:
+        nonlocal until
+        if session == "q1-0":
+            until = clock.now + 1
+        return EngineUnavailable("dead") if clock.now < until else None
+
+    engine.refuses = refuses
+    ends = {one.task.name: one.end for one in run(engine, Patience(60, clock=clock, sleep=clock.sleep))}
+    assert [name for name, end in ends.items() if end is not End.ANSWER] == ["q1-0"]
+
+
+def test_waiting_for_the_engine_is_not_the_rollouts_time() -> None:
+    clock, engine = Clock(), Engine()
+    engine.refuses = lambda *_: EngineUnavailable("down") if engine.asked > 1 and clock.now < 99 else None
+    patience = Patience(600, clock=clock, sleep=clock.sleep)
+
+    def loop() -> asyncio.AbstractEventLoop:
+        made = asyncio.new_event_loop()
+        made.time = clock  # the loop's time is the clock's: a limit that counted would be over
+        return made
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        rollout = runner.run(agent(engine, budget=Budget(seconds=10)).run(TASKS[0], patience=patience))
+    assert clock.now > 99
+    assert (rollout.end, rollout.turns) == (End.ANSWER, 2)
+
+
+def test_no_patience_stops_at_once_and_an_agent_alone_has_none() -> None:
+    engine = Engine()
+    engine.refuses = lambda *_: EngineUnavailable("down")
+    with pytest.raises(EngineDown):
+        run(engine, Patience(0))
+    rollout = asyncio.run(agent(engine).run(TASKS[0]))
+    assert (rollout.end, rollout.reward) == (End.ENGINE, None)
