@@ -29,6 +29,7 @@ from tokentrace.conversation.shapes import (
     shape_of,
     with_system,
 )
+from tokentrace.parsing.shapes import openai_message
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
@@ -229,7 +230,9 @@ def test_anthropics_blocks_become_messages(name: str) -> None:
 @pytest.mark.parametrize("name", RESPONSES)
 def test_a_parsed_response_comes_back_from_anthropics_shape(name: str) -> None:
     response = RESPONSES[name]
-    message = response.to_message(parsed=True)
+    message = openai_message(response)
+    for call in message.get("tool_calls", []):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     [made] = from_anthropic([response.to_anthropic()])
     assert made == {**message, "content": message["content"] or ""}
 

@@ -293,3 +293,13 @@ def test_control_tokens_in_an_assistants_own_text_are_ambiguous_only_where_it_is
     assert parsed.content == message["content"]
     assert parsed.finish is Finish.STOP
     assert parsed.tool_calls == []
+
+
+@pytest.mark.parametrize("name", ["qwq-32b", "deepseek-r1", "minimax-m2"])
+@pytest.mark.parametrize("content", ["<think>\n", "<think>\nfoo", "<think>\n\n</thin"])
+def test_letters_that_spell_the_end_of_a_prompt_are_content(name: str, content: str) -> None:
+    """The prompt ends with the token ``<think>``; what was written in letters is not that, and is sampled."""
+    literal = make_renderer(name, trusted=())
+    parsed, losses = round_trip(literal, {"role": "assistant", "content": content}, None) or pytest.fail("refused")
+    assert parsed.content == content
+    assert losses == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tokentrace.parsing.shapes import (
     anthropic_message,
     anthropic_stop_reason,
     expressible,
+    history_message,
     numbered_call_id,
     openai_message,
     responses_items,
@@ -129,10 +131,10 @@ def test_openai_takes_the_message(name: str) -> None:
         assert isinstance(json.loads(made["function"]["arguments"]), dict)
 
 
-@pytest.mark.parametrize("parsed", [False, True])
+@pytest.mark.parametrize("make", [openai_message, history_message])
 @pytest.mark.parametrize("name", RESPONSES)
-def test_the_message_can_go_back_into_a_conversation(name: str, parsed: bool) -> None:
-    message = openai_message(RESPONSES[name], parsed=parsed)
+def test_the_message_can_go_back_into_a_conversation(name: str, make: Callable[..., dict[str, Any]]) -> None:
+    message = make(RESPONSES[name])
     assert check_messages([message]) == [message]
 
 
@@ -166,7 +168,7 @@ def test_responses_takes_the_items(name: str) -> None:
 @pytest.mark.parametrize("name", RESPONSES)
 def test_all_shapes_say_the_same(name: str) -> None:
     response = RESPONSES[name]
-    openai = openai_message(response, parsed=True)
+    openai = openai_message(response)
     blocks = anthropic_message(response)["content"]
     items = responses_items(response)
 
@@ -177,7 +179,8 @@ def test_all_shapes_say_the_same(name: str) -> None:
     assert texts == [block.get("text") or block.get("thinking") for block in blocks if block["type"] != "tool_use"]
 
     calls = [
-        (made["id"], made["function"]["name"], made["function"]["arguments"]) for made in openai.get("tool_calls", [])
+        (made["id"], made["function"]["name"], json.loads(made["function"]["arguments"]))
+        for made in openai.get("tool_calls", [])
     ]
     assert calls == [(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
     assert calls == [
@@ -201,10 +204,9 @@ def test_openai_message() -> None:
     assert openai_message(RESPONSES["calls only"])["content"] is None
 
 
-def test_arguments_are_text_as_written_or_values() -> None:
+def test_arguments_are_text_as_written() -> None:
     written = openai_message(respond(TWICE))["tool_calls"][0]["function"]["arguments"]
     assert written == '{"a": 1, "a": 2}'
-    assert openai_message(respond(TWICE), parsed=True)["tool_calls"][0]["function"]["arguments"] == {"a": 2}
 
 
 def test_anthropic_message() -> None:
@@ -288,10 +290,29 @@ def test_a_call_needs_a_name_and_arguments_to_be_said(attempt: ParsedToolCall) -
     assert not expressible(attempt)
 
 
-def test_what_is_left_out_does_not_move_into_the_content() -> None:
+def test_what_clients_are_not_told_does_not_move_into_the_content() -> None:
     response = respond(say("x"), BROKEN)
     assert openai_message(response) == {"role": "assistant", "content": "x"}
     assert response.tool_calls[0].raw == BROKEN.raw
+
+
+@pytest.mark.parametrize("attempt", [BROKEN, NAMELESS, TRUNCATED, TWICE])
+def test_what_is_no_call_stands_in_the_conversation_where_it_was_written(attempt: ParsedToolCall) -> None:
+    good = call("f", {})
+    response = respond(think("Hm."), say("x"), attempt, say("y"), good)
+    message = history_message(response)
+    assert message["content"] == f"x{attempt.raw}y"
+    assert message["reasoning_content"] == "Hm."
+    assert [made["id"] for made in message["tool_calls"]] == ["call00001"]
+    assert "tool_calls" not in history_message(respond(attempt))
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_a_conversation_has_the_same_message_where_all_calls_are_calls(name: str) -> None:
+    response = RESPONSES[name]
+    if all(some.status in ("ok", "unknown_tool") for some in response.tool_calls):
+        empty = {} if response.reasoning_content or not response.span("reasoning") else {"reasoning_content": ""}
+        assert history_message(response) == {**openai_message(response), **empty}
 
 
 def test_ids() -> None:
@@ -330,6 +351,6 @@ def test_stop_reasons(response: ParsedResponse, reason: str) -> None:
 
 def test_the_response_offers_the_shapes() -> None:
     response = RESPONSES["reasoning, content, two calls"]
-    assert response.to_message(parsed=True) == openai_message(response, parsed=True)
+    assert response.to_message() == history_message(response)
     assert response.to_anthropic() == anthropic_message(response)
     assert response.to_responses() == responses_items(response)

@@ -23,6 +23,7 @@ RENDERER = create_renderer(POCKET)
 QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 CALL = THOUGHT + '<tool_call>\n{"name":"multiply",  "arguments":{"a": 6,"b":7}}\n</tool_call><|end|>'
+CANONICAL = '{"name": "multiply", "arguments": {"a": 6, "b": 7}}'
 ANSWER = "It is 42.<|end|>"
 
 
@@ -88,6 +89,15 @@ def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
     }
 
 
+def test_the_messages_of_a_rollout_render_back() -> None:
+    engine = scripted(CALL.replace('{"name":"multiply",  "arguments":{"a": 6,"b":7}}', CANONICAL), ANSWER)
+    rollout = run(engine)
+    stream = rollout.trajectory.stream().tolist()
+    assert isinstance(rollout.messages[1]["tool_calls"][0]["function"]["arguments"], str)
+    rendered = RENDERER.render(rollout.messages[:2], tools=rollout.schemas)
+    assert rendered.token_ids[: rendered.turns[-1].stop] == stream[: rendered.turns[-1].stop]
+
+
 def test_parallel_calls_are_answered_in_their_order() -> None:
     calls = "\n".join(
         f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {a}, "b": 2}}}}\n</tool_call>' for a in (1, 2, 3)
@@ -99,10 +109,12 @@ def test_parallel_calls_are_answered_in_their_order() -> None:
 
 
 def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
-    engine = scripted('<tool_call>\n{"name": "multiply", "arguments": {"a": 1,}}\n</tool_call><|end|>', ANSWER)
+    written = '<tool_call>\n{"name": "multiply", "arguments": {"a": 1,}}\n</tool_call>'
+    engine = scripted(f"{written}<|end|>", ANSWER)
     rollout = run(engine)
     assert rollout.end is End.ANSWER
     assert rollout.malformed == 1
+    assert rollout.messages[1] == {"role": "assistant", "content": written}, "whoever scores it sees what was written"
     assert rollout.messages[2]["role"] == "tool"
     assert rollout.messages[2]["content"].startswith("error: ")
     assert rollout.use.failed == 1

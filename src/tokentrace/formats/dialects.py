@@ -220,6 +220,14 @@ _DIALECTS: Final = (
         ),
     ),
     Dialect(
+        "functools",
+        "a JSON list of calls after the word functools (Phi-4-mini)",
+        CallGrammar(
+            Style.JSON_CALL, section_open="functools[", section_close="]", separator=", ", keys=_NAME_AND_ARGUMENTS
+        ),
+        served_as=("phi4_mini_json",),
+    ),
+    Dialect(
         "mistral-args",
         "[TOOL_CALLS], the name, [ARGS] and JSON for each call",
         CallGrammar(Style.JSON_ARGUMENTS, open="[TOOL_CALLS]", head=(("", "name"),), begin="[ARGS]"),

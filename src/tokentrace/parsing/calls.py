@@ -31,6 +31,8 @@ class CallParser:
         self._pairs = PairReader(calls, reader, output)
         self._braces = BraceReader(calls, reader, output)
         self._python = PythonReader(calls, reader, output)
+        self.misplaced = ""
+        """Why calls that begin now cannot stand where they do."""
 
     # -- sections
 
@@ -40,6 +42,8 @@ class CallParser:
         if calls.section_open and (yield from reader.sees(calls.section_open[0])):
             yield from self._section()
             return
+        if calls.named_section:
+            self.misplaced = self.misplaced or f"the call stands outside of {calls.grammar.section_open.strip()!r}"
         while True:
             yield from self._delimited()
             if (yield from self._opens_again()):
@@ -114,10 +118,24 @@ class CallParser:
         match = marks.pattern.match(data, at) if marks.pattern is not None else None
         return Found(marks.kinds[match[0]], at, at, match.end()) if match else None
 
+    def headed(self) -> Reading[None]:
+        """Calls that begin with their head, where the delimiter before it is missing."""
+        self.misplaced = f"{self.calls.grammar.open.strip()!r} is missing before the call"
+        yield from self._attempts(self.reader.at)
+
     # -- calls without delimiters
 
-    def bare(self) -> Reading[bool]:
-        """Calls without delimiters, if one begins here. Goes nowhere if none does."""
+    def skip_value(self) -> Reading[None]:
+        """Go past a JSON value, or to where it cannot be one any more."""
+        start = self.reader.at
+        yield from self._json.skip()
+        self.reader.at = max(self.reader.at, start + 1)
+
+    def bare(self, introduced: int | None = None) -> Reading[bool]:
+        """Calls without delimiters, if one begins here. Goes nowhere if none does.
+
+        `introduced` is where a control token stands that belongs to the first of them.
+        """
         calls, reader, output = self.calls, self.reader, self.output
         start = reader.at
         at = yield from reader.past_space()
@@ -129,7 +147,9 @@ class CallParser:
         found = False
         while True:
             reader.at = at
-            attempt = Attempt(len(output.calls), at, space=None if found or calls.section_open else (start, at))
+            space = None if found or calls.section_open else (start, at)
+            attempt = Attempt(len(output.calls), at if introduced is None or found else introduced, space=space)
+            attempt.misplaced = self.misplaced
             if not (yield from self._bare_call(attempt)):
                 reader.at = start
                 return found
@@ -144,7 +164,7 @@ class CallParser:
 
     def _bare_call(self, attempt: Attempt) -> Reading[bool]:
         if self.style is Style.PYTHON:
-            if not (yield from self._python.begins(attempt.start)):
+            if not (yield from self._python.begins(self.reader.at)):
                 return False
             self.output.announce(attempt)
             yield from self._python.call(attempt)
@@ -167,6 +187,7 @@ class CallParser:
         again = True
         while again:
             attempt = output.start_call(start)
+            attempt.misplaced = self.misplaced
             yield from self._body(attempt)
             again = yield from self._closing(attempt)
             output.finish_call(attempt, reader.at)
@@ -228,7 +249,7 @@ class CallParser:
         if past is None and calls.end and calls.close:
             past = yield from reader.sees_all(calls.close)
             if past is not None:
-                attempt.blame(CallStatus.UNCLOSED, f"{calls.grammar.end.strip()!r} is missing")
+                self._missing(attempt, calls.grammar.end)
             else:
                 ended = yield from reader.sees_all(calls.end)
                 reader.at = ended if ended is not None else reader.at
@@ -237,8 +258,10 @@ class CallParser:
             return False
         if calls.inner and (yield from self._again()):
             if calls.end and ended is None:
-                attempt.blame(CallStatus.UNCLOSED, f"{calls.grammar.end.strip()!r} is missing")
+                self._missing(attempt, calls.grammar.end)
             return True
+        if self.output.loose and (yield from self._is_whole(attempt, ended)):
+            return False
         if calls.another and (yield from reader.sees_all(calls.another)) is not None:
             attempt.blame(CallStatus.UNCLOSED, "the call is not closed")
             return False
@@ -253,6 +276,24 @@ class CallParser:
             attempt.blame(status, "there is something else before its closing")
         past = yield from reader.sees_all(calls.close)
         reader.at = past if past is not None else found.stop
+        return False
+
+    def _missing(self, attempt: Attempt, piece: str) -> None:
+        if not self.output.loose:
+            attempt.blame(CallStatus.UNCLOSED, f"{piece.strip()!r} is missing")
+
+    def _is_whole(self, attempt: Attempt, ended: int | None) -> Reading[bool]:
+        """Whether nothing but its closing is missing from a call: servers do without, after JSON only at the end."""
+        if attempt.ragged or attempt.problems:
+            return False
+        if self.style not in (Style.JSON_CALL, Style.JSON_ARGUMENTS):
+            return ended is not None
+        at = yield from self.reader.past_space()
+        if at == len(self.reader.data):
+            return True
+        for stop in self._stops:
+            if (yield from self.reader.sees(stop, at)):
+                return True
         return False
 
     def _without_closing(self, attempt: Attempt) -> Reading[None]:

@@ -36,7 +36,7 @@ from ..formats.grammar import Channels
 from .compiled import Compiled
 from .output import Attempt, Output
 from .reader import Found, Marks, Reader, Reading, Say
-from .response import CallStatus, PartKind
+from .response import CallStatus, Part, PartKind
 
 _NOBODY: Final = frozenset({b"user", b"assistant", b"all"})
 """Recipients that are no tool."""
@@ -217,8 +217,11 @@ class ChannelParser:
         if header.tool is not None:
             return (yield from self._call(header, header.tool, begun))
         say = self._say(header)
+        start = self.reader.at
         found = yield from self.reader.find(self._in_body, say)
         self.output.settle()
+        if say == self.output.reasoning and start == self.reader.at > self.output.base:
+            self.output.parts.append(Part(PartKind.REASONING, "", self.output.span(start, start)))
         if found is None and say == self.output.reasoning:
             self.output.open = PartKind.REASONING
         return found

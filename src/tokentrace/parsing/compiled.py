@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
 from ..tokens.tokenizer import Ids, Tokenizer
 from .marked import MarkedBytes, mark, marks_of, parts, pieces, unforgeable
 from .reader import Marks
 
 Pieces = tuple[bytes, ...]
+_LETTERS: Final = frozenset(string.ascii_letters.encode())
 
 
 def _lead(data: bytes) -> bytes:
@@ -64,6 +69,8 @@ class CompiledCalls:
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
         """Whether calls have no delimiter of their own, and are known by what they hold."""
+        self.named_section = any(set(piece[5:]) & _LETTERS for piece in self.section_open if unforgeable(piece))
+        """Whether the section opens with a name in a tag, which another name is not."""
         self.inner = bool(self.open) and (bool(self.head and self.head[0][0]) or grammar.style is Style.JSON_CALL)
         """Whether several calls can stand inside one pair of delimiters."""
         self.openers: list[bytes] = []
@@ -72,6 +79,13 @@ class CompiledCalls:
             self.openers = [self.section_open[0]] if self.section_open else []
             if self.open and (not self.openers or unforgeable(self.open[0])):
                 self.openers.append(self.open[0])
+        lead = self.head[0][0] if self.head else ()
+        self.loose_opener = b""
+        """What begins a call for servers, and not for the grammar: the head of a call that lacks its delimiter."""
+        if self.bare:
+            self.loose_opener = b"{" if grammar.style is Style.JSON_CALL and not self.section_open else first
+        elif grammar.style is Style.PAIRS and self.open and lead and self.end:
+            self.loose_opener = lead[0]
         self._lookouts(stops)
 
     def _lookouts(self, stops: Iterable[bytes]) -> None:
@@ -120,9 +134,14 @@ class CompiledCalls:
 class Compiled:
     """A turn's grammar for one vocabulary. Immutable; made once."""
 
-    def __init__(self, grammar: TurnGrammar, tokenizer: Tokenizer, stops: Iterable[int]) -> None:
+    def __init__(
+        self, grammar: TurnGrammar, tokenizer: Tokenizer, stops: Iterable[int], marked: MarkedBytes | None = None
+    ) -> None:
         self.grammar = grammar
-        self.marked = marked = MarkedBytes(tokenizer.vocabulary)
+        self.way = ""
+        """Where calls are read in a way that the template does not show, which one it is, in words."""
+        self.marked = marked = marked or MarkedBytes(tokenizer.vocabulary)
+        self._tokenizer = tokenizer
         self.stops = {mark(index): index for index in stops}
         frame = grammar.reasoning
         self.reasoning = _compiled(frame, marked) if frame is not None and frame.close else None
@@ -146,6 +165,23 @@ class Compiled:
         before = self.calls.before if self.calls else b""
         pads = {"call": before, "answered" if self.content.close else "stop": self.content.trail}
         self.in_content = Marks([*opening, *stopping], pads)
+        calling = [mark for mark in opening if mark[0] == "call"]
+        self.in_open_reasoning = Marks([*calling, *stopping], {"call": before})
+        """What ends reasoning that is never closed, for servers."""
+        loose = [("loose", self.calls.loose_opener)] if self.calls else []
+        self.in_loose_content = Marks([*opening, *stopping, *loose], pads)
+
+    @functools.cached_property
+    def other_ways(self) -> list[Compiled]:
+        """The grammar with the calls of each dialect that has delimiters, for templates that show no calls."""
+        found: list[Compiled] = []
+        for name, dialect in DIALECTS.items():
+            if dialect.calls is not None:
+                grammar = with_parsers(self.grammar, dialect, None)
+                other = Compiled(grammar, self._tokenizer, self.stops.values(), self.marked)
+                other.way = f"the template shows no tool calls; tool_parser={name!r} reads this one"
+                found += [other] if other.calls is not None and other.calls.openers else []
+        return found
 
     def delimiters(self, spellable: frozenset[int]) -> dict[str, list[str]]:
         """What ends reasoning, content or arguments wherever it stands: text, and the control tokens of a set."""

@@ -18,6 +18,8 @@ from .values import read_json
 _STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\.[^"\\\\\n\r\xff]*)*', re.DOTALL)
 _OUTSIDE: Final = re.compile(rb"[^\s\w,:.+-]")
 _WORD: Final = re.compile(rb"[-+.\w]*")
+_ARGUMENTS: Final = (("arguments",), ("parameters",))
+"""The keys under which servers look for arguments."""
 _QUOTE, _ESCAPE, _CONTROL = 0x22, 0x5C, 0xFF
 
 
@@ -33,6 +35,8 @@ class JsonReader:
         self.reader = reader
         self.output = output
         self._fields = {path: field for field, path in calls.grammar.keys}
+        if output.loose and any(len(path) == 1 for path, field in self._fields.items() if field == "arguments"):
+            self._fields = {**dict.fromkeys(_ARGUMENTS, "arguments"), **self._fields}
         self._inner = {path[:length] for path in self._fields for length in range(1, len(path))}
         self._known = {path[0] for path in self._fields} | {"type"}
 
@@ -179,6 +183,10 @@ class JsonReader:
         return value if isinstance(value, str) else None
 
     # -- values
+
+    def skip(self) -> Reading[None]:
+        """Go past a value, or to where it breaks off."""
+        yield from self.value(_silent)
 
     def value(self, say: Say) -> Reading[bool]:
         """One JSON value; whether it is whole. Stops where it cannot be JSON any more, or at a control token."""

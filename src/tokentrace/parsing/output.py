@@ -55,6 +55,8 @@ class Attempt:
     raw_values: dict[str, str] = field(default_factory=dict)
     ragged: bool = False
     """Whether where it ends was not to be seen in what it holds."""
+    misplaced: str = ""
+    """Why a call cannot stand where this one does."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
 
     def blame(self, status: CallStatus, problem: str) -> None:
@@ -64,8 +66,12 @@ class Attempt:
 class Output:
     """Collects what a parser says of the bytes in `reader`, from `base` on."""
 
-    def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools) -> None:
+    def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools, *, loose: bool = False) -> None:
         self.reader = reader
+        self.loose = loose
+        """Whether it is read as servers do."""
+        self.misplaced: dict[int, str] = {}
+        """For each call that stands where it cannot, why that is."""
         self.base = base
         self.tools = tools
         self.events: list[Event] = []
@@ -200,8 +206,14 @@ class Output:
             attempt.blame(CallStatus.MISSING_NAME, "the call has no name")
         elif not self.tools.knows(attempt.name):
             attempt.blame(CallStatus.UNKNOWN_TOOL, f"there is no tool {attempt.name!r}")
+        if attempt.misplaced:
+            self.misplaced[attempt.index] = attempt.misplaced
+            if not self.loose:
+                attempt.blame(CallStatus.MALFORMED, attempt.misplaced)
         text = "".join(attempt.said or attempt.waiting)
         arguments = attempt.values if attempt.values is not None else _arguments(attempt, text)
+        if self.loose:
+            attempt.problems.pop(CallStatus.DUPLICATE_ARGUMENT, None)
         status = next((status for status in _SEVERITY if status in attempt.problems), CallStatus.OK)
         call = ParsedToolCall(
             index=attempt.index,
@@ -216,7 +228,9 @@ class Output:
             span=self.span(attempt.start, stop),
         )
         self.calls.append(call)
-        self.parts.append(Part(PartKind.TOOL_CALL, call.raw, call.span, call.index))
+        lead = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""
+        self.parts.append(Part(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead if lead.isspace() else ""))
+        self._stop = stop
         self.events.append(CallFinished(call.index, call))
 
 

@@ -19,6 +19,12 @@ _DEEPEST: Final = 64
 """How far elements may be nested."""
 
 
+def _nothing(schema: Schema) -> tuple[Any, bool]:
+    """What an empty element is where neither text nor null is admitted: a list or an object that is empty."""
+    types = schema.types() or ()
+    return ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
+
+
 class PairReader:
     """Reads arguments one by one."""
 
@@ -229,7 +235,7 @@ class PairReader:
         start = reader.at
         children: list[tuple[str, Any]] = []
         while True:
-            at = (yield from reader.past_space()) if children else reader.at
+            at = yield from reader.past_space()
             ends = (yield from reader.sees(calls.value_close[0], at)) or (yield from self._another(at))
             if not ends and depth < _DEEPEST and (yield from reader.sees(calls.key_open[0], at)):
                 reader.at = at + len(calls.key_open[0])
@@ -261,13 +267,26 @@ class PairReader:
             if not children:
                 text = output.text(start, found.start)
                 value, sure = read_value(text, schema)
+                if not sure and not text and schema is not None:
+                    value, sure = _nothing(schema)
                 if not sure:
                     attempt.blame(CallStatus.INVALID_JSON, f"{name!r} is not of its type")
                 return True, value, found.start
-            listed = all(child == calls.grammar.item for child, _ in children)
-            return True, [value for _, value in children] if listed else dict(children), found.start
+            if all(child == calls.grammar.item for child, _ in children):
+                return True, [value for _, value in children], found.start
+            return True, self._members(attempt, name, children), found.start
         attempt.blame(CallStatus.UNCLOSED, f"the argument {name!r} is not closed")
         return False, None, reader.at
+
+    def _members(self, attempt: Attempt, name: str, children: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Elements as an object. Several of one name are a list under it, so that none is lost."""
+        found: dict[str, list[Any]] = {}
+        for child, value in children:
+            found.setdefault(child, []).append(value)
+        doubled = [child for child, values in found.items() if len(values) > 1]
+        if doubled:
+            attempt.blame(CallStatus.DUPLICATE_ARGUMENT, f"{doubled[0]!r} is given more than once in {name!r}")
+        return {child: values if len(values) > 1 else values[0] for child, values in found.items()}
 
     # -- telling
 

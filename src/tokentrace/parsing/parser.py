@@ -5,8 +5,10 @@ There is one parser, and it streams: a whole completion is a stream that comes a
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from ..tokens.tokenizer import Ids
 from .channels import ChannelParser
@@ -14,9 +16,12 @@ from .compiled import Compiled
 from .events import Done, Event
 from .output import Output
 from .reader import Found, Reader
-from .response import Finish, ParsedResponse, PartKind, TokenRange
+from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, ReadAs, TokenRange
 from .turn import TurnParser
 from .values import Tools
+
+_HANDED_ON: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
+"""What servers hand an agent: they know no better."""
 
 
 class StreamingParser:
@@ -31,11 +36,15 @@ class StreamingParser:
         compiled: Compiled,
         tools: Tools | None = None,
         prompt: bytes | None = None,
+        *,
+        loose: bool = False,
     ) -> None:
         self._compiled = compiled
+        self._tools = tools or Tools(None)
+        self._prompt = prompt
         self._reader = reader = Reader()
         reader.data += compiled.prefix(compiled.prompt if prompt is None else prompt)
-        self._output = Output(reader, compiled.marked, len(reader.data), tools or Tools(None))
+        self._output = Output(reader, compiled.marked, len(reader.data), self._tools, loose=loose)
         channels = compiled.grammar.channels
         asked = prompt is not None
         if channels is not None:
@@ -46,6 +55,7 @@ class StreamingParser:
         self._over = False
         self._count = 0
         self._response: ParsedResponse | None = None
+        self._served: ParsedResponse | None = None
         self._read_on()
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
@@ -74,6 +84,11 @@ class StreamingParser:
         assert self._response is not None
         return self._response
 
+    @property
+    def served(self) -> ParsedResponse:
+        """All that was said, as servers read it: with the calls that are only attempts in `response`."""
+        return self._served or self.response
+
     def _read_on(self) -> None:
         if not self._over:
             try:
@@ -91,6 +106,11 @@ class StreamingParser:
         stopped = self._compiled.stops.get(bytes(self._reader.data[found.start : found.stop])) if found else None
         end = output.span(found.start, found.stop).stop if found else self._count
         reasoning = "".join(part.text for part in output.parts if part.kind is PartKind.REASONING)
+        attempts: list[ParsedToolCall] = []
+        for loose in () if output.loose else self._looser():
+            if loose.response.calls or not loose._compiled.way:
+                self._served, attempts = loose.response, loose.misplaced(output.calls)
+                break
         return ParsedResponse(
             content="".join(part.text for part in output.parts if part.kind is PartKind.CONTENT),
             reasoning_content=reasoning or None,
@@ -100,7 +120,43 @@ class StreamingParser:
             open=output.open,
             parts=output.parts,
             unread=TokenRange(end, self._count) if end < self._count else None,
+            attempts=attempts,
         )
+
+    # -- as servers read it
+
+    def _looser(self) -> Iterator[StreamingParser]:
+        """Parsers that read the same as servers would, where that may come to something else."""
+        compiled, output, data = self._compiled, self._output, self._reader.data
+        if compiled.grammar.channels is not None:
+            return
+        if compiled.calls is None:
+            for other in compiled.other_ways if self._tools.given else ():
+                if other.calls is not None and any(opener in data for opener in other.calls.openers):
+                    yield self._again(other)
+            return
+        openers = compiled.calls.openers if output.open is PartKind.REASONING else [compiled.calls.loose_opener]
+        if any(opener and opener in data for opener in openers) or any(not call.ok for call in output.calls):
+            yield self._again(compiled)
+
+    def _again(self, compiled: Compiled) -> StreamingParser:
+        other = StreamingParser(compiled, self._tools, self._prompt, loose=True)
+        other._reader.data += self._reader.data[self._output.base :]
+        other._output.starts += self._output.starts
+        other._count = self._count
+        other.finish()
+        return other
+
+    def misplaced(self, found: Sequence[ParsedToolCall]) -> list[ParsedToolCall]:
+        """Calls that a server would run, and that are not among those `found`: where they stand, none can."""
+        starts = {call.span.start for call in found}
+        calls = [call for call in self._output.calls if call.status in _HANDED_ON and call.span.start not in starts]
+        otherwise = self._compiled.way or "the call is not written as the template writes calls"
+        reasons = [self._output.misplaced.get(call.index, otherwise) for call in calls]
+        return [
+            dataclasses.replace(call, index=at, status=CallStatus.MALFORMED, problem=reason)
+            for at, (call, reason) in enumerate(zip(calls, reasons, strict=True))
+        ]
 
 
 def called_functions(compiled: Compiled, ids: Ids, prompt_ids: Sequence[int] | Ids) -> list[str] | None:
@@ -116,8 +172,10 @@ def parse(
     ids: Iterable[int],
     tools: Tools | None = None,
     prompt: bytes | None = None,
+    read_as: ReadAs = ReadAs.STRICT,
 ) -> ParsedResponse:
     """A whole completion."""
     parser = StreamingParser(compiled, tools, prompt)
     parser.feed(ids)
-    return parser.response
+    response = parser.response
+    return parser.served if read_as is ReadAs.SERVER else response

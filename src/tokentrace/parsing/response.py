@@ -27,6 +27,15 @@ class CallStatus(StrEnum):
     """The completion ended inside the call, with no stop token."""
 
 
+class ReadAs(StrEnum):
+    """How much a completion has to be in order for its calls to count."""
+
+    STRICT = "strict"
+    """As the grammar says. What a server would take for a call beyond that is in `ParsedResponse.attempts`."""
+    SERVER = "server"
+    """As vLLM and SGLang read it: the same grammar, entered more easily."""
+
+
 class Finish(StrEnum):
     """How a completion ended."""
 
@@ -84,6 +93,8 @@ class Part:
     span: TokenRange
     call: int | None = None
     """Which of the tool calls it is."""
+    lead: str = field(default="", compare=False)
+    """White space of the grammar's between what was written before and a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +113,11 @@ class ParsedResponse:
     """Everything in the order in which it was written."""
     unread: TokenRange | None = None
     """Tokens after the stop token, which no engine should have returned."""
+    attempts: list[ParsedToolCall] = field(default_factory=list)
+    """Calls that stand where none can: vLLM or SGLang would run them, this reading has them as content or reasoning.
+
+    None of them is OK; `problem` says what keeps it from being a call.
+    """
 
     @property
     def calls(self) -> list[ParsedToolCall]:
@@ -120,11 +136,14 @@ class ParsedResponse:
         found = [part.span for part in self.parts if part.kind == kind]
         return TokenRange(found[0].start, found[-1].stop) if found else None
 
-    def to_message(self, *, call_id: Callable[[int], str] | None = None, parsed: bool = False) -> dict[str, Any]:
-        """An assistant message in OpenAI's shape. See `parsing.shapes.openai_message`."""
-        from .shapes import openai_message
+    def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
+        """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
 
-        return openai_message(self, call_id=call_id, parsed=parsed)
+        See `parsing.shapes.history_message`.
+        """
+        from .shapes import history_message
+
+        return history_message(self, call_id=call_id)
 
     def to_anthropic(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in Anthropic's shape. See `parsing.shapes.anthropic_message`."""

@@ -1,8 +1,9 @@
 """A parsed completion in the shapes that clients know: OpenAI's chat and Responses, Anthropic's messages. Pure.
 
-Every shape says the same calls: those that can be run, and those whose only trouble is a tool that was not offered or
-an argument given twice. Other attempts fit no shape. They are left out, their text is not moved into the content, and
-they remain in `ParsedResponse.tool_calls`.
+Every shape for clients says the same calls: those that can be run, and those whose only trouble is a tool that was not
+offered or an argument given twice. Other attempts fit no shape. They are left out, their text is not moved into the
+content, and they remain in `ParsedResponse.tool_calls`. Only the message that goes into a conversation
+(`history_message`) has them, as text.
 """
 
 from __future__ import annotations
@@ -37,13 +38,43 @@ def expressible(call: ParsedToolCall) -> bool:
     return call.status in _SAID and call.name is not None and call.arguments is not None
 
 
-def openai_message(response: ParsedResponse, *, call_id: CallId | None = None, parsed: bool = False) -> dict[str, Any]:
+def history_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
+    """The message of the completion in the conversation that goes on: rendered there, it has the completion's tokens.
+
+    That holds for what the template writes itself, and a renderer that adapts messages, as renderers do. It is OpenAI's
+    message with two things more. Attempts that are not calls (and calls with an argument given twice, of which a
+    mapping would lose one) stand in the content, where and as they were written: whoever looks at the message sees
+    them. Reasoning that was opened and is empty is ``""``.
+    """
+    left = {call.index for call in response.tool_calls if not _is_told(call)}
+    message = openai_message(response, call_id=call_id)
+    if left:
+        calls = [_openai_call(call, call_id) for call in response.tool_calls if call.index not in left]
+        texts = [
+            part.lead + part.text if part.kind is PartKind.TOOL_CALL else part.text
+            for part in response.parts
+            if part.kind is PartKind.CONTENT or part.call in left
+        ]
+        message = {**message, "content": "".join(texts), "tool_calls": calls}
+        if not calls:
+            del message["tool_calls"]
+    if any(part.kind is PartKind.REASONING for part in response.parts):
+        message.setdefault("reasoning_content", "")
+    return message
+
+
+def _is_told(call: ParsedToolCall) -> bool:
+    """Whether a call is a call in the conversation too."""
+    return expressible(call) and call.status is not CallStatus.DUPLICATE_ARGUMENT
+
+
+def openai_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
     """An assistant message as in OpenAI's chat completions, with ``reasoning_content`` if there is reasoning.
 
-    Arguments are JSON text, or with `parsed` the values themselves. ``content`` is None only where it is empty beside
-    calls. Calls that are not `expressible` are left out of the message; find them in `response.tool_calls`.
+    Arguments are JSON text, as written. ``content`` is None only where it is empty beside calls. Calls that are not
+    `expressible` are left out of the message; find them in `response.tool_calls`.
     """
-    calls = [_openai_call(call, call_id, parsed=parsed) for call in response.tool_calls if expressible(call)]
+    calls = [_openai_call(call, call_id) for call in response.tool_calls if expressible(call)]
     message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
     if response.reasoning_content:
         message["reasoning_content"] = response.reasoning_content
@@ -99,9 +130,9 @@ def _stretches(response: ParsedResponse) -> list[_Stretch]:
     return stretches
 
 
-def _openai_call(call: ParsedToolCall, call_id: CallId | None, *, parsed: bool) -> dict[str, Any]:
-    arguments = call.arguments if parsed else call.arguments_text
-    return {"id": _id(call, call_id), "type": "function", "function": {"name": call.name, "arguments": arguments}}
+def _openai_call(call: ParsedToolCall, call_id: CallId | None) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments_text}
+    return {"id": _id(call, call_id), "type": "function", "function": function}
 
 
 def _anthropic_block(stretch: _Stretch, call_id: CallId | None) -> dict[str, Any]:

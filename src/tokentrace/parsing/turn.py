@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from .calls import CallParser
 from .compiled import Compiled
 from .output import Output
 from .reader import Found, Reader, Reading
 from .response import PartKind
+
+_INTRODUCED: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
+"""A control token right before a call that has no delimiters: Llama's ``<|python_tag|>``."""
 
 
 class TurnParser:
@@ -21,6 +27,7 @@ class TurnParser:
         self.reader = reader
         self.output = output
         self.asked = asked
+        self._unclosed = False
         self.calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Found | None]:
@@ -33,7 +40,10 @@ class TurnParser:
             if fresh and self.calls is not None and compiled.calls is not None and compiled.calls.bare:
                 yield from self.calls.bare()
             fresh = False
-            found = yield from reader.find(compiled.in_content, output.content)
+            if output.loose:
+                found = yield from self._loose_content()
+            else:
+                found = yield from reader.find(compiled.in_content, output.content)
             if found is None or found.kind == "stop" or (yield from self._stops(found)):
                 output.settle()
                 return found
@@ -48,6 +58,29 @@ class TurnParser:
                 yield from reader.skip(compiled.content.after)
             elif self.calls is not None:
                 yield from self.calls.read()
+                self.calls.misplaced = ""
+
+    def _loose_content(self) -> Reading[Found | None]:
+        """Content up to the next mark, where calls may also stand that lack what comes before them."""
+        compiled, reader, output, calls = self.compiled, self.reader, self.output, self.calls
+        while True:
+            begun = reader.at
+            found = yield from reader.find(compiled.in_loose_content)
+            if found is None or found.kind != "loose" or calls is None or compiled.calls is None:
+                output.content(begun, found.text if found is not None else reader.at)
+                return found
+            if not compiled.calls.bare:
+                output.content(begun, found.start)
+                yield from calls.headed()
+            else:
+                match = _INTRODUCED.search(reader.data, begun, found.start)
+                said = match.start() if match else found.start
+                output.content(begun, said)
+                calls.misplaced = "the call stands after something else, and nothing but its place says that it is one"
+                if not (yield from calls.bare(said)):
+                    yield from calls.skip_value()
+                    output.content(said, reader.at)
+            calls.misplaced = ""
 
     def _stops(self, found: Found) -> Reading[bool]:
         """Whether what may open calls is a stop token here: it is where the rest of the opening does not follow."""
@@ -85,7 +118,13 @@ class TurnParser:
             if frame.lead and (yield from reader.sees(frame.lead + frame.trail + frame.close)):
                 reader.at += len(frame.lead)
         start = reader.at
-        found = yield from reader.find(compiled.in_reasoning, output.reasoning)
+        if output.loose and (yield from self._stays_open()):
+            found = yield from reader.find(compiled.in_open_reasoning, output.reasoning)
+            if self.calls is not None and found is not None and found.kind != "stop":
+                self.calls.misplaced = "the call stands inside reasoning that is not closed"
+                return
+        else:
+            found = yield from reader.find(compiled.in_reasoning, output.reasoning)
         output.settle()
         if found is None or found.kind != "close":
             output.open = PartKind.REASONING
@@ -93,6 +132,14 @@ class TurnParser:
         reader.at = found.stop
         yield from reader.skip(compiled.after_empty if found.text == start else frame.after)
         yield from self._answer()
+
+    def _stays_open(self) -> Reading[bool]:
+        """Whether reasoning is never closed, which is known at the end."""
+        while not self.reader.ended:
+            yield
+        if not self._unclosed and self.compiled.reasoning is not None:
+            self._unclosed = self.reader.data.find(self.compiled.reasoning.close, self.reader.at) < 0
+        return self._unclosed
 
     def _answer(self) -> Reading[None]:
         """What opens content, where anything does."""

@@ -27,7 +27,7 @@ from ..parsing.compiled import Compiled
 from ..parsing.losses import Loss, find_losses
 from ..parsing.parser import StreamingParser, called_functions, parse
 from ..parsing.proof import MISREAD, PROOFS, misread
-from ..parsing.response import ParsedResponse
+from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
 from ..settings import choose
@@ -420,18 +420,34 @@ class Renderer:
 
     # -- parsing
 
-    def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> ParsedResponse:
+    def parse_response(
+        self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
+    ) -> ParsedResponse:
         """What a completion says: reasoning, content and tool calls, each with its tokens.
 
         `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
         the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
         with. Any ids can be parsed: what is malformed is in the result, with its status.
-        """
-        compiled, schemas, prompt = self._parsing(tools, prompt_ids)
-        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), schemas, prompt)
 
-    def streaming_parser(self, *, tools: Any = None, prompt_ids: Any = None) -> StreamingParser:
-        """A parser for a completion that is still arriving; see `parse_response`."""
+        `reading` is ``"strict"``: a call counts where the grammar has one, and what vLLM or SGLang would take for one
+        elsewhere is in `ParsedResponse.attempts`. Or ``"server"``: such a call counts, as it does in production.
+        """
+        read_as = choose(ReadAs, "reading", reading)
+        compiled, schemas, prompt = self._parsing(tools, prompt_ids)
+        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), schemas, prompt, read_as)
+
+    def streaming_parser(
+        self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
+    ) -> StreamingParser:
+        """A parser for a completion that is still arriving; see `parse_response`. It reads strictly.
+
+        RendererError for ``reading="server"``: whether reasoning stays open, for one, is known only at the end.
+        """
+        if choose(ReadAs, "reading", reading) is ReadAs.SERVER:
+            raise RendererError(
+                "reading='server' needs the whole completion: whether reasoning is closed is known only at its end; "
+                "use parse_response(..., reading='server') when it has arrived"
+            )
         return StreamingParser(*self._parsing(tools, prompt_ids))
 
     def grammar(self, tools: Any = None) -> TurnGrammar:

@@ -243,8 +243,8 @@ class Agent:
         under.grown(rollout)
         prompt = trajectory.stream()[:start]
         parsed = self.renderer.parse_response(completion.ids, tools=rollout.schemas, prompt_ids=prompt)
-        rollout.messages.append(parsed.to_message(parsed=True, call_id=functools.partial(_call_id, rollout.turns)))
-        if any(not call.ok for call in parsed.tool_calls):
+        rollout.messages.append(parsed.to_message(call_id=functools.partial(_call_id, rollout.turns)))
+        if any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts)):
             rollout.malformed += 1
             turn.malformed = True
         if completion.finish_reason is FinishReason.ABORT:

@@ -135,16 +135,19 @@ class PromptTails:
         return sorted({prompt for prompt in found if prompt}, key=len)
 
     def prompt_length(
-        self, text: str, section: Section, tail: str | None, others: Callable[[], set[str]], tokenizer: Tokenizer
+        self, encoded: Encoded, section: Section, tail: str | None, others: Callable[[], set[str]], tokenizer: Tokenizer
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
         0 if the prompt was written before the turn began; None if it is nowhere. A turn that begins with the
         generation prompt of other circumstances than its own has that one.
         """
+        text = encoded.rendering.text
         whole = text.find(tail, section.start, section.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= section.body:  # it may end inside a field: content that brings its own ``<think>``
-            return whole + len(tail) - section.start
+            end = whole + len(tail)
+            if end <= section.body or _is_written(encoded, section.body, end, tokenizer):
+                return end - section.start
         scaffold = text[section.start : section.body]
         length = self._prompt_in(scaffold, tail, tokenizer) if tail else None
         if length is None and tail and text.endswith(tail, 0, section.start):
@@ -372,7 +375,7 @@ def find_sampled(
     prompts = [tails.prompts(circumstances[count]) for count in counts]
     others = functools.cache(lambda: tails.others({circumstances[count] for count in counts}, render))
     for section, tail in zip(own, tailed, strict=True):
-        length = tails.prompt_length(encoded.rendering.text, section, tail, others, tokenizer)
+        length = tails.prompt_length(encoded, section, tail, others, tokenizer)
         if length is None:
             sampling.notes.append(
                 f"message {section.message}: the template writes this turn without the generation prompt that it "
@@ -390,6 +393,13 @@ def find_sampled(
             turn.other_prompt = "" if is_asked and aligned[at] == start else prompts[at][0]
         sampling.turns.append(turn)
     return sampling
+
+
+def _is_written(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
+    """Whether control tokens that a text names are those tokens, and not letters: text that nobody trusts."""
+    pattern = tokenizer.vocabulary.control_pattern
+    named = list(pattern.finditer(encoded.rendering.text, start, end)) if pattern is not None else []
+    return all(encoded.control[encoded.first_touching([match.start()])[0]] for match in named)
 
 
 def _prompt_in(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:

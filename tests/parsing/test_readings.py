@@ -1,0 +1,202 @@
+"""Two readings: the strict one reports what it does not take for a call, the server's takes what servers take."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.parsing.test_mistakes import TOOLS, answered, ids_of
+from tests.support import make_renderer
+from tokentrace import RendererError
+from tokentrace.parsing.response import CallStatus, ParsedResponse, PartKind
+
+LOOK = {"place": "a"}
+HERMES = '<tool_call>\n{"name": "look", "arguments": {"place": "a"}}\n</tool_call>'
+XML = "<function=look>\n<parameter=place>\na\n</parameter>\n</function>"
+LLAMA = '{"name": "look", "parameters": {"place": "a"}}'
+DSML = "<｜DSML｜"
+INVOKE = f'{DSML}invoke name="look">\n{DSML}parameter name="place" string="true">a</{DSML[1:]}parameter>\n'
+LONE = f"{DSML}function_calls>\n{INVOKE}</{DSML[1:]}invoke>\n</{DSML[1:]}function_calls>"
+
+
+class Case(NamedTuple):
+    """What a model wrote, and what servers hand an agent of it."""
+
+    family: str
+    text: str
+    calls: list[dict[str, Any]]
+    content: str
+    problem: str
+    """What the strict reading says of the first attempt."""
+    opened: bool = False
+    """Whether the prompt opens reasoning, which the completion does not close."""
+
+
+CASES = {
+    "a call inside reasoning that is not closed": Case(
+        "qwen3", f"Hm {HERMES}", [LOOK], "", "inside reasoning that is not closed", opened=True
+    ),
+    "a call without its opener": Case(
+        "qwen3-coder", f"Sure.\n{XML}\n</tool_call>", [LOOK], "Sure.\n", "'<tool_call>' is missing"
+    ),
+    "a call without opener and closer": Case("qwen3-coder", XML, [LOOK], "", "'<tool_call>' is missing"),
+    "a control token before JSON": Case("llama-3.1", f"<|python_tag|>{LLAMA}", [LOOK], "", "after something else"),
+    "text before JSON": Case("llama-3.1", f"I look: {LLAMA}", [LOOK], "I look: ", "after something else"),
+    "several after text": Case(
+        "llama-3.1", f"Both: {LLAMA}; {LLAMA}", [LOOK, LOOK], "Both: ; ", "after something else"
+    ),
+    "arguments under the other key": Case(
+        "llama-3.1", LLAMA.replace("parameters", "arguments"), [LOOK], "", "not written as the template writes"
+    ),
+    "a way that the template does not show": Case(
+        "gemma-3", 'functools[{"name": "look", "arguments": {"place": "a"}}]', [LOOK], "", "tool_parser='functools'"
+    ),
+}
+"""Recorded from vLLM 0.32.0's own parsers (qwen3, hermes, llama3_json, phi4_mini_json), which find these calls.
+
+Content is what was written beside them; vLLM drops that of Llama's, SGLang 0.5.23 has it.
+"""
+
+UNCLOSED = {
+    "JSON": ("qwen3", HERMES.removesuffix("\n</tool_call>")),
+    "tags": ("qwen3-coder", f"<tool_call>\n{XML}"),
+}
+"""Calls that servers run although they are not closed (vLLM's hermes and qwen3)."""
+
+
+def read(family: str, text: str, *, opened: bool = False, **given: Any) -> ParsedResponse:
+    made = make_renderer(family)
+    prompt = answered(made) + (ids_of(made, ("<think>\n",)) if opened else [])
+    ids = ids_of(made, (text,)) + made.get_stop_token_ids()[:1]
+    return made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, **given)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_server_reading_finds_what_servers_hand_an_agent(name: str) -> None:
+    case = CASES[name]
+    parsed = read(case.family, case.text, opened=case.opened, reading="server")
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("look", some) for some in case.calls]
+    assert parsed.content == case.content
+    assert parsed.attempts == []
+    assert parsed.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_strict_reading_reports_such_attempts_and_keeps_the_text_exact(name: str) -> None:
+    case = CASES[name]
+    parsed = read(case.family, case.text, opened=case.opened)
+    assert parsed.tool_calls == []
+    assert (parsed.reasoning_content if case.opened else parsed.content) == case.text
+    assert [(call.name, call.arguments) for call in parsed.attempts] == [("look", some) for some in case.calls]
+    assert all(call.status is CallStatus.MALFORMED and not call.ok for call in parsed.attempts)
+    assert case.problem in parsed.attempts[0].problem
+    assert [call.index for call in parsed.attempts] == list(range(len(case.calls)))
+    made = make_renderer(case.family)
+    shown = made.tokenizer.decode(ids_of(made, (case.text,))[slice(*parsed.attempts[0].span)])
+    assert "look" in shown
+
+
+@pytest.mark.parametrize("name", UNCLOSED)
+def test_the_server_reading_does_without_a_closing(name: str) -> None:
+    family, text = UNCLOSED[name]
+    strict, served = read(family, text), read(family, text, reading="server")
+    assert [(call.status, call.arguments) for call in strict.tool_calls] == [(CallStatus.UNCLOSED, LOOK)]
+    assert [(call.status, call.arguments) for call in served.tool_calls] == [(CallStatus.OK, LOOK)]
+    assert strict.attempts == []
+
+
+@pytest.mark.parametrize("reading", ["strict", "server"])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen3", f"Hm {HERMES}\n</think>\n\nNo need."),  # drafted: reasoning that is closed is reasoning
+        ("llama-3.1", 'As {"b": {"name": "look", "parameters": {}}} says.'),
+        ("llama-3.1", "A set {a, b}, a brace {, and {1}."),
+        ("qwen3-coder", "Write functions as <function name>."),
+    ],
+)
+def test_neither_reading_makes_up_a_call(family: str, text: str, reading: str) -> None:
+    parsed = read(family, text, opened="</think>" in text, reading=reading)
+    assert (parsed.tool_calls, parsed.attempts) == ([], [])
+    assert (parsed.reasoning_content or "") + parsed.content != ""
+
+
+def test_what_is_in_order_is_read_the_same(any_family: str) -> None:
+    made = make_renderer(any_family)
+    call = {"id": "functions.look:0", "type": "function", "function": {"name": "look", "arguments": LOOK}}
+    for message in ({"content": "Fine."}, {"content": "", "reasoning_content": "Hm.", "tool_calls": [call]}):
+        try:
+            rendered = made.render([{"role": "user", "content": "Go."}, {"role": "assistant", **message}], tools=TOOLS)
+        except Exception:
+            continue
+        turn = rendered.turns[-1]
+        ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
+        strict = made.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
+        assert strict.attempts == []
+        assert made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, reading="server") == strict
+
+
+def test_a_reading_is_one_of_two_and_the_servers_needs_the_whole() -> None:
+    made = make_renderer("qwen3")
+    with pytest.raises(RendererError, match="reading is one of 'strict', 'server', not 'lax'"):
+        made.parse_response([1], reading="lax")
+    with pytest.raises(RendererError, match="parse_response"):
+        made.streaming_parser(reading="server")
+    parser = made.streaming_parser(tools=TOOLS, prompt_ids=ids_of(made, ("<|im_start|>assistant\n<think>\n",)))
+    for index in ids_of(made, (f"Hm {HERMES}",)):
+        parser.feed([index])
+    assert parser.response.open is PartKind.REASONING
+    assert [call.name for call in parser.response.attempts] == ["look"]
+
+
+# -- calls outside of their section
+
+
+@pytest.mark.parametrize("reading", ["strict", "server"])
+def test_a_call_in_a_section_of_another_name_is_no_call_of_the_grammar(reading: str) -> None:
+    """DeepSeek V4 renamed V3.2's section: vLLM runs such a call all the same, SGLang does not."""
+    parsed = read("deepseek-v4", LONE, reading=reading)
+    (call,) = parsed.tool_calls
+    assert (call.name, call.arguments) == ("look", LOOK)
+    if reading == "server":
+        assert call.ok
+    else:
+        assert call.status is CallStatus.MALFORMED
+        assert call.problem == f"the call stands outside of '{DSML}tool_calls>'"
+    assert read("deepseek-v3.2", LONE, reading=reading).tool_calls[0].ok
+
+
+# -- elements inside elements
+
+
+M3 = "]<]minimax[>["
+
+
+def nested(inside: str) -> str:
+    written = f'<tool_call>\n$<invoke name="write">$<code>{inside}$</code>$</invoke>\n$</tool_call>'
+    return M3 + written.replace("$", M3).replace("@", M3)
+
+
+@pytest.mark.parametrize("space", ["", "\n", " \n\t "])
+def test_white_space_between_elements_is_nothing(space: str) -> None:
+    inside = space.join(["", "@<a>x@</a>", "@<l>", "@<item>1@</item>", "@<item>2@</item>", "@</l>", ""])
+    (call,) = read("minimax-m3", nested(inside)).tool_calls
+    assert (call.status, call.arguments) == (CallStatus.OK, {"code": {"a": "x", "l": [1, 2]}})
+
+
+def test_white_space_that_is_a_value_stays() -> None:
+    (call,) = read("minimax-m3", nested("@<a>\n x \n@</a>")).tool_calls
+    assert (call.status, call.arguments) == (CallStatus.OK, {"code": {"a": "\n x \n"}})
+
+
+def test_of_elements_with_one_name_none_is_lost() -> None:
+    """Both vLLM's and SGLang's parsers make a list of them."""
+    text = nested("@<k>x@</k>@<m>y@</m>@<k>z@</k>")
+    (call,) = read("minimax-m3", text).tool_calls
+    assert call.arguments == {"code": {"k": ["x", "z"], "m": "y"}}
+    assert (call.status, call.problem) == (
+        CallStatus.DUPLICATE_ARGUMENT,
+        "'k' is given more than once in 'code'",
+    )
+    assert read("minimax-m3", text, reading="server").calls[0].arguments == call.arguments

@@ -1,0 +1,134 @@
+"""A parsed completion is a message that renders back: after the same history, the same ids."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conversations import ALL, CONVERSATIONS, NESTED, PARIS, Conversation, assistant, call, user
+from tests.parsing.test_mistakes import TOOLS, answered, ids_of
+from tests.support import make_renderer, some
+from tokentrace import Renderer, TokentraceError
+from tokentrace.parsing.losses import LossKind
+from tokentrace.parsing.response import CallStatus
+
+VALUES = ["x", "", "line\n  two\n", "naïve 東京 🗼", '"quoted" \\n', 3, -0.5, True, None, [1, "two"], NESTED]
+
+
+def turns() -> Iterator[Conversation]:
+    """Every combination of reasoning, content and calls, and calls with every kind of argument."""
+    for reasoning, content, calls in itertools.product((None, "Hm.\nSo."), ("", "Well,\n\nyes."), range(3)):
+        made = [PARIS, call("now", {}, "call00002")][:calls]
+        yield Conversation([user("Go."), assistant(content, *made, reasoning=reasoning)], ALL)
+    for value in VALUES:
+        yield Conversation([user("Go."), assistant("", call("run_code", {"code": value, "more": value}))], ALL)
+
+
+def cases() -> Iterator[tuple[str, Conversation]]:
+    """Every assistant's message of the matrix, last in its conversation."""
+    for name, conversation in CONVERSATIONS.items():
+        for at, message in enumerate(conversation.messages):
+            if message["role"] == "assistant":
+                yield f"{name} {at}", Conversation(conversation.messages[: at + 1], conversation.tools)
+    for number, conversation in enumerate(turns()):
+        yield f"turn {number}", conversation
+
+
+def differs(renderer: Renderer, conversation: Conversation) -> str | None:
+    """How the message that was parsed renders otherwise than the one it was parsed from; None if it does not.
+
+    Where the template has the same tokens for other messages, which `find_losses` says, there is nothing to hold it to.
+    Nor where no model could write that: on after a stop token, or without the generation prompt before it.
+    """
+    messages, tools, last = conversation.messages, conversation.tools, len(conversation.messages) - 1
+    try:
+        rendered = renderer.render(messages, tools=tools)
+    except TokentraceError:
+        return None
+    own = [turn for turn in rendered.turns if turn.message == last]
+    unprompted = f"message {last}: the template writes this turn without the generation prompt"
+    if not own or any(note.startswith(unprompted) for note in rendered.notes):
+        return None
+    ids = rendered.token_ids[: own[-1].stop]
+    parsed = renderer.parse_response(ids[own[-1].start :], tools=tools, prompt_ids=ids[: own[-1].start])
+    again = renderer.render([*messages[:-1], parsed.to_message()], tools=tools).token_ids[: len(ids)]
+    if again == ids or parsed.unread is not None:
+        return None
+    losses = [loss for loss in renderer.find_losses(messages, tools=tools) if loss.message == last]
+    if any(loss.kind is LossKind.AMBIGUOUS for loss in losses):
+        return None
+    return f"{renderer.tokenizer.decode(ids)[-200:]!r} is {renderer.tokenizer.decode(again)[-200:]!r}, {losses}"
+
+
+@pytest.mark.filterwarnings("ignore::tokentrace.errors.LostTextWarning")
+def test_a_parsed_message_renders_back(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    found = [(name, differs(renderer, conversation)) for name, conversation in cases()]
+    wrong = [f"{name}: {how}" for name, how in found if how is not None]
+    assert not wrong, some(wrong)
+
+
+BAD = {
+    "qwen3": '<tool_call>\n{"name": "look", "arguments": {"place": \n</tool_call>',
+    "qwen3-coder": "<tool_call>\n<function=look>\n<parameter=place>\na\n</parameter>\n</tool_call>",
+    "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{a"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "mistral-nemo": '[TOOL_CALLS][{"name": "look", "arguments": {"place": }]',
+}
+
+
+@pytest.mark.parametrize("family", BAD)
+def test_a_call_that_is_none_stands_in_the_message_as_it_was_written(family: str) -> None:
+    renderer = make_renderer(family)
+    ids = [*ids_of(renderer, ("Let me look.", BAD[family])), renderer.get_stop_token_ids()[0]]
+    parsed = renderer.parse_response(ids, tools=TOOLS, prompt_ids=answered(renderer))
+    assert [attempt.ok for attempt in parsed.tool_calls] == [False]
+    message = parsed.to_message()
+    assert "tool_calls" not in message
+    assert message["content"] == f"Let me look.{parsed.tool_calls[0].raw}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rendered = renderer.render([user("Go."), message], tools=TOOLS)
+    stops = set(renderer.get_stop_token_ids())
+    turn = rendered.turns[-1]
+    assert not stops & set(rendered.token_ids[turn.start : turn.stop - 1])
+
+
+def test_white_space_before_such_a_call_stays() -> None:
+    renderer = make_renderer("qwen3")
+    written = f"Let me look.\n{BAD['qwen3']}"
+    ids = [*ids_of(renderer, (written,)), renderer.get_stop_token_ids()[0]]
+    parsed = renderer.parse_response(ids, tools=TOOLS, prompt_ids=answered(renderer))
+    assert parsed.content == "Let me look."
+    assert parsed.to_message()["content"] == written
+
+
+def test_an_argument_given_twice_loses_neither() -> None:
+    renderer = make_renderer("qwen3")
+    written = '<tool_call>\n{"name": "look", "arguments": {"place": "a", "place": "b"}}\n</tool_call>'
+    ids = [*ids_of(renderer, (written,)), renderer.get_stop_token_ids()[0]]
+    parsed = renderer.parse_response(ids, tools=TOOLS, prompt_ids=answered(renderer))
+    assert parsed.tool_calls[0].status is CallStatus.DUPLICATE_ARGUMENT
+    message = parsed.to_message()
+    assert message["content"] == written
+    again = renderer.render([user("Go."), message], tools=TOOLS)
+    assert again.token_ids[again.turns[-1].start : again.turns[-1].stop][-len(ids) :] == ids
+
+
+def test_the_message_of_calls_is_openais(any_family: str) -> None:
+    message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [PARIS]}
+    renderer = make_renderer(any_family)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rendered = renderer.render([user("Go."), message], tools=ALL)
+    turn = rendered.turns[-1]
+    parsed = renderer.parse_response(
+        rendered.token_ids[turn.start : turn.stop], tools=ALL, prompt_ids=rendered.token_ids[: turn.start]
+    )
+    for made in parsed.to_message().get("tool_calls", []):
+        assert isinstance(made["function"]["arguments"], str)
+        assert made["id"]
