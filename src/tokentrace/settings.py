@@ -7,6 +7,8 @@ from enum import StrEnum
 from numbers import Integral
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from .errors import RendererError, TokentraceError
 
 Setting = TypeVar("Setting", bound=StrEnum)
@@ -41,6 +43,21 @@ def whole(name: str, value: Any, *, least: int | None = None, error: type[Tokent
     if least is not None and value < least:
         raise error(f"{name} must be at least {least}, not {shown(value)}")
     return int(value)
+
+
+def flag(name: str, value: Any, error: type[TokentraceError] = RendererError) -> bool:
+    """Yes or no, as a bool; None is no."""
+    if value is None or isinstance(value, (bool, Integral, np.bool_)):
+        return bool(value)
+    raise error(f"{name} is True or False, not {shown(value)}")
+
+
+def items(name: str, value: Any, error: type[TokentraceError] = RendererError) -> list[Any]:
+    """The items of a list, or of anything else that holds items."""
+    try:
+        return list(value)
+    except Exception:
+        raise error(f"{name} must be a list, not {shown(value)}") from None
 
 
 def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceError] = RendererError) -> Object:

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import InputError, TemplateError
 from ..rendering.bridged import BridgedTokens, check_ids
 from ..rendering.renderer import Renderer
+from ..settings import whole
 from ..study.seams import BridgeRefusal, RefusalReason
 from .breaks import BreakCause, explain_break
 
@@ -87,7 +88,7 @@ def _tokenized(
             if prompt_ids is None
             else "there is no assistant message whose ids these could be"
         )
-    at = said[-1] if message is None else message
+    at = said[-1] if message is None else whole("message", message, error=InputError)
     if not 0 <= at < len(messages) or messages[at]["role"] != "assistant":
         raise InputError("is no assistant's message, so it has no sampled ids", message=at)
     own = messages[at]

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import InputError, SampleError, WriteError
 from ..files import owned, sync, writing
 from ..samples.sample import CompletionSpan, Sample
-from ..settings import instance, shown
+from ..settings import instance, items, shown
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .lines import LinesWriter, metadata_path, read_line_tables
@@ -322,7 +322,7 @@ def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping
     Those of trajectories have logprobs, advantages, rewards and versions. WriteError where the system refuses; the
     file has its name only when it is whole.
     """
-    rows = list(samples)
+    rows = items("samples", samples, SampleError)
     for row in rows:
         instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)

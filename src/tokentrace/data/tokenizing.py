@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
@@ -351,6 +351,8 @@ def without_place(note: str) -> str:
 def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -> Iterator[Tokenized]:
     """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1."""
     tokenizer = RowTokenizer(settings)
+    if not isinstance(rows, Iterable):
+        raise SampleError(f"rows must be a list, a dataset or an iterator, not {shown(rows)}")
     for number, value in enumerate(rows, 1):
         try:
             row = Row(number, None, plain_values(value))

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
-
+from ..settings import items
 from ..tokens.tokenizer import Ids
 from .answers import Arriving, answered_ids, answered_logprobs, checked_prompt, collected, completion_kind
 from .protocol import (
@@ -219,8 +218,12 @@ class ScriptedEngine:
         if fault is Fault.GARBAGE:
             raise EngineAnswerError("the script says that the answer is no JSON")
         given = self._script(prompt, sampling)
-        sampled = np.asarray(given.ids if isinstance(given, Sampled) else given).tolist()
-        values = np.asarray(given.logprobs).tolist() if isinstance(given, Sampled) else [-1.0] * len(sampled)
+        sampled = items("the script's ids", given.ids if isinstance(given, Sampled) else given, EngineAnswerError)
+        sampled = answered_ids(sampled, "ids", None).tolist()
+        values = (
+            items("the script's logprobs", given.logprobs, EngineAnswerError) if isinstance(given, Sampled) else None
+        )
+        values = [-1.0] * len(sampled) if values is None else values
         if len(values) != len(sampled):
             raise EngineAnswerError(f"the script returned {len(sampled)} ids with {len(values)} logprobs")
         ends = [at + 1 for at, one in enumerate(sampled) if one in sampling.stop_token_ids][:1]

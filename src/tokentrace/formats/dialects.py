@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import RendererError
+from ..errors import InputError, RendererError
+from ..settings import instance, items, shown
 from .grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from .writing import write_calls, write_messages
 
@@ -33,10 +34,15 @@ class Dialect:
 
         InputError names a call that lacks what is written of it.
         """
-        if self.calls is None:
-            assert self.channels is not None
-            return write_messages(self.channels, calls, content)
-        return content + write_calls(self.calls, calls, beside=bool(content))
+        instance("content", content, str, InputError)
+        some = items("calls", calls, InputError)
+        try:
+            if self.calls is None:
+                assert self.channels is not None
+                return write_messages(self.channels, some, content)
+            return content + write_calls(self.calls, some, beside=bool(content))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"cannot be written: {error}", field="tool_calls") from None
 
 
 _NAME_AND_ARGUMENTS: Final = (("name", ("name",)), ("arguments", ("arguments",)))
@@ -345,7 +351,7 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         head = grammar.head or grammar.prompt
         return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
     if not isinstance(parser, CallGrammar):
-        raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {parser!r}")
+        raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {shown(parser)}")
     lacking = _lacking(parser)
     if lacking:
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
@@ -377,7 +383,7 @@ def _lacking(calls: CallGrammar) -> list[str]:
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     frame = find_reasoning(parser) if isinstance(parser, str) else parser
     if frame is not None and not isinstance(frame, Frame):
-        raise RendererError(f"reasoning_parser is a name or a Frame, not {parser!r}")
+        raise RendererError(f"reasoning_parser is a name or a Frame, not {shown(parser)}")
     if frame is not None and not (frame.open and frame.close):
         raise RendererError(f"reasoning is known by what opens and what closes it; {frame!r} lacks one of them")
     own = grammar.reasoning

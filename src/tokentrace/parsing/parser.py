@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from ..errors import InputError
 from ..tokens.tokenizer import Ids
 from .channels import ChannelParser
 from .compiled import Compiled
@@ -60,7 +61,10 @@ class StreamingParser:
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and say what has become certain."""
-        pieces = self._compiled.marked.tokens(ids)
+        try:
+            pieces = self._compiled.marked.tokens(ids)
+        except (TypeError, ValueError, OverflowError, KeyError) as error:
+            raise InputError(f"must be token ids: {error}", field="ids") from None
         if pieces:
             data, starts = self._reader.data, self._output.starts
             starts += itertools.accumulate(map(len, pieces[:-1]), initial=len(data))

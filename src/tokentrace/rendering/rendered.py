@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..conversation.forms import Change
 from ..conversation.messages import ROLES
 from ..errors import RendererError, SampleError
-from ..settings import shown, whole
+from ..settings import flag, shown, whole
 from ..study.turns import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
@@ -207,7 +207,7 @@ class RenderedTokens:
             fits = [name == field or name.startswith(field + ".") for name in self._span_fields]
             chosen &= np.asarray(fits, np.bool_)[self._encoded.spans] if fits else False
         if sampled is not None:
-            chosen &= self.mask == sampled
+            chosen &= self.mask == flag("sampled", sampled)
         return chosen
 
     def _check_selection(self, message: Any, role: Any, field: Any) -> None:
@@ -225,12 +225,20 @@ class RenderedTokens:
 
     def decode(self, chosen: npt.NDArray[np.bool_] | slice | None = None) -> str:
         """The text of the chosen tokens, for people to read."""
-        return self._tokenizer.decode((self.ids if chosen is None else self.ids[chosen]).tolist())
+        try:
+            ids = self.ids if chosen is None else np.atleast_1d(self.ids[chosen])
+        except (IndexError, TypeError, ValueError, OverflowError) as error:
+            raise RendererError(f"chosen is a mask, a slice or positions of these tokens: {error}") from None
+        if ids.ndim != 1:
+            raise RendererError("chosen is one row: a mask, a slice or positions of these tokens")
+        return self._tokenizer.decode(ids.tolist())
 
     def with_mask(self, mask: npt.NDArray[np.bool_]) -> RenderedTokens:
         """The same tokens with the loss mask of a training row as their mask."""
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+            raise SampleError(f"the mask is an array of bools, not {shown(mask)}")
         if mask.shape != self.ids.shape:
-            raise SampleError(f"a mask of {len(mask)} entries does not fit {len(self.ids)} tokens")
+            raise SampleError(f"a mask of shape {mask.shape} does not fit {len(self.ids)} tokens")
         other = copy.copy(self)
         other.__dict__.pop("sampled", None)
         other.mask = mask

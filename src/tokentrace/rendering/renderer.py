@@ -30,7 +30,7 @@ from ..parsing.proof import MISREAD, PROOFS, misread
 from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
-from ..settings import choose
+from ..settings import choose, flag
 from ..study.derive import template_grammar
 from ..study.forms import TemplateForms
 from ..study.inner import inner_tokens
@@ -151,8 +151,10 @@ class Renderer:
         ``reject``. Given text that reaches no token is in `lost` of the result; a `LostTextWarning` says so, or, with
         ``lost="error"``, a LostTextError.
         """
+        prompt = flag("add_generation_prompt", add_generation_prompt)
+        continued = flag("continue_final_message", continue_final_message)
         with no_collection():
-            rendered = self._render(messages, tools, add_generation_prompt, continue_final_message)
+            rendered = self._render(messages, tools, prompt, continued)
         if self.lost is not LostPolicy.IGNORE:
             report_lost(rendered.lost, self.lost)
         return rendered
@@ -515,6 +517,8 @@ class Renderer:
     def _for(self, tools: Any) -> _Learned:
         """The template that serves: models may ship one of its own for tools."""
         named = "tool_use" if tools is not None and ("tool_use", True) in self._learned else "default"
+        if tools is not None and not isinstance(tools, Sequence):
+            check_tools(tools)  # says what is wrong with them
         learned = self._learned.get((named, bool(tools)))
         if learned is None:
             known = ", ".join(sorted({name for name, _ in self._learned}))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..errors import SampleError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..settings import choose
+from ..settings import choose, flag, instance, items, shown, whole
 from ..tokens.kinds import Kind, Part
 from .parts import PartFinder
 from .pasts import PastTurns, Remarks, listed
@@ -86,16 +86,16 @@ class Supervision:
         final_stop: bool = False,
     ) -> Supervision:
         """The settings that names stand for, or RendererError/SampleError with all there are."""
-        given = [parts] if isinstance(parts, str) else list(parts)
-        whose = [roles] if isinstance(roles, str) else list(roles)
+        given = [parts] if isinstance(parts, str) else items("parts", parts, SampleError)
+        whose = [roles] if isinstance(roles, str) else items("roles", roles, SampleError)
         if not all(isinstance(role, str) for role in whose):
-            raise SampleError(f"roles is a list of strings, not {whose!r}")
+            raise SampleError(f"roles is a list of strings, not {shown(whose)}")
         return cls(
             turns=choose(Turns, "turns", turns),
             parts=frozenset(_part(one) for one in given),
             roles=frozenset(whose),
             past=None if past is None else choose(Past, "past", past),
-            final_stop=bool(final_stop),
+            final_stop=flag("final_stop", final_stop, SampleError),
         )
 
 
@@ -103,9 +103,9 @@ _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
 
 
 def _part(given: Any) -> Part:
-    part = given if isinstance(given, Part) else _BY_NAME.get(given)
+    part = given if isinstance(given, Part) else _BY_NAME.get(given) if isinstance(given, str) else None
     if part not in TRAINED_PARTS:
-        raise SampleError(f"parts are of {', '.join(map(repr, _BY_NAME))}, not {given!r}")
+        raise SampleError(f"parts are of {', '.join(map(repr, _BY_NAME))}, not {shown(given)}")
     return part
 
 
@@ -178,7 +178,7 @@ def build_prompt_response_sample(
     tokenizer = renderer.tokenizer
     if not isinstance(response, str):
         raise SampleError(f"the response is a string, not a {type(response).__name__}")
-    end = tokenizer.variables.get("eos_token") if eos is None else eos
+    end = tokenizer.variables.get("eos_token") if eos is None else instance("eos", eos, str, SampleError)
     end_id = tokenizer.token_id(end) if end else None
     if end_id is None:
         raise SampleError(f"{end!r} is no control token of {tokenizer.name or 'the tokenizer'}; name one with eos=")
@@ -252,7 +252,7 @@ class Supervisor:
     def samples(self, messages: Any, tools: Any = None, since: int = 0) -> list[Supervised]:
         """The rows of one conversation: one, or several where the past is expanded."""
         checked = self.renderer.check_messages(messages, tools=tools)
-        chosen, notes = self._chosen(checked, since)
+        chosen, notes = self._chosen(checked, whole("since", since, error=SampleError))
         if self.settings.turns is Turns.FLAGGED:
             checked = [{key: value for key, value in row.items() if key not in FLAGS} for row in checked]
         if self.settings.past is Past.EXPAND:

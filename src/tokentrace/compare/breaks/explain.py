@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import TokentraceError, TrajectoryError
+from ...settings import instance, shown
 from ...tokens.differences import common_prefix
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
@@ -127,6 +128,11 @@ def explain_break(
     """
     ours, theirs = _ids(stream, "stream"), _ids(next_prompt, "next_prompt")
     mask = _mask(sampled, kinds, len(ours))
+    for name, request in (("before", before), ("after", after)):
+        if request is not None:
+            instance(name, request, Mapping, TrajectoryError)  # type: ignore[type-abstract]
+    if reasoning is not None and not _are_tags(reasoning):
+        raise TrajectoryError(f"reasoning is two strings, what opens it and what closes it, not {shown(reasoning)}")
     vocabulary = _vocabulary(tokenizer)
     own_reasoning, own_calls = _own_tags(tokenizer)
     position = common_prefix(ours, theirs)
@@ -231,10 +237,17 @@ def _ids(given: Any, name: str) -> Ids:
     return array.astype(np.int32, copy=False)
 
 
+def _are_tags(given: Any) -> bool:
+    return isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(one, str) and one for one in given)
+
+
 def _mask(sampled: Any, kinds: Any, size: int) -> npt.NDArray[np.bool_] | None:
     if sampled is None and kinds is None:
         return None
-    mask = np.asarray(sampled, np.bool_) if sampled is not None else np.asarray(kinds) == Kind.SAMPLED
+    try:
+        mask = np.asarray(sampled, np.bool_) if sampled is not None else np.asarray(kinds) == Kind.SAMPLED
+    except Exception as error:
+        raise TrajectoryError(f"sampled (or kinds) must have one entry per token: {error}") from None
     if mask.shape != (size,):
         name = "sampled" if sampled is not None else "kinds"
         raise TrajectoryError(f"{name} has shape {mask.shape}, the stream {size} tokens; give one entry per token")

@@ -1,0 +1,396 @@
+"""Junk into every public door: whatever comes in, what comes out is a result or an error of ours.
+
+A call is a valid one with one argument (or a value somewhere inside it) put in place of another. Everything is drawn
+from a seed, so a failure names the seed that makes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tokentrace as tt
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines.scripted import Sampled, ScriptedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.config import load_tools
+from tokentrace.trajectory import from_bytes, to_bytes
+
+CALLS = 5_000
+MANY_CALLS = 100_000
+
+RENDERER = tt.create_renderer(POCKET)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2+2?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "add",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}],
+    },
+    {"role": "tool", "name": "add", "tool_call_id": "c1", "content": "4"},
+    {"role": "assistant", "content": "It is 4."},
+]
+PROMPT = RENDERER.render_ids(CHAT[:2], tools=[TOOL], add_generation_prompt=True)
+RENDERED = RENDERER.render(CHAT, tools=[TOOL])
+SAMPLED = RENDERED.ids[RENDERED.turns[0].start : RENDERED.turns[0].stop].tolist()
+SAMPLE = tt.build_supervised_sample(RENDERER, CHAT, tools=[TOOL])
+
+
+def begun() -> tt.Trajectory:
+    record = tt.Trajectory(name="one")
+    record.begin(PROMPT, messages=2)
+    return record
+
+
+def recorded() -> tt.Trajectory:
+    record = begun()
+    record.append_completion(SAMPLED, [-0.5] * len(SAMPLED), finish_reason="stop", version="1")
+    return record
+
+
+RECORD = recorded()
+RECORD_BYTES = to_bytes(RECORD)
+
+
+class Odd:
+    """An object that fails at whatever is done with it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+    def __iter__(self) -> Any:
+        raise ValueError("not to be walked")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("not to be compared")
+
+    __hash__ = object.__hash__
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value] if depth % 2 else {"k": value}
+    return value
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+MAKERS: list[Callable[[random.Random], Any]] = [
+    lambda r: None,
+    lambda r: r.choice([True, False]),
+    lambda r: r.choice([0, -1, 1, 7, 2**31, 2**63, -(2**70), 10**400]),
+    lambda r: r.choice([0.0, -0.5, 1e308, float("nan"), float("inf"), -float("inf")]),
+    lambda r: r.choice(["", "x", "\ud800", "<|end|>", "a\0b", "../../x", "{", "[1, 2", "null", "é" * 50, "x" * 5000]),
+    lambda r: r.choice([b"", b"\xff\xfe", bytearray(b"x"), memoryview(b"abc")]),
+    lambda r: r.choice([[], (), {}, set(), frozenset({1}), [None], [[]], {"": None}, {1: 2}, range(3)]),
+    lambda r: r.choice([np.int64(3), np.float32(0.5), np.bool_(True), np.str_("x"), np.datetime64("2026-01-01")]),
+    lambda r: r.choice([np.zeros(0), np.zeros((2, 2), np.int32), np.array(5), np.array(["a"]), np.array([None])]),
+    lambda r: r.choice(
+        [np.array([1.5, 2.0]), np.array([2**40]), np.array([-1, 2], np.int8), np.zeros(3, np.complex64)]
+    ),
+    lambda r: nested(r.choice([5, 200, 5_000])),
+    lambda r: endless(),
+    lambda r: object(),
+    lambda r: Odd(),
+    lambda r: r.choice([int, print, lambda *a, **k: None, iter([1]), Exception("x"), Path("/nowhere"), NotImplemented]),
+    lambda r: {"role": r.choice(["user", "assistant", "tool", "toool", None]), "content": junk(r)},
+    lambda r: [{"type": r.choice(["text", "image", "x", None]), "text": junk(r)}],
+    lambda r: [junk(r) for _ in range(r.randrange(4))],
+    lambda r: {r.choice(["name", "arguments", "type", "x"]): junk(r) for _ in range(r.randrange(3))},
+    lambda r: [r.randrange(-5, 2**33) for _ in range(r.randrange(5))],
+]
+
+
+def junk(r: random.Random) -> Any:
+    return r.choice(MAKERS)(r)
+
+
+def spoiled(value: Any, r: random.Random) -> Any:
+    """The value with something in it, or all of it, replaced by junk."""
+    if isinstance(value, dict) and value and r.random() < 0.8:
+        key = r.choice(list(value))
+        if r.random() < 0.1:
+            return {name: inner for name, inner in value.items() if name != key}
+        return {**value, key: spoiled(value[key], r)}
+    if isinstance(value, list) and value and r.random() < 0.8:
+        at = r.randrange(len(value))
+        return [*value[:at], spoiled(value[at], r), *value[at + 1 :]]
+    return junk(r)
+
+
+Door = tuple[str, Callable[..., Any], dict[str, Any]]
+
+
+def run(engine: Any, prompt: Any, params: Any) -> Any:
+    return asyncio.run(engine.generate(prompt, params))
+
+
+def in_folder(use: Callable[[Path], Any]) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return use(Path(folder))
+
+
+def written(samples: Any, metadata: Any) -> Any:
+    return in_folder(lambda folder: tt.write_samples(folder / "rows.parquet", samples, metadata))
+
+
+def loaded(content: Any) -> Any:
+    def use(folder: Path) -> Any:
+        (folder / "one.tt").write_bytes(content)
+        return tt.load_trajectory(folder / "one.tt")
+
+    return in_folder(use) if isinstance(content, (bytes, bytearray)) else from_bytes(content)
+
+
+def configured(text: Any) -> Any:
+    def use(folder: Path) -> Any:
+        (folder / "run.yaml").write_text(text if isinstance(text, str) else repr(text), errors="replace")
+        return load_tools(folder / "run.yaml")
+
+    return in_folder(use)
+
+
+def task_run(**settings: Any) -> Any:
+    engine = ScriptedEngine(lambda prompt, sampling: Sampled(SAMPLED, [-0.5] * len(SAMPLED)))
+    agent = tt.Agent(engine, RENDERER, tools=settings.pop("agent_tools"), budget=tt.Budget(**settings.pop("budget")))
+    return asyncio.run(agent.run(tt.Task(**settings)))
+
+
+IDS = {"token_ids": SAMPLED, "tools": [TOOL], "prompt_ids": PROMPT}
+TALK = {"messages": CHAT, "tools": [TOOL]}
+
+DOORS: list[Door] = [
+    ("render", RENDERER.render, {**TALK, "add_generation_prompt": True}),
+    ("render_text", RENDERER.render_text, TALK),
+    ("find_losses", RENDERER.find_losses, TALK),
+    ("check_messages", RENDERER.check_messages, TALK),
+    (
+        "bridge",
+        RENDERER.bridge,
+        {"prev_prompt_ids": PROMPT, "prev_completion_ids": SAMPLED, "new_messages": [CHAT[3]], **TALK},
+    ),
+    ("parse_response", RENDERER.parse_response, IDS),
+    ("streaming_parser", lambda token_ids, **rest: RENDERER.streaming_parser(**rest).feed(token_ids), IDS),
+    ("grammar", RENDERER.grammar, {"tools": [TOOL]}),
+    ("select", RENDERED.select, {"message": 1, "role": "user", "field": "content", "sampled": False}),
+    ("content_spans", RENDERED.content_spans, {"role": "assistant", "field": "content"}),
+    ("decode", RENDERED.decode, {"chosen": slice(0, 3)}),
+    ("with_mask", RENDERED.with_mask, {"mask": RENDERED.mask}),
+    (
+        "create_renderer",
+        tt.create_renderer,
+        {
+            "tokenizer": RENDERER.tokenizer,
+            "renderer": "default",
+            "control_tokens": "literal",
+            "chat_template": "{{ messages[0].content }}",
+            "history": "train",
+            "truncation": "close",
+            "tool_parser": "hermes",
+            "reasoning_parser": "think",
+            "trusted": ["system"],
+            "preserve_all_thinking": False,
+            "use_patched": False,
+        },
+    ),
+    ("create_renderer_pool", tt.create_renderer_pool, {"name_or_path": RENDERER.tokenizer, "size": 2}),
+    ("load_tokenizer", tt.load_tokenizer, {"source": RENDERER.tokenizer}),
+    ("ChatTemplate", tt.ChatTemplate, {"source": "{{ messages }}"}),
+    (
+        "Dialect.format",
+        lambda calls, content: tt.DIALECTS["hermes"].format(calls, content=content),
+        {"calls": [{"name": "f", "arguments": {"a": 1}}], "content": "x"},
+    ),
+    (
+        "build_supervised_sample",
+        lambda **given: tt.build_supervised_sample(RENDERER, **given),
+        {**TALK, "turns": "all", "parts": ["content"], "roles": ["assistant"], "past": "template", "since": 0},
+    ),
+    (
+        "build_supervised_samples",
+        lambda **given: tt.build_supervised_samples(RENDERER, **given),
+        {**TALK, "past": "expand", "since": 0, "turns": "all"},
+    ),
+    (
+        "build_prompt_response_sample",
+        lambda **given: tt.build_prompt_response_sample(RENDERER, **given),
+        {"prompt": CHAT[:2], "response": "4", "tools": [TOOL], "eos": "<|end|>"},
+    ),
+    ("compare_histories", lambda **given: tt.compare_histories(RENDERER, **given), TALK),
+    (
+        "tokenize_incrementally",
+        lambda **given: tt.tokenize_incrementally(RENDERER, **given),
+        {**TALK, "mode": "fixed_base", "sanity_check": "off"},
+    ),
+    (
+        "splice_prefix",
+        lambda **given: tt.splice_prefix(RENDERER, **given),
+        {**TALK, "prompt_ids": PROMPT, "completion_ids": SAMPLED, "message": 2},
+    ),
+    (
+        "explain_break",
+        lambda **given: tt.explain_break(tokenizer=RENDERER, **given),
+        {
+            "stream": [*PROMPT, *SAMPLED],
+            "next_prompt": [*PROMPT, *SAMPLED[1:]],
+            "sampled": [False] * len(PROMPT) + [True] * len(SAMPLED),
+            "reasoning": ("<think>", "</think>"),
+            "anchor": PROMPT,
+            "before": TALK,
+            "after": TALK,
+        },
+    ),
+    ("Trajectory", tt.Trajectory, {"name": "x", "vocab_size": 1000, "logprobs": True, "metadata": {"a": 1}}),
+    (
+        "begin",
+        lambda **given: tt.Trajectory().begin(**given),
+        {"prompt_ids": PROMPT, "messages": 2, "message_spans": []},
+    ),
+    (
+        "append_completion",
+        lambda **given: begun().append_completion(**given),
+        {
+            "ids": SAMPLED,
+            "logprobs": [-0.5] * len(SAMPLED),
+            "finish_reason": "stop",
+            "version": "1",
+            "sampling": {"temperature": 1.0},
+            "continues": False,
+            "branch": 0,
+        },
+    ),
+    (
+        "append_context",
+        lambda **given: recorded().append_context(**given),
+        {"new_ids": [1, 2], "kinds": [2, 2], "message_spans": [], "messages": 0, "branch": 0},
+    ),
+    ("append_bridge", lambda bridge: recorded().append_bridge(bridge), {"bridge": None}),
+    ("extend_to", lambda **given: recorded().extend_to(**given), {"prompt_ids": [*PROMPT, *SAMPLED, 5]}),
+    ("branch", lambda **given: recorded().branch(**given), {"prompt_ids": [*PROMPT[:5], 7], "cause": "x"}),
+    (
+        "branch_at",
+        lambda **given: recorded().branch_at(**given),
+        {"position": 3, "new_ids": [1], "kinds": [2]},
+    ),
+    ("stream", RECORD.stream, {"branch": 0}),
+    ("load_trajectory", loaded, {"content": RECORD_BYTES}),
+    ("trajectory_samples", lambda **given: tt.trajectory_samples(RECORD, **given), {"reward": 1.0, "advantage": 0.5}),
+    ("report_rollouts", tt.report_rollouts, {"trajectories": [RECORD]}),
+    (
+        "collate",
+        tt.collate,
+        {"samples": [SAMPLE, SAMPLE], "pad_id": 0, "side": "left", "length": 512},
+    ),
+    ("pack", tt.pack, {"samples": [SAMPLE, SAMPLE], "length": 512, "pad_id": 0, "multiple_of": 8}),
+    ("flatten", tt.flatten, {"samples": [SAMPLE]}),
+    ("unpack", tt.unpack, {"row": tt.flatten([SAMPLE])}),
+    ("truncate", tt.truncate, {"sample": SAMPLE, "length": 20, "policy": "drop"}),
+    ("Sample.slice", SAMPLE.slice, {"start": 0, "stop": 5}),
+    ("write_samples", written, {"samples": [SAMPLE], "metadata": {"a": "b"}}),
+    ("read_samples", lambda path: list(tt.read_samples(path)), {"path": "/nowhere/rows.parquet"}),
+    (
+        "tokenize_rows",
+        lambda rows, **given: list(tt.tokenize_rows(tt.TokenizeSettings(str(POCKET), **given), rows)),
+        {"rows": [{"messages": CHAT, "tools": [TOOL]}], "max_length": 100, "overlong": "drop", "renderer": "auto"},
+    ),
+    (
+        "SamplingParams",
+        SamplingParams,
+        {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 1, "stop_token_ids": (1,)},
+    ),
+    (
+        "ScriptedEngine",
+        lambda answer, prompt: run(ScriptedEngine(lambda *_: answer), prompt, SamplingParams(64)),
+        {"answer": Sampled(SAMPLED, [-0.5] * len(SAMPLED)), "prompt": PROMPT},
+    ),
+    ("Budget", tt.Budget, {"turns": 2, "turn_tokens": 8, "tokens": 100, "tool_timeout": 1.0, "result_keep": "middle"}),
+    (
+        "Agent",
+        task_run,
+        {
+            "messages": CHAT[:2],
+            "name": "x",
+            "metadata": {"a": 1},
+            "tool_settings": {},
+            "agent_tools": [],
+            "budget": {"turns": 2, "turn_tokens": 64, "tokens": 500},
+        },
+    ),
+    ("load_tools", configured, {"text": "tools: []\n"}),
+]
+
+
+def attempt(seed: int) -> str | None:
+    """One call with junk in it; what is wrong with what came of it, if anything is."""
+    r = random.Random(seed)
+    name, door, valid = r.choice(DOORS)
+    which = r.choice(list(valid))
+    given = {**valid, which: spoiled(valid[which], r)}
+    try:
+        with contextlib.redirect_stdout(None), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            door(**given)
+    except tt.TokentraceError as error:
+        return None if str(error).strip() else f"seed {seed}: {name}({which}=…): an error without words"
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error)[:120]}"
+        return f"seed {seed}: {name}({which}={_short(given[which])}): {said}"
+    return None
+
+
+def _short(value: Any) -> str:
+    try:
+        return repr(value)[:120]
+    except Exception as error:
+        return f"<{type(value).__name__}: {error}>"
+
+
+def failures(seeds: range) -> list[str]:
+    return [problem for seed in seeds if (problem := attempt(seed)) is not None]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door[0])
+def test_every_door_opens_for_a_valid_call(door: Door) -> None:
+    """Otherwise junk would be refused for another reason than that it is junk."""
+    name, use, valid = door
+    if name in ("append_bridge", "read_samples", "load_tools"):
+        pytest.skip("has no valid call here: tried with junk alone")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        use(**valid)
+
+
+def test_junk_gives_typed_errors() -> None:
+    assert failures(range(CALLS)) == []
+
+
+@pytest.mark.long
+def test_more_junk_gives_typed_errors() -> None:
+    assert failures(range(CALLS, CALLS + MANY_CALLS)) == []
