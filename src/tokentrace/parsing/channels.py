@@ -36,7 +36,7 @@ from ..formats.grammar import Channels
 from .compiled import Compiled
 from .output import Attempt, Output
 from .reader import Found, Marks, Reader, Reading, Say
-from .response import CallStatus, Part, PartKind
+from .response import CallStatus, PartKind
 
 _NOBODY: Final = frozenset({b"user", b"assistant", b"all"})
 """Recipients that are no tool."""
@@ -221,7 +221,7 @@ class ChannelParser:
         found = yield from self.reader.find(self._in_body, say)
         self.output.settle()
         if say == self.output.reasoning and start == self.reader.at > self.output.base:
-            self.output.parts.append(Part(PartKind.REASONING, "", self.output.span(start, start)))
+            self.output.blank_reasoning = True
         if found is None and say == self.output.reasoning:
             self.output.open = PartKind.REASONING
         return found

@@ -81,6 +81,8 @@ class Output:
         """Where each token begins."""
         self.open: PartKind | None = None
         """What the end found open."""
+        self.blank_reasoning = False
+        """Whether a message of reasoning was written that says nothing."""
         self.closed = False
         """Whether the turn was closed in letters, where its grammar has no token for that."""
         self._marked = marked

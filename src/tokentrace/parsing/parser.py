@@ -117,7 +117,7 @@ class StreamingParser:
                 break
         return ParsedResponse(
             content="".join(part.text for part in output.parts if part.kind is PartKind.CONTENT),
-            reasoning_content=reasoning or None,
+            reasoning_content=reasoning or ("" if output.blank_reasoning else None),
             tool_calls=output.calls,
             finish=Finish.LENGTH if stopped is None and not output.closed else Finish.STOP,
             stop_token=stopped,

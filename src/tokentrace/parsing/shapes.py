@@ -58,8 +58,8 @@ def history_message(response: ParsedResponse, *, call_id: CallId | None = None) 
         message = {**message, "content": "".join(texts), "tool_calls": calls}
         if not calls:
             del message["tool_calls"]
-    if any(part.kind is PartKind.REASONING for part in response.parts):
-        message.setdefault("reasoning_content", "")
+    if response.reasoning_content is not None:
+        message["reasoning_content"] = response.reasoning_content
     return message
 
 
