@@ -20,8 +20,8 @@ RUN = textwrap.dedent(
     import resource, sys
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     from tokentrace import ChatTemplate, TemplateError, TemplateLimitError
-    from tokentrace.template import trace
-    trace.MAX_STEPS = 200_000
+    from tokentrace.template import budget
+    budget.MAX_STEPS = 200_000
     messages = [{"role": "user", "content": "x" * 1_000, "n": 9}] * 3
     try:
         rendering = ChatTemplate(sys.stdin.read()).render(messages)
@@ -174,7 +174,7 @@ DEAR_STEPS = [
 @pytest.mark.parametrize("source", DEAR_STEPS)
 def test_few_but_dear_steps_are_stopped_by_the_clock(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is moved close instead of waited for."""
-    monkeypatch.setattr("tokentrace.template.trace.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("tokentrace.template.budget.MAX_SECONDS", 0.2)
     with pytest.raises(TemplateLimitError, match=r"more than 0\.2 seconds"):
         ChatTemplate(source).render([{"role": "user", "content": "x"}])
 
