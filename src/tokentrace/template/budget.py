@@ -20,7 +20,7 @@ MAX_STEPS: Final = 5_000_000
 """Steps one render may take: some seconds of Python."""
 MAX_SECONDS: Final = 30
 """A backstop, looked at between steps."""
-MAX_MADE: Final = 1024 * 1024 * 1024
+MAX_MADE: Final = 512 * 1024 * 1024
 """Bytes of values one render may make altogether."""
 MAX_TEXT: Final = 64 * 1024 * 1024
 """No single value inside a template may grow past this many characters, nor may what it prints."""
@@ -31,10 +31,8 @@ MAX_BITS: Final = 100_000
 MAX_KEY_DEPTH: Final = 100
 """No tuple used as a key may be nested deeper: Python hashes it by recursion in C, unguarded."""
 
-_SMALL: Final = 256
-"""Text up to this size is paid for by the step that makes it."""
 _FEW: Final = 64
-"""So are containers of up to so many items."""
+"""Containers of up to so many items are paid for by the step that makes them."""
 _PIECE_BYTES: Final = 128
 _VIEWS: Final[tuple[Any, ...]] = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, *_VIEWS, MappingProxyType, Namespace)
@@ -109,7 +107,7 @@ def spend(steps: int) -> None:
 
 
 def made(size: int) -> None:
-    """A text of `size` bytes was made. Callers skip it for small ones (`is_small`)."""
+    """A value of `size` bytes was made."""
     budget = _active.budget
     if budget is not None:
         budget.make(size)
@@ -130,6 +128,13 @@ def check_pieces(count: int) -> None:
         if budget is not None:
             budget.step(count)
             budget.make(count * _PIECE_BYTES)
+
+
+def check_count(count: int) -> None:
+    """So many pieces were handed out one by one; the last thousand of them is charged."""
+    if count > MAX_PIECES:
+        raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_PIECES})")
+    check_pieces(1024)
 
 
 def check_items(count: int) -> None:
@@ -172,6 +177,8 @@ def counted(items: Iterable[Any]) -> Iterator[Any]:
         return
     for item in items:
         budget.step()
+        if type(item) is list:
+            check_items(len(item))
         yield item
 
 

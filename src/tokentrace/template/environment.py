@@ -524,7 +524,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(left, TracedMarkup):
                 formatting.percent_format(str.__getitem__(left, slice(None)), right)  # knows what is too large
                 return left % right
-            return formatting.percent_format(left, right) if isinstance(left, str) else left % right
+            if isinstance(left, str):
+                return formatting.percent_format(left, right)
+            if isinstance(left, bytes):
+                formatting.percent_format(left.decode("latin-1"), _as_text(right))  # knows what is too large
+                return doubted(left % right)
+            return left % right
         if name == "*":
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
@@ -561,7 +566,8 @@ def _lipsum(*args: Any, **kwargs: Any) -> str:
     if asked > 20 * 100 * _MAX_WORDS:
         raise TooLarge("the template asked for too much placeholder text")
     spend(asked // 100)
-    return str(generate_lorem_ipsum(*args, **{"html": False, **kwargs}))
+    text = generate_lorem_ipsum(*args, **kwargs)
+    return as_markup(str(text)) if isinstance(text, Markup) else text
 
 
 class _Proven:
@@ -607,9 +613,18 @@ def _charge_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
         spend(1 + (len(owner) >> 4) * max((weigh(value) for value in args), default=1))
         check_items(len(owner))
     else:
+        if isinstance(owner, dict) and name == "copy":
+            check_pieces(len(owner))
         for value in args:
             weigh(value)
             weigh_key(value)
+
+
+def _as_text(values: Any) -> Any:
+    """What bytes are formatted with, as text of the same size."""
+    if isinstance(values, bytes):
+        return bytes.decode(values, "latin-1")
+    return tuple(map(_as_text, values)) if isinstance(values, tuple) else values
 
 
 def _check_bytes(owner: bytes, name: str, args: tuple[Any, ...]) -> None:

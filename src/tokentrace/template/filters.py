@@ -57,6 +57,7 @@ _ONE_BY_ONE: Final = frozenset(
     ("batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"),
 )
 """Filters that hand out their input item by item (what ``map`` does to an item, it does through a filter)."""
+_REGROUPING: Final = frozenset({"batch", "items", "slice"})
 _ALL_AT_ONCE: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 """Filters that hand out their input in another order: they compare or hash all of it."""
 _QUADRATIC: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
@@ -73,7 +74,7 @@ def tojson(
     return dumps(
         value,
         ensure_ascii=bool(ensure_ascii),
-        indent=plain(indent),
+        indent=indent if isinstance(indent, str) else plain(indent),
         separators=separators,
         sort_keys=bool(sort_keys),
     )
@@ -235,11 +236,16 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _one_by_one(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    before = _machinery(function)
+
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if name in ("batch", "slice"):
+        if name in _REGROUPING:
             _check_counts(args[1:], kwargs, _MAX_COUNT)
-        return counted(function(*args, **kwargs))
+            return counted(function(*args, **kwargs))
+        if len(args) > before and args[before]:  # items that are dropped count as well
+            args = (*args[:before], counted(args[before]), *args[before + 1 :])
+        return function(*args, **kwargs)
 
     return wrapper
 

@@ -24,7 +24,7 @@ from typing import Any, Final, SupportsIndex, TypeAlias, cast
 
 from markupsafe import Markup
 
-from .budget import check_pieces, check_size, dear, made, searched, spend, weigh
+from .budget import check_count, check_pieces, check_size, dear, made, searched, spend, weigh
 
 Origin: TypeAlias = tuple[str | int, ...]
 Run: TypeAlias = tuple[int, Origin | None]
@@ -92,8 +92,10 @@ class TracedStr(str):
         return cut(self, index, index + 1)
 
     def __iter__(self) -> Iterator[str]:
-        check_pieces(len(self))
-        return (cut(self, at, at + 1) for at in range(len(self)))
+        for at in range(len(self)):
+            if at & 1023 == 1023:
+                check_count(at)
+            yield cut(self, at, at + 1)
 
     def lstrip(self, chars: str | None = None, /) -> TracedStr:
         if chars is not None and len(chars) > 64:
@@ -434,6 +436,9 @@ class TracedMarkup(TracedStr):
     def __html__(self) -> TracedMarkup:
         return self
 
+    def __repr__(self) -> str:
+        return f"Markup({str.__repr__(self)})"
+
     def __add__(self, other: str) -> TracedStr:
         return as_markup(join_traced((self, escaped(other)))) if isinstance(other, str) else NotImplemented
 
@@ -516,6 +521,9 @@ class TracedBytes(bytes):
         return doubted(bytes.__mul__(self, count))
 
     __rmul__ = __mul__
+
+    def __mod__(self, values: Any) -> Any:
+        return doubted(bytes.__mod__(self, values))
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         _check_codec(encoding, len(self))
@@ -808,12 +816,18 @@ def is_traced(value: Any) -> bool:
 
 def doubted(value: Any) -> Any:
     """`value`, made out of traced values in a way that nobody has proven to keep the trace: text and numbers in it
-    are of unknown origin. What carries a trace of its own keeps it."""
+    are of unknown origin. Parts that are known to come from a field stay that field's."""
     kind = type(value)
+    if isinstance(value, TracedStr):
+        if all(origin is not None and origin[0] != TURN for _, origin in value.runs):
+            return value
+        runs = tuple((end, UNKNOWN if origin is None or origin[0] == TURN else origin) for end, origin in value.runs)
+        text = with_runs(_slice(value, slice(None)), runs)
+        return as_markup(text) if kind is TracedMarkup else text
     if value is None or kind is bool or kind in TRACED_TYPES:
         return value
     if isinstance(value, str):
-        return value if isinstance(value, TracedStr) else traced(_slice(value, slice(None)), UNKNOWN)
+        return traced(_slice(value, slice(None)), UNKNOWN)
     if isinstance(value, int):
         return TracedInt(value)
     if isinstance(value, float):
