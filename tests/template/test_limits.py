@@ -233,8 +233,8 @@ WITHIN_ONE_STEP = {
     "{% endfor %}",
     "rounds_in_a_filter": "{% set x = range(99999)|list %}{% for a in x %}{% set y = x|select('none')|first %}"
     "{% endfor %}",
-    "tower_of_generators": "{% set ns = namespace(x=range(99999)) %}{% for i in range(100) %}{% set ns.x = ns.x|select %}"
-    "{% endfor %}{{ ns.x|list|length }}",
+    "tower_of_generators": "{% set ns = namespace(x=range(99999)) %}{% for i in range(100) %}"
+    "{% set ns.x = ns.x|select %}{% endfor %}{{ ns.x|list|length }}",
     "strip_characters": LONG + "{{ x.strip('y' ~ y)|length }}{{ x|trim('y' ~ y)|length }}",
     "search_backwards": LONG + "{{ x.rfind('y' ~ y[:300000]) }}",
     "split_backwards": LONG + "{{ x.rsplit('y' ~ y[:300000])|length }}",
@@ -344,8 +344,8 @@ def test_few_but_dear_steps_are_stopped_by_the_clock(source: str, monkeypatch: p
 def test_long_honest_conversations_render() -> None:
     """Templates do to each message what this one does, and pay for it once: nothing near a limit."""
     source = (
-        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
-        "{% endif %}{% endfor %}{{ tools|tojson(indent=2) }}{% for m in messages if m.content %}<{{ m.role }}>"
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ tools|tojson(indent=2) }}{% for m in messages if m.content %}<{{ m.role }}>"
         "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].strip() }}{% else %}{{ m.content|trim }}"
         "{% endif %}{{ m.content is iterable }}{{ m.content|tojson }}{{ '%s' % m.content }}</{{ m.role }}>{% endfor %}"
     )

@@ -340,6 +340,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(join_buffer)
     fast_access = (TracedDict, TRACED_TYPES, dict.get)
     buffer = Buffer
+    within = staticmethod(filters.within)
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
@@ -366,15 +367,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         spend(1)
         return True
 
-    def weighed(self, value: Any) -> Any:
+    @staticmethod
+    def weighed(value: Any) -> Any:
         """`value`, about to be compared."""
         if type(value) not in _SCALARS:
             weigh(value)
         return value
-
-    def within(self, item: Any, container: Any) -> bool:
-        """``item in container``"""
-        return filters.within(item, container)
 
     def sliced(self, value: Any) -> Any:
         """`value`, about to be sliced. Traced text pays for what is made of it."""
@@ -465,7 +463,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         kind = type(__obj)
         if kind is TracedStr or kind is str:
             if __name in _STR_METHODS:
-                if len(__obj) > 64 or __name in _ASKING_METHODS:
+                if len(__obj) > 4096 or (args and type(args[0]) is tuple):
                     _charge_method(__obj, __name, args)
                 return getattr(__obj if kind is TracedStr else traced(__obj, None), __name)(*args, **kwargs)
         elif kind is TracedDict and __name in _HANDING_OUT[TracedDict]:
@@ -685,3 +683,4 @@ def _check_name(name: Any) -> None:
 _HANDING_OUT_WHEN_CALLED: Final = frozenset({BlockReference, Joiner, LoopContext, _Proven, _TemplateDict})
 """Callables that hand out what they were given, as it was given, or keep the trace by themselves."""
 _HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})
+_HANDING_OUT[_GenerationTag] = frozenset({"generated"})

@@ -32,6 +32,7 @@ from .formatting import percent_format
 from .jsonify import dumps
 from .traced import (
     TracedBool,
+    TracedDict,
     TracedInt,
     TracedMarkup,
     TracedNone,
@@ -309,8 +310,11 @@ def _check_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any], most: int) -
 
 def within(item: Any, container: Any) -> bool:
     """``item in container``, paid for: a search through text, or a comparison with each item."""
+    if type(container) is TracedDict and type(item) is str:
+        return dict.__contains__(container, item)
     if isinstance(container, (str, bytes)):
-        looked_at(container)
+        if len(container) > 4096:
+            looked_at(container)
     elif isinstance(container, (list, tuple)):
         if len(container) > 64 or isinstance(item, (list, tuple, dict)):
             size = weigh(item)

@@ -39,7 +39,7 @@ _new: Callable[[type[TracedStr], str], TracedStr]
 _slice = str.__getitem__
 
 
-_SMALL: Final = 256
+_SMALL: Final = 1024
 """Text up to this size is paid for by the step that makes it (see `budget`)."""
 
 
