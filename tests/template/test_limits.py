@@ -345,7 +345,8 @@ def test_long_honest_conversations_render() -> None:
     """Templates do to each message what this one does, and pay for it once: nothing near a limit."""
     source = (
         "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
-        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ tools|tojson(indent=2) }}{% for m in messages if m.content %}<{{ m.role }}>"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ tools|tojson(indent=2) }}"
+        "{% for m in messages if m.content %}<{{ m.role }}>"
         "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].strip() }}{% else %}{{ m.content|trim }}"
         "{% endif %}{{ m.content is iterable }}{{ m.content|tojson }}{{ '%s' % m.content }}</{{ m.role }}>{% endfor %}"
     )

@@ -22,8 +22,8 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
 
 
-_FOLDING_STEPS: Final = 100_000
-_FOLDING_MADE: Final = 16 * 1024 * 1024
+_FOLDING_STEPS: Final = 1_000
+_FOLDING_MADE: Final = 64 * 1024
 """What Jinja may spend on constants while it compiles; what costs more is computed when the template runs."""
 
 _GIVEN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
