@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokentrace.template.budget import TooLarge
 from tokentrace.template.jsonify import dumps
-from tokentrace.template.traced import KEY, UNKNOWN, Origin, TooLarge, TracedStr, join_traced, traced, wrap
+from tokentrace.template.traced import KEY, UNKNOWN, Origin, TracedStr, join_traced, traced, wrap
 
 texts = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\t\x00\x7f\u2028<>&é😀'), max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts

@@ -7,6 +7,8 @@ the machine. The timeout is a guard, not a measurement: all of them end in secon
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import subprocess
 import sys
 import textwrap
@@ -14,14 +16,15 @@ import textwrap
 import pytest
 
 from tokentrace import ChatTemplate, TemplateError, TemplateLimitError
+from tokentrace.template import wrap_tools
 
 RUN = textwrap.dedent(
     """
     import resource, sys
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     from tokentrace import ChatTemplate, TemplateError, TemplateLimitError
-    from tokentrace.template import trace
-    trace.MAX_STEPS = 200_000
+    from tokentrace.template import budget
+    budget.MAX_STEPS = 200_000
     messages = [{"role": "user", "content": "x" * 1_000, "n": 9}] * 3
     try:
         rendering = ChatTemplate(sys.stdin.read()).render(messages)
@@ -132,6 +135,165 @@ ENDLESS = {
 }
 
 
+DOUBLED = (
+    "{% set ns = namespace(x=[[1], [1]]) %}{% for i in range(60) %}"
+    "{% set ns.x = [[ns.x[0], ns.x[0]], [ns.x[1], ns.x[1]]] %}{% endfor %}{% set a, b = ns.x %}"
+)
+TUPLES = "{% set ns = namespace(x=(1,)) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"
+KEEP = "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x, VALUE] %}{% endfor %}"
+LONG = "{% set x = 'x' * 30000000 %}{% set y = 'x' * 30000000 %}"
+
+WITHIN_ONE_STEP = {
+    **{
+        f"doubled_{name}": DOUBLED + source
+        for name, source in {
+            "equal": "{{ a == b }}",
+            "less": "{{ a < b }}",
+            "within": "{{ a in [b] }}",
+            "test": "{{ a is eq(b) }}",
+            "select": "{{ [a]|select('eq', b)|list }}",
+            "index": "{{ [b].index(a) }}",
+            "count": "{{ [b].count(a) }}",
+            "changed": "{% for x in [a, b] %}{{ loop.changed(x) }}{% endfor %}",
+            "sort": "{{ [a, b]|sort }}",
+            "max": "{{ [a, b]|max }}",
+            "groupby": "{{ [{'k': a}, {'k': b}]|groupby('k') }}",
+            "print": "{{ a }}",
+            "concat": "{{ a ~ '' }}",
+            "join": "{{ a|join }}",
+            "percent": "{{ '%s' % (a,) }}",
+            "percent_list": "{{ '%s' % a }}",
+            "percent_name": "{{ '%(k)s' % {'k': a} }}",
+            "format": "{{ '{}'.format(a) }}",
+            "format_attribute": "{% for x in [a, 1] %}{{ '{0.previtem}'.format(loop) }}{% endfor %}",
+            "upper": "{{ a|upper }}",
+            "trim": "{{ a|trim }}",
+            "pprint": "{{ a|pprint }}",
+            "urlencode": "{{ a|urlencode }}",
+            "escape": "{{ a|e }}",
+            "namespace": "{{ ns }}",
+            "view": "{{ {'k': a}.items() }}",
+            "lower": "{{ a is lower }}",
+            "raise": "{{ raise_exception(a) }}",
+            "json": "{{ a|tojson }}",
+        }.items()
+    },
+    **{
+        f"hashed_{name}": TUPLES + source
+        for name, source in {
+            "display": "{{ {ns.x: 1} }}",
+            "within": "{{ ns.x in {} }}",
+            "unique": "{{ [ns.x]|unique|list }}",
+            "get": "{{ {}.get(ns.x) }}{{ messages[0].get(ns.x) }}",
+            "item": "{{ {}[ns.x] }}{{ messages[0][ns.x] }}",
+            "dict": "{{ dict([(ns.x, 1)]) }}",
+            "fromkeys": "{{ dict.fromkeys([ns.x]) }}",
+            "filter": "{{ ns.x is filter }}",
+            "deep": "{% for i in range(50000) %}{% set ns.x = (ns.x,) %}{% endfor %}{{ {ns.x: 1} }}",
+        }.items()
+    },
+    **{
+        f"kept_{name}": KEEP.replace("VALUE", value)
+        for name, value in {
+            "centred": "'x'.center(6000000)",
+            "wide": "'\U0001f600'.center(6000000, '\U0001f600')",
+            "constants": "'x'|center(6000000)",
+            "products": "'x' * 6000000",
+            "mapped": "range(99999)|map('string')|map('center', 4000)|list",
+            "lists": "[0] * 1900000",
+            "slices": "([0] * 1900000)[1:]",
+            "copies": "([0] * 1900000).copy()",
+            "dicts": "dict.fromkeys(range(99999)).copy()",
+            "sorted": "range(99999)|sort",
+            "bytes": "('x' * 6000000).encode()",
+            "bytes_products": "'x'.encode() * 6000000",
+            "bytes_padded": "'x'.encode().ljust(6000000)",
+            "formatted": "'%06000000d' % 1",
+            "batches": "[1]|batch(1000000, 'x')|list",
+            "slices_filled": "[1]|slice(100000, 'x')|list",
+            "pieces": "('x ' * 900000).split()",
+            "characters": "('x' * 900000)|list",
+            "buffers": "(messages|string) * 2000",
+        }.items()
+    },
+    "cut_over_runs": "{% set x = (messages[0].content[0] ~ 'a') * 500000 %}{% for i in range(9999) %}"
+    "{% set y = x[i:] %}{% endfor %}",
+    "wordwrap_long": "{{ ('x' * 1000000)|wordwrap(1)|length }}",
+    "wordwrap_dashes": "{{ ('-' * 100000)|wordwrap(10)|length }}",
+    "striptags": "{{ ('<!--' * 100000)|striptags|length }}",
+    "urlize": "{{ ('a@' * 100000)|urlize|length }}",
+    "pprint": "{{ ([[['x' * 90]]] * 100000)|pprint|length }}",
+    "sum_of_lists": "{{ ([[0] * 100] * 10000)|sum(start=[])|length }}",
+    "percent_parentheses": "{{ ('%(' * 400000)|format(a=1) }}",
+    "percent_parentheses_operator": "{{ ('%(' * 400000) % {'a': 1} }}",
+    "percent_nested_names": "{% set x = 'x' * 6000000 %}{{ ('%((a))s' * 100) % {'(a)': x} }}",
+    "select_within_text": "{% set x = 'x' * 60000000 %}{{ range(99999)|map('string')|select('in', x)|list }}",
+    "select_within_list": "{% set x = range(99999)|list %}{{ x|map('string')|select('in', x)|list|length }}",
+    "filtered_rounds": "{% set x = range(99999)|list %}{% for a in x %}{% for b in x if false %}{% endfor %}"
+    "{% endfor %}",
+    "rounds_in_a_filter": "{% set x = range(99999)|list %}{% for a in x %}{% set y = x|select('none')|first %}"
+    "{% endfor %}",
+    "tower_of_generators": "{% set ns = namespace(x=range(99999)) %}{% for i in range(100) %}"
+    "{% set ns.x = ns.x|select %}{% endfor %}{{ ns.x|list|length }}",
+    "strip_characters": LONG + "{{ x.strip('y' ~ y)|length }}{{ x|trim('y' ~ y)|length }}",
+    "search_backwards": LONG + "{{ x.rfind('y' ~ y[:300000]) }}",
+    "split_backwards": LONG + "{{ x.rsplit('y' ~ y[:300000])|length }}",
+    "sort_long_texts": LONG + "{{ ([x, y] * 1000)|sort|length }}",
+    "unique_long_texts": LONG + "{{ ([x, y] * 1000)|unique|list|length }}",
+    "compare_long_texts": LONG + "{% for i in range(9999) %}{% if x == y %}{% endif %}{% endfor %}",
+    "codec": "{{ ('ü' * 100000).encode('punycode')|length }}",
+    "to_bytes": "{{ (5).to_bytes(10**9, 'big')|length }}",
+    "hexadecimal_number": "{{ (('f' * 30000000)|int(0, 16) // 3) is number }}",
+    "number_from_bytes": "{{ ((5).from_bytes(('f' * 30000000).encode(), 'big') // 3) is number }}",
+    "bytes_replaced": "{{ ('x' * 100000).encode().replace('x'.encode(), ('y' * 100000).encode())|length }}",
+    "date": "{{ strftime_now('%Y' * 1000000)|length }}",
+    "indented_json": "{{ [1]|tojson(indent=10**9) }}",
+    "lists_added": "{% set x = [0] * 100000 %}{% for i in range(9999) %}{% set y = x + x %}{% endfor %}",
+    "spans": "{% for i in range(99999) %}{% for j in range(99999) %}{{ messages[0].n }}x{% endfor %}{% endfor %}",
+}
+
+RUN_ALL = RUN[: RUN.index("try:")].replace("4 << 30, 4 << 30", "2 << 30, 2 << 30") + textwrap.dedent(
+    """
+    import gc, json
+    for name, source in json.load(sys.stdin).items():
+        gc.collect()
+        try:
+            said = f"rendered {len(ChatTemplate(source).render(messages).text)}"
+        except TemplateLimitError as error:
+            said = f"limit {error}"
+        except TemplateError as error:
+            said = f"error {error}"
+        print(json.dumps([name, said]), flush=True)
+    """
+)
+
+
+@functools.cache
+def outcomes() -> dict[str, str]:
+    """What became of each, one after another in one process of 2 GB."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        input=json.dumps(WITHIN_ONE_STEP),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    return {**dict(map(json.loads, done.stdout.splitlines())), "stderr": done.stderr[-2_000:]}
+
+
+@pytest.mark.parametrize("name", WITHIN_ONE_STEP)
+def test_a_single_step_costs_what_it_touches(name: str) -> None:
+    """Stopped by a count of ours, before the memory was full."""
+    said = outcomes().get(name, f"never came to it: {outcomes()['stderr']}")
+    if name == "percent_parentheses_operator":
+        assert said.startswith(("limit", "error"))
+    else:
+        assert said.startswith("limit"), said
+    assert "out of memory" not in said
+    assert "seconds" not in said
+
+
 @pytest.mark.parametrize("name", ENDLESS)
 def test_templates_that_would_not_end(name: str) -> None:
     done = subprocess.run(
@@ -174,9 +336,28 @@ DEAR_STEPS = [
 @pytest.mark.parametrize("source", DEAR_STEPS)
 def test_few_but_dear_steps_are_stopped_by_the_clock(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is moved close instead of waited for."""
-    monkeypatch.setattr("tokentrace.template.trace.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("tokentrace.template.budget.MAX_SECONDS", 0.2)
     with pytest.raises(TemplateLimitError, match=r"more than 0\.2 seconds"):
         ChatTemplate(source).render([{"role": "user", "content": "x"}])
+
+
+def test_long_honest_conversations_render() -> None:
+    """Templates do to each message what this one does, and pay for it once: nothing near a limit."""
+    source = (
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{{ tools|tojson(indent=2) }}"
+        "{% for m in messages if m.content %}<{{ m.role }}>"
+        "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].strip() }}{% else %}{{ m.content|trim }}"
+        "{% endif %}{{ m.content is iterable }}{{ m.content|tojson }}{{ '%s' % m.content }}</{{ m.role }}>{% endfor %}"
+    )
+    turns = [{"role": role, "content": f" {role} " * 40} for _ in range(2_000) for role in ("user", "assistant")]
+    result = [{"role": "tool", "content": "a line of a log\n" * 600_000}]
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {f"p{i}": {} for i in range(9)}}},
+    }
+    rendering = ChatTemplate(source).render([*turns, *result], wrap_tools([tool] * 200))
+    assert len(rendering.text) > 25_000_000
 
 
 def test_a_buffer_may_not_grow_without_bounds() -> None:

@@ -434,6 +434,40 @@ def test_text_that_cannot_be_followed_is_of_unknown_origin(expression: str) -> N
     assert rendering.origins == [None, UNKNOWN, None]
 
 
+TUPLES = [
+    *("{{ pair }}", "{{ pair|string }}", "{{ [pair] }}", "{{ {'k': pair} }}", "{{ pair ~ '' }}", "{{ deep }}"),
+    *(
+        "{{ pair|tojson }}",
+        "{{ pair|join(',') }}",
+        "{{ pair[0] }}{{ pair[1:] }}",
+        "{{ pair + (1,) }}",
+        "{{ pair * 2 }}",
+    ),
+    *("{{ pair is sequence }}{{ pair is iterable }}{{ pair == ('a', c) }}{{ 'a' in pair }}", "{{ pair|upper }}"),
+    *("{% for x in pair %}{{ x }}{% endfor %}", "{{ pair|length }}{{ pair.count('a') }}{{ pair.append }}", "{{ one }}"),
+    *(
+        "{{ '%s-%s' % pair }}",
+        "{{ '%s' % (pair,) }}",
+        "{{ {pair: 1} }}",
+        "{{ pair|list }}{{ pair|first }}{{ pair|last }}",
+    ),
+]
+
+
+@pytest.mark.parametrize("snippet", TUPLES)
+def test_tuples_print_as_tuples(snippet: str) -> None:
+    agree(snippet, pair=("a", 'b"'), one=("x",), deep=[{"k": ("a", ("b", None, True, 1.5))}])
+
+
+def test_a_printed_tuple_belongs_to_its_field() -> None:
+    rendering = ChatTemplate("<{{ messages[0].pair }}>{{ messages[0].pair|tojson }}").render(
+        [{"role": "user", "content": "x", "pair": ("a", "b")}]
+    )
+    assert rendering.text == """<('a', 'b')>["a", "b"]"""
+    assert rendering.spans()[1] == ("('a', 'b')", -1, ("messages", 0, "pair"))
+    assert ('"b"', -1, ("messages", 0, "pair", 1)) in rendering.spans()
+
+
 def test_autoescaping_is_refused() -> None:
     with pytest.raises(TemplateError, match="autoescape"):
         ChatTemplate("{% autoescape true %}{{ messages[0].content }}{% endautoescape %}")

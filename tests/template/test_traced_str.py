@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokentrace.template.traced import UNKNOWN, Origin, TooLarge, TracedStr, join_traced, traced
+from tokentrace.template.budget import TooLarge
+from tokentrace.template.traced import UNKNOWN, Origin, TracedStr, join_traced, traced
 
 Pair = tuple[str, Origin | None]
 Pairs = list[Pair]
@@ -482,7 +483,7 @@ def test_values_do_not_grow_without_bounds(grow: Callable[[TracedStr], Any]) -> 
 def test_values_do_not_fall_into_too_many_pieces(
     cut: Callable[[TracedStr], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokentrace.template.traced.MAX_PIECES", 1_000)
+    monkeypatch.setattr("tokentrace.template.budget.MAX_PIECES", 1_000)
     assert cut(traced("x \n", CONTENT) * 200)
     with pytest.raises(TooLarge):
         cut(traced("x \n", CONTENT) * 2_000)

@@ -14,14 +14,19 @@ from jinja2 import nodes
 
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
+from .budget import Budget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingEnvironment
 from .trace import Rendering, Trace, collect
-from .traced import Origin, TooLarge, TracedDict, TracedList, traced, wrap
+from .traced import Origin, TracedDict, TracedList, traced, wrap
 
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
 
+
+_FOLDING_STEPS: Final = 1_000
+_FOLDING_MADE: Final = 64 * 1024
+"""What Jinja may spend on constants while it compiles; what costs more is computed when the template runs."""
 
 _GIVEN: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -129,7 +134,8 @@ def run(
         return trace.current if trace.current >= 0 else None
 
     try:
-        return collect(pieces)
+        with charging(trace.budget):
+            return collect(pieces)
     except TemplateError:
         raise
     except TooLarge as error:
@@ -153,7 +159,7 @@ def run(
 
 def _plain_names(said: str) -> str:
     """An error text of Python's or Jinja's with the names of our types as those they stand for."""
-    return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
+    return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
 
 
 def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
@@ -219,7 +225,8 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[st
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
         tags = any(node.call.node.name == "generated" for node in _generation_tags(tree))
-        template = environment.from_string(source)
+        with charging(Budget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
+            template = environment.from_string(source)
     except jinja2.exceptions.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it

@@ -1,35 +1,50 @@
 """The tracing Jinja environment: the semantics of transformers' chat templates, with the trace kept.
 
-Three things differ from a plain sandbox, none of them visible in the text:
+Four things differ from a plain sandbox, none of them visible in the text:
 
 - what is printed is handed over as it is, not turned into a plain ``str`` first (`_Generator`);
 - loops tell the trace whose turn is being written (`mark_turns`);
-- everything that makes new text out of old keeps its runs or says UNKNOWN (`filters.py`, `method`, `call`).
+- what a filter, a call, a method or an operator makes out of traced values is of unknown origin, unless it is one of
+  the few that are proven to keep the trace (`filters.py`, `method`, `call`);
+- each is charged by the size of what it touches (`budget.py`).
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any, Final, cast
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.runtime import LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.runtime import BlockReference, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
-from . import filters
+from . import filters, formatting
+from .budget import (
+    TooLarge,
+    check_bits,
+    check_items,
+    check_pieces,
+    check_size,
+    listed,
+    looked_at,
+    searched,
+    spend,
+    weigh,
+    weigh_key,
+)
 from .trace import Buffer, Generated, join_buffer
 from .traced import (
     TRACED_TYPES,
-    UNKNOWN,
-    TooLarge,
     TracedBool,
+    TracedBytes,
     TracedDict,
     TracedFloat,
     TracedInt,
@@ -37,33 +52,53 @@ from .traced import (
     TracedMarkup,
     TracedNone,
     TracedStr,
+    TracedTuple,
+    UnknownRange,
     as_markup,
-    check_pieces,
-    check_size,
+    doubted,
     is_traced,
-    is_traced_deep,
     join_traced,
-    percent_format,
+    text_of,
     traced,
 )
 
 _DICT_ATTRIBUTES: Final = frozenset(dir(dict))
-_SAFE_DICT_METHODS: Final = frozenset({"items", "keys", "values", "get", "copy"})
-_SAFE_STR_METHODS: Final = frozenset(
-    name for name in dir(str) if not name.startswith("_") and name not in ("format", "format_map", "maketrans")
+_TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
+"""Methods of strings that are written anew over runs."""
+_ASKING_METHODS: Final = frozenset(
+    (
+        *("count", "endswith", "find", "index", "rfind", "rindex", "startswith"),
+        *(name for name in dir(str) if name.startswith("is")),
+    )
 )
+"""Methods of strings that tell a count, a place or a truth."""
+_STR_METHODS: Final = _TRACED_METHODS | _ASKING_METHODS
 _LOOP_ATTRIBUTES: Final = frozenset(
     ("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem")
 )
 _PLAIN_TYPES: Final[dict[type, type]] = {
     TracedList: list,
+    TracedTuple: tuple,
     TracedInt: int,
     TracedFloat: float,
     TracedBool: int,
     TracedNone: type(None),
+    TracedBytes: bytes,
+    UnknownRange: range,
 }
+_HANDING_OUT: Final[dict[type, frozenset[str]]] = {
+    dict: frozenset({"copy", "fromkeys", "get", "items", "keys", "values"}),
+    TracedDict: frozenset({"copy", "get", "items", "keys", "values"}),
+    **dict.fromkeys((list, TracedList, tuple, TracedTuple), frozenset({"copy", "count", "index"})),
+    LoopContext: frozenset({"changed", "cycle"}),
+    Cycler: frozenset({"next", "reset"}),
+}
+"""Methods that hand out what went in, as it went in (or a count of it)."""
 _MARKING_HOOKS: Final = frozenset({"turn", "leave", "assigned"})
-_MAX_BITS: Final = 100_000
+_MAX_WORDS: Final = 100_000
+"""Words of placeholder text, and characters of a date's format."""
+_BOUND: Final = (MethodType, BuiltinMethodType)
+_SCALARS: Final = frozenset({int, float, bool, type(None), TracedInt, TracedBool, TracedFloat, TracedNone})
 _MISSING: Final = object()
 _PLAIN_TEXT: Final = frozenset({str, TracedStr})
 """Text that is joined as it is. Markup escapes what it is joined with."""
@@ -155,6 +190,53 @@ class _Generator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """What is compared is weighed first, unless it is compared with a constant, which costs next to nothing."""
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        within = any(operand.op in ("in", "notin") for operand in node.ops)
+        if _fixed(operands[-1]) if within else any(map(_scalar, operands)) and len(operands) == 2:
+            super().visit_Compare(node, frame)
+        elif within and len(operands) == 2:
+            self.write("(not " if node.ops[0].op == "notin" else "(")
+            self._wrapped("environment.within", operands, frame)
+            self.write(")")
+        else:
+            self.write("(")
+            self._wrapped("environment.weighed", operands[:1], frame)
+            for operand in node.ops:
+                self.write(f" {operators[operand.op]} ")
+                self._wrapped("environment.weighed", [operand.expr], frame)
+            self.write(")")
+
+    def _wrapped(self, function: str, parts: list[nodes.Expr], frame: Frame) -> None:
+        self.write(f"{function}(")
+        for part in parts:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        if isinstance(node.arg, nodes.Slice):
+            self._wrapped("environment.sliced", [node.node], frame)
+            self.write("[")
+            self.visit(node.arg, frame)
+            self.write("]")
+        else:
+            super().visit_Getitem(node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self.write("{")
+        for index, item in enumerate(node.items):
+            if index:
+                self.write(", ")
+            if _scalar(item.key):
+                self.visit(item.key, frame)
+            else:
+                self._wrapped("environment.key", [item.key], frame)
+            self.write(": ")
+            self.visit(item.value, frame)
+        self.write("}")
+
     def write_commons(self) -> None:
         super().write_commons()
         self.writeline("tt_dict, tt_types, tt_get = environment.fast_access")
@@ -185,6 +267,15 @@ class _Generator(CodeGenerator):
         return super().macro_body(node, frame)
 
 
+def _scalar(node: nodes.Expr) -> bool:
+    return isinstance(node, nodes.Const)
+
+
+def _fixed(node: nodes.Expr) -> bool:
+    """A constant, or a list of constants, as it stands in the template."""
+    return _scalar(node) or (isinstance(node, (nodes.List, nodes.Tuple)) and all(map(_scalar, node.items)))
+
+
 def _hook(name: str, *arguments: nodes.Expr) -> nodes.Output:
     """A statement that calls ``context.trace.<name>``."""
     node = nodes.Output(list(arguments))
@@ -208,6 +299,8 @@ def mark_turns(node: nodes.Node, index: str = "") -> None:
                 item = nodes.Name(target.name, "load") if isinstance(target, nodes.Name) else nodes.Const(None)
                 mark_turns(child, getattr(item, "name", ""))
                 child.body.insert(0, _hook("turn", item))
+                if child.test is not None:  # a round that the test skips is a round
+                    child.test = nodes.And(nodes.EnvironmentAttribute("round"), child.test)
                 marked += [_hook("enter"), child, _hook("leave")]
                 continue
             mark_turns(child, index)
@@ -247,12 +340,13 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(join_buffer)
     fast_access = (TracedDict, TRACED_TYPES, dict.get)
     buffer = Buffer
+    within = staticmethod(filters.within)
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
         self.filters.update(filters.traced_filters(self.filters))
-        self.tests.update(filters.TRACED_TESTS)
+        self.tests.update(filters.traced_tests(cast(Any, self.tests)))
         self.globals.update(
             raise_exception=_raise_exception,
             strftime_now=_strftime_now,
@@ -264,6 +358,35 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         mark_turns(source)
         return super()._generate(source, *args, **kwargs)
+
+    # -- what is charged for
+
+    @property
+    def round(self) -> bool:
+        """A round of a filtered loop."""
+        spend(1)
+        return True
+
+    @staticmethod
+    def weighed(value: Any) -> Any:
+        """`value`, about to be compared."""
+        if type(value) not in _SCALARS:
+            weigh(value)
+        return value
+
+    def sliced(self, value: Any) -> Any:
+        """`value`, about to be sliced. Traced text pays for what is made of it."""
+        if isinstance(value, str):
+            looked_at(value)
+        elif isinstance(value, (list, tuple)):
+            check_items(len(value))
+        return value
+
+    def key(self, value: Any) -> Any:
+        """`value`, about to become a key."""
+        if isinstance(value, tuple):
+            weigh_key(value)
+        return value
 
     # -- access
 
@@ -287,10 +410,10 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             value = object.__getattribute__(obj, "_Namespace__attrs").get(attribute, _MISSING)
             if value is not _MISSING:
                 return value
-        elif kind is TracedMarkup and (attribute in _SAFE_STR_METHODS or attribute in ("unescape", "striptags")):
-            return lambda *args, **kwargs: obj.method(attribute, args, kwargs)
+        elif kind is TracedMarkup and (attribute in _STR_METHODS or attribute in ("unescape", "striptags")):
+            return _Proven(lambda *args, **kwargs: obj.method(attribute, args, kwargs))
         elif kind is TracedStr or kind is str or isinstance(obj, TracedStr):
-            if attribute in _SAFE_STR_METHODS:
+            if attribute in _STR_METHODS:
                 return getattr(_promoted(obj), attribute)
             if attribute in ("format", "format_map"):
                 return self._formatter(obj, attribute)
@@ -302,7 +425,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def _no_attribute(self, obj: Any, attribute: str, base: type) -> Any:
         """Nothing of ours (``runs``, ``origin``) may be seen: only what the plain type has."""
         if attribute in dir(base):
-            return super().getattr(obj, attribute)
+            source = obj.source if isinstance(obj, UnknownRange) else obj
+            value = super().getattr(source, attribute)
+            return value if callable(value) else doubted(value)
         return self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -318,62 +443,57 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=argument)  # type: ignore[arg-type]
         elif isinstance(argument, str) and (isinstance(obj, str) or type(obj) in _PLAIN_TYPES):
             return self.getattr(obj, argument)
+        elif isinstance(argument, tuple):
+            weigh_key(argument)
         return super().getitem(obj, argument)
 
     def _formatter(self, text: str, name: str) -> Any:
-        """``str.format``, sandboxed. Its result is traced piece by piece where that is simple, else UNKNOWN."""
-        plain = str.__getitem__(text, slice(None))
-        is_markup = isinstance(text, TracedMarkup)
-        sandboxed = SandboxedEnvironment.wrap_str_format(self, getattr(Markup(plain) if is_markup else plain, name))
-        assert sandboxed is not None
-
-        def format(*args: Any, **kwargs: Any) -> str:
-            filters.check_format(plain, args, kwargs)
-            result: str = sandboxed(*args, **kwargs)
-            check_size(len(result))
-            if is_markup:
-                return as_markup(traced(str(result), UNKNOWN))
-            values = (text, *args, *kwargs.values())
-            if not filters.CODE_POINT.search(plain) and not any(map(is_traced_deep, values)):
-                return result
-            pieces = filters.format_pieces(text, args, kwargs) if name == "format" else None
-            whole = join_traced(pieces) if pieces is not None else None
-            return whole if whole is not None and whole == result else traced(result, UNKNOWN)
-
-        return format
+        """``str.format``, sandboxed."""
+        if isinstance(text, TracedMarkup):
+            markup = Markup(str.__getitem__(text, slice(None)))
+            return _Proven(
+                lambda *args, **kwargs: as_markup(formatting.markup_format(self, markup, name, args, kwargs))
+            )
+        return _Proven(lambda *args, **kwargs: formatting.str_format(self, text, name, args, kwargs))
 
     # -- calls
 
     def method(__self, __context: Any, __obj: Any, __name: str, *args: Any, **kwargs: Any) -> Any:
         """``obj.name(…)`` in a template."""
         kind = type(__obj)
-        if kind is TracedStr and __name in _SAFE_STR_METHODS:
-            return getattr(__obj, __name)(*args, **kwargs)
-        if kind is TracedMarkup and __name in _SAFE_STR_METHODS:
-            return __obj.method(__name, args, kwargs)
-        if kind is str and __name in _SAFE_STR_METHODS:
-            return getattr(traced(__obj, None), __name)(*args, **kwargs)
-        if kind is TracedDict and __name in _SAFE_DICT_METHODS:
+        if kind is TracedStr or kind is str:
+            if __name in _STR_METHODS:
+                if len(__obj) > 4096 or (args and type(args[0]) is tuple):
+                    _charge_method(__obj, __name, args)
+                return getattr(__obj if kind is TracedStr else traced(__obj, None), __name)(*args, **kwargs)
+        elif kind is TracedDict and __name in _HANDING_OUT[TracedDict]:
+            for value in args:
+                weigh_key(value)
             return getattr(__obj, __name)(*args, **kwargs)
         return __self.call(__context, __self.getattr(__obj, __name), *args, **kwargs)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(__obj) is Macro:
+        kind = type(__obj)
+        if kind is Macro:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             return __obj(__context.eval_ctx, *args, **kwargs)
-        if __obj is __self.globals["range"]:
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
-            result = cast(Any, __obj)(*args, **kwargs)
-            __context.trace.step(1 + len(result) // 16)
-            return result
+        spend(1)
+        if kind in _HANDING_OUT_WHEN_CALLED or __obj is _TemplateNamespace or __obj is Cycler or __obj is Joiner:
+            return super().call(__context, __obj, *args, **kwargs)
+        owner = __obj.__self__ if isinstance(__obj, _BOUND) else None
+        given = (owner, *args, *(value for name, value in kwargs.items() if name not in _JINJAS_OWN))
+        if owner is not None:
+            _charge_method(owner, __obj.__name__, args)
         result = super().call(__context, __obj, *args, **kwargs)
-        if type(result) is str and result:
-            owner = __obj.__self__ if isinstance(__obj, (MethodType, BuiltinMethodType)) else None
-            if isinstance(owner, bytes) or any(is_traced(value) for value in (owner, *args, *kwargs.values())):
-                return traced(result, UNKNOWN)
-        return result
+        if isinstance(result, int):
+            check_bits(result.bit_length())
+        if owner is not None and _hands_out(owner, __obj.__name__):
+            return result
+        if __obj is __self.globals["range"]:
+            spend(1 + len(result) // 16)
+            return UnknownRange(result) if any(map(is_traced, args)) else result
+        return doubted(result) if isinstance(owner, bytes) or any(map(is_traced, given)) else result
 
     # -- operators
 
@@ -385,7 +505,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         for part in parts[1:]:
             total = total + part
             if isinstance(total, (list, tuple)):
-                check_pieces(len(total))
+                check_items(len(total))
             elif isinstance(total, (str, bytes)):
                 check_size(len(total))
         return total
@@ -399,20 +519,23 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
         if name == "%":
+            if isinstance(left, TracedMarkup):
+                formatting.percent_format(str.__getitem__(left, slice(None)), right)  # knows what is too large
+                return left % right
             if isinstance(left, str):
-                filters.check_percent(left, right)
-                return left % right if isinstance(left, TracedMarkup) else percent_format(left, right)
+                return formatting.percent_format(left, right)
+            if isinstance(left, bytes):
+                formatting.percent_format(left.decode("latin-1"), _as_text(right))  # knows what is too large
+                return doubted(left % right)
             return left % right
         if name == "*":
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
-                    (check_pieces if isinstance(one, (list, tuple)) else check_size)(len(one) * other)
-                    context.trace.step(1 + len(one) * other // 64)
+                    (check_items if isinstance(one, (list, tuple)) else check_size)(len(one) * other)
+                    spend(1 + max(0, len(one) * other) // 4096 + max(0, other) // 64)
                     return _promoted(one) * other if isinstance(one, str) else one * other
         if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()
-            if bits > _MAX_BITS:
-                raise TooLarge(f"the template tried to compute a number of {bits} bits")
+            check_bits(left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length())
         return operator.mul(left, right) if name == "*" else operator.pow(left, right)
 
 
@@ -422,30 +545,119 @@ def _promoted(text: str) -> TracedStr:
 
 
 def _raise_exception(message: Any) -> None:
-    raise jinja2.exceptions.TemplateError(str(message))
+    raise jinja2.exceptions.TemplateError(str.__str__(text_of(message)))
 
 
 def _strftime_now(format: str) -> str:
-    text = datetime.now().strftime(format)
-    return traced(text, UNKNOWN) if is_traced(format) else text
+    if len(format) > _MAX_WORDS:
+        raise TooLarge(f"the template asked for a date in a format of {len(format)} characters")
+    return datetime.now().strftime(format)
 
 
 def _lipsum(*args: Any, **kwargs: Any) -> str:
     from jinja2.utils import generate_lorem_ipsum
 
-    if any(isinstance(value, int) and value > 10_000 for value in (*args, *kwargs.values())):
+    asked = 20 * 100  # Jinja's own numbers, where none are given
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int):
+            asked *= max(1, abs(value))
+    if asked > 20 * 100 * _MAX_WORDS:
         raise TooLarge("the template asked for too much placeholder text")
-    return str(generate_lorem_ipsum(*args, **{"html": False, **kwargs}))
+    spend(asked // 100)
+    text = generate_lorem_ipsum(*args, **kwargs)
+    return as_markup(str(text)) if isinstance(text, Markup) else text
+
+
+class _Proven:
+    """A function of ours that keeps the trace of what it is given, or gives it up, by itself."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+_JINJAS_OWN: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
+
+
+def _hands_out(owner: Any, name: str) -> bool:
+    """Whether a bound method is one of the few that keep the trace."""
+    kind = type(owner)
+    return name in (_TRACED_METHODS if kind is TracedStr else _HANDING_OUT.get(kind, ()))
+
+
+_BACKWARDS: Final = frozenset({"rfind", "rindex"})
+"""Searches that Python does the naive way."""
+
+
+def _charge_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
+    """Charge a method by the size of what it will go through; refuse bytes that would be too large."""
+    if isinstance(owner, (str, bytes)):
+        looked_at(owner)
+        for value in args:
+            if isinstance(value, (str, bytes)) and name in _BACKWARDS:
+                searched(owner, value)
+            elif isinstance(value, tuple):
+                weigh(value)
+                spend(len(value) >> 4)
+        if isinstance(owner, bytes):
+            _check_bytes(owner, name, args)
+    elif isinstance(owner, int):
+        check_size(max((value for value in args if isinstance(value, int)), default=0))  # to_bytes(10**9)
+    elif isinstance(owner, (list, tuple)):
+        spend(1 + (len(owner) >> 4) * max((weigh(value) for value in args), default=1))
+        check_items(len(owner))
+    else:
+        if isinstance(owner, dict) and name == "copy":
+            check_pieces(len(owner))
+        for value in args:
+            weigh(value)
+            weigh_key(value)
+
+
+def _as_text(values: Any) -> Any:
+    """What bytes are formatted with, as text of the same size."""
+    if isinstance(values, bytes):
+        return bytes.decode(values, "latin-1")
+    return tuple(map(_as_text, values)) if isinstance(values, tuple) else values
+
+
+def _check_bytes(owner: bytes, name: str, args: tuple[Any, ...]) -> None:
+    """Bytes are no strings of ours, and grow by methods of their own."""
+    check_pieces(len(owner) if name in ("split", "rsplit", "splitlines") else 0)
+    sizes = [abs(value) if isinstance(value, int) else weigh(value) for value in args]
+    largest = max(sizes, default=8)
+    grows = name in ("expandtabs", "join", "replace", "translate")
+    if name == "join":
+        owner_size = len(owner) * largest
+        check_size(owner_size + largest)
+    else:
+        check_size((len(owner) + 1) * largest if grows and largest > 1 else max(len(owner), largest))
+    spend(1 + (max(len(owner), largest) >> 12))
+    if name in ("strip", "lstrip", "rstrip", "rfind", "rindex", "rsplit", "rpartition"):
+        spend(len(owner) * largest >> 12)
 
 
 class _TemplateDict:
     """``dict(…)`` in a template, without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
+        if args and not isinstance(args[0], Mapping):
+            args = ([(_as_key(key), value) for key, value in listed(args[0])], *args[1:])
+        result = dict(*args, **kwargs)
+        check_pieces(len(result))
+        return result
 
-    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args, **kwargs)
+    def fromkeys(self, keys: Any, value: Any = None, /) -> dict[Any, Any]:
+        return dict.fromkeys(map(_as_key, listed(keys)), value)
+
+
+def _as_key(key: Any) -> Any:
+    weigh_key(key)
+    return key
 
 
 class _TemplateNamespace(Namespace):
@@ -466,3 +678,9 @@ class _TemplateNamespace(Namespace):
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: leading underscore")
+
+
+_HANDING_OUT_WHEN_CALLED: Final = frozenset({BlockReference, Joiner, LoopContext, _Proven, _TemplateDict})
+"""Callables that hand out what they were given, as it was given, or keep the trace by themselves."""
+_HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})
+_HANDING_OUT[_GenerationTag] = frozenset({"generated"})

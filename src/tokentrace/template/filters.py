@@ -1,39 +1,48 @@
 """Jinja's filters and tests over traced values.
 
-A filter is listed by name as keeping the trace by itself, or rewritten here, or else wrapped so that text it
-makes out of traced values is of unknown origin. There is no fourth way, so no filter can launder text.
+A filter is rewritten here, or it hands out what it was given as it was given, or else what it makes out of traced
+values is of unknown origin: text, numbers, and text and numbers in containers. There is no fourth way, so no filter
+can launder text. Each pays for the size of what it goes through (`budget.py`).
 """
 
 from __future__ import annotations
 
 import functools
-import re
-import string
-from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping
+from types import GeneratorType
 from typing import Any, Final
 
-from jinja2.filters import do_sum, do_title, do_truncate, do_wordwrap, do_xmlattr
-from jinja2.tests import test_float, test_in, test_number
+from jinja2.filters import do_title, do_truncate, do_xmlattr
 from jinja2.utils import pass_environment, pass_eval_context
 
+from .budget import (
+    TooLarge,
+    check_bits,
+    check_pieces,
+    check_size,
+    counted,
+    dear,
+    listed,
+    looked_at,
+    spend,
+    weigh,
+    weigh_key,
+)
+from .formatting import percent_format
 from .jsonify import dumps
 from .traced import (
-    UNKNOWN,
-    TooLarge,
     TracedBool,
+    TracedDict,
     TracedInt,
     TracedMarkup,
     TracedNone,
     TracedStr,
     as_markup,
-    check_pieces,
-    check_size,
+    doubted,
     escaped,
-    is_traced_deep,
+    is_traced,
     join_traced,
     mapped,
-    percent_format,
     plain,
     text_of,
     traced,
@@ -41,40 +50,19 @@ from .traced import (
 )
 
 _MAX_COUNT: Final = 1_000_000
-_PERCENT_FIELD: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%(]*)")
-CODE_POINT: Final = re.compile(r"c\}")
-"""The end of a field like ``{:c}``, which makes a character of a number."""
+_MAX_DIGITS: Final = 10_000
 
-KEEPS_TRACE: Final = frozenset(
-    (
-        *(
-            "abs",
-            "attr",
-            "batch",
-            "capitalize",
-            "count",
-            "d",
-            "default",
-            "dictsort",
-            "first",
-            "float",
-            "groupby",
-        ),
-        *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "random", "reject"),
-        *(
-            "rejectattr",
-            "reverse",
-            "round",
-            "select",
-            "selectattr",
-            "slice",
-            "sort",
-            "trim",
-        ),
-        *("unique", "upper", "wordcount"),
-    )
+_AS_IT_IS: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length", "random", "reverse"})
+"""Filters that hand out a part of their input, or its length, and cost next to nothing."""
+_ONE_BY_ONE: Final = frozenset(
+    ("batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"),
 )
-"""Filters made of methods and slices of their input: traced in, traced out."""
+"""Filters that hand out their input item by item (what ``map`` does to an item, it does through a filter)."""
+_REGROUPING: Final = frozenset({"batch", "items", "slice"})
+_ALL_AT_ONCE: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
+"""Filters that hand out their input in another order: they compare or hash all of it."""
+_QUADRATIC: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
+"""Filters whose time may grow with the square of their input."""
 
 
 def tojson(
@@ -87,7 +75,7 @@ def tojson(
     return dumps(
         value,
         ensure_ascii=bool(ensure_ascii),
-        indent=plain(indent),
+        indent=indent if isinstance(indent, str) else plain(indent),
         separators=separators,
         sort_keys=bool(sort_keys),
     )
@@ -100,10 +88,15 @@ def _join(context: Any, value: Any, d: str = "", attribute: Any = None) -> str:
         value = map(make_attrgetter(context.environment, attribute), value)
     pieces: list[str] = []
     separator = text_of(d)
+    size = 0
     for index, item in enumerate(value):
+        text = text_of(item)
+        size += len(separator) + len(text)
         if index:
             pieces.append(separator)
-        pieces.append(text_of(item))
+        pieces.append(text)
+        check_size(size)
+    check_pieces(len(pieces))
     return join_traced(pieces)
 
 
@@ -128,18 +121,46 @@ def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = Fal
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
     if args and kwargs:
         raise TypeError("can't handle positional and keyword arguments at the same time")
-    template = text_of(value)
-    check_percent(template, kwargs or args)
-    return percent_format(template, kwargs or args)
+    return percent_format(text_of(value), kwargs or args)
+
+
+def _trim(value: Any, chars: str | None = None) -> str:
+    return (value if type(value) is TracedStr else _soft(value)).strip(chars)
+
+
+def _upper(value: Any) -> str:
+    return _soft(value).upper()
+
+
+def _lower(value: Any) -> str:
+    return _soft(value).lower()
+
+
+def _capitalize(value: Any) -> str:
+    return _soft(value).capitalize()
+
+
+def _soft(value: Any) -> str:
+    """Any value as text; markup stays markup."""
+    return value if isinstance(value, TracedMarkup) else _promote(text_of(value))
+
+
+def _list(value: Any) -> list[Any]:
+    return listed(value)
+
+
+def _wordcount(function: Callable[[Any], Any], value: Any) -> Any:
+    return function(text_of(value))
 
 
 def _title(value: Any) -> str:
     text = text_of(value)
+    check_pieces(len(text) >> 2)
     return mapped(text, do_title) if isinstance(text, TracedStr) else do_title(text)
 
 
 def _center(value: Any, width: int = 80) -> str:
-    return _promote(text_of(value)).center(width)
+    return _soft(value).center(width)
 
 
 def _promote(text: str) -> TracedStr:
@@ -171,24 +192,10 @@ def _truncate(
     return do_truncate(environment, text, length, killwords, end, leeway)
 
 
-def _wordwrap(environment: Any, s: str, width: int = 79, *args: Any, **kwargs: Any) -> str:
-    between = kwargs.get("wrapstring", args[1] if len(args) > 1 else None)
-    if between is not None and len(between) > 100:
-        check_size(len(s) * len(between))
-    text = do_wordwrap(environment, s, width, *args, **kwargs)
-    return traced(text, UNKNOWN) if text and (is_traced_deep(s) or is_traced_deep(between)) else text
-
-
-def _sum(environment: Any, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
-    if isinstance(start, (list, tuple)) and attribute is None:
-        iterable = list(iterable)
-        check_pieces(sum(len(item) for item in iterable if isinstance(item, (list, tuple))))
-    return do_sum(environment, iterable, attribute, start)
-
-
 def _xmlattr(context: Any, d: Any, autospace: bool = True) -> str:
+    weigh(d)
     text = do_xmlattr(context, {key: plain(value) for key, value in d.items()}, autospace)
-    return traced(text, UNKNOWN) if text and is_traced_deep(d) else text
+    return doubted(text) if text and is_traced(d) else text
 
 
 _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
@@ -205,123 +212,118 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "forceescape": _forceescape,
     "replace": _replace,
     "truncate": pass_environment(_truncate),
-    "wordwrap": pass_environment(_wordwrap),
-    "sum": pass_environment(_sum),
     "xmlattr": pass_eval_context(_xmlattr),
+    "trim": _trim,
+    "upper": _upper,
+    "lower": _lower,
+    "capitalize": _capitalize,
+    "list": _list,
 }
 
 
-def traced_filters(originals: MutableMapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+def traced_filters(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """The filters of the tracing environment: same names, same text, traces kept or marked unknown."""
-    table = dict(_REWRITTEN)
-    for name, function in originals.items():
-        if name in ("batch", "slice", "round"):
-            table[name] = _limited(function)
-        elif name not in table and name not in KEEPS_TRACE:
-            table[name] = _loose(function)
-    return table
+    return {name: _REWRITTEN.get(name) or _guarded(name, function) for name, function in originals.items()}
 
 
-def _loose(function: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    if name in _AS_IT_IS:
+        return function
+    if name == "wordcount":
+        return functools.partial(_wordcount, function)
+    if name in _ONE_BY_ONE:
+        return _one_by_one(name, function)
+    return _all_at_once(function) if name in _ALL_AT_ONCE else _doubtful(name, function)
+
+
+def _one_by_one(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    before = _machinery(function)
+
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        if isinstance(result, str) and not isinstance(result, TracedStr) and result:
-            values = (*args, *kwargs.values())
-            if any(is_traced_deep(value) for value in values if not _is_machinery(value)):
-                return traced(str.__getitem__(result, slice(None)), UNKNOWN)
-        return result
-
-    return wrapper
-
-
-def _is_machinery(value: Any) -> bool:
-    """Jinja hands its own context or environment to some filters as their first argument."""
-    return type(value).__module__.startswith(("jinja2.", "tokentrace.template.environment"))
-
-
-def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        for value in (*args[1:], *kwargs.values()):
-            if isinstance(value, int) and abs(value) > _MAX_COUNT:
-                raise TooLarge(f"{value} is too large an argument for a filter")
+        if name in _REGROUPING:
+            _check_counts(args[1:], kwargs, _MAX_COUNT)
+            return counted(function(*args, **kwargs))
+        if len(args) > before and args[before]:  # items that are dropped count as well
+            args = (*args[:before], counted(args[before]), *args[before + 1 :])
         return function(*args, **kwargs)
 
     return wrapper
 
 
-# -- format strings
+def _all_at_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Comparing n items takes n log n comparisons, each of which may go through all of an item."""
+    before = _machinery(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if len(given) > before and not isinstance(given[before], (str, Mapping)):
+            given[before] = listed(given[before])
+        for value in (*given[before:], *kwargs.values()):
+            size = weigh(value)
+            parts = len(value) if isinstance(value, (list, dict)) else 1
+            spend((size * parts.bit_length() >> 8) + parts)
+            check_pieces(size >> 3)  # keys to compare by are made of all the text
+            for part in value if isinstance(value, list) else ():
+                weigh_key(part)
+        result = function(*given, **kwargs)
+        return counted(result) if type(result) is GeneratorType else result
+
+    return wrapper
 
 
-def check_percent(template: str, values: Any) -> None:
-    """Refuse widths and repetitions that would print gigabytes."""
-    size = len(template) + sum(map(_numbers, _PERCENT_FIELD.findall(template)))
-    if isinstance(values, Mapping):
-        names = Counter(re.findall(r"%\(([^)]*)\)", template))
-        size += sum(times * _size(values.get(name)) for name, times in names.items())
+def _doubtful(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Whatever comes of traced values is of unknown origin."""
+    before = _machinery(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if name == "round":
+            _check_counts(args[before + 1 :], kwargs, _MAX_DIGITS)
+        given = (*args[before:], *kwargs.values())
+        size = sum(map(weigh, given))
+        if name in _QUADRATIC:
+            dear(size)
+            check_size(size * max(1, *(len(value) for value in given[1:] if isinstance(value, str)), 1))
+        result = function(*args, **kwargs)
+        if isinstance(result, int):
+            check_bits(result.bit_length())
+        return doubted(result) if any(map(is_traced, given)) else result
+
+    return wrapper
+
+
+def _machinery(function: Callable[..., Any]) -> int:
+    """How many arguments Jinja itself puts before the value: its context, or its environment."""
+    return 0 if getattr(function, "jinja_pass_arg", None) is None else 1
+
+
+def _check_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any], most: int) -> None:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int) and abs(value) > most:
+            raise TooLarge(f"{value} is too large an argument for a filter")
+
+
+# -- tests
+
+
+def within(item: Any, container: Any) -> bool:
+    """``item in container``, paid for: a search through text, or a comparison with each item."""
+    if type(container) is TracedDict and type(item) is str:
+        return dict.__contains__(container, item)
+    if isinstance(container, (str, bytes)):
+        if len(container) > 4096:
+            looked_at(container)
+    elif isinstance(container, (list, tuple)):
+        if len(container) > 64 or isinstance(item, (list, tuple, dict)):
+            size = weigh(item)
+            spend((len(container) >> 4) + (len(container) * size >> 12))
+            if isinstance(item, (list, tuple, dict)):
+                weigh(container)
     else:
-        queue = values if isinstance(values, tuple) else (values,)
-        size += sum(map(_size, queue))
-        if "*" in template:
-            size += sum(abs(value) for value in queue if isinstance(value, int))
-    check_size(size)
-
-
-def check_format(template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """The same for ``str.format`` and ``format_map``, where a width may be an argument itself."""
-    if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
-        kwargs = args[0]
-    given: list[Any] = [*args, *kwargs.values()]
-    largest = max(map(_size, given), default=0)
-    size = len(template)
-    for _, name, spec, _ in string.Formatter().parse(str.__getitem__(template, slice(None))):
-        if name is None:
-            continue
-        value = kwargs.get(name) if not name.isdigit() else args[int(name)] if int(name) < len(args) else None
-        size += largest if value is None else _size(value)
-        size += _numbers(spec or "")
-        if "{" in (spec or ""):  # whatever is given may end up as a width
-            size += sum(_numbers(str(part)) for part in given)
-    check_size(size)
-
-
-def _numbers(text: str) -> int:
-    return sum(int(digits[:12]) for digits in re.findall(r"\d+", text))
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str) else 0
-
-
-def format_pieces(template: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
-    """The pieces of ``template.format(…)`` where every field is a bare ``{}``, ``{0}`` or ``{name}``."""
-    pieces: list[str] = []
-    automatic = 0
-    try:
-        for literal, name, spec, conversion in string.Formatter().parse(str.__getitem__(template, slice(None))):
-            pieces.append(literal)
-            if name is None:
-                continue
-            if spec or conversion:
-                return None
-            if name == "":
-                value, automatic = args[automatic], automatic + 1
-            elif name.isdigit():
-                value = args[int(name)]
-            elif name in kwargs:
-                value = kwargs[name]
-            else:
-                return None
-            pieces.append(text_of(value))
-    except (ValueError, IndexError):
-        return None
-    if isinstance(template, TracedStr) and any(origin is not None for _, origin in template.runs):
-        return None
-    return pieces
-
-
-# -- tests that look at the identity or the type of a value
+        weigh_key(item)
+    return item in container
 
 
 def _boolean(value: Any) -> bool:
@@ -340,14 +342,46 @@ def _same(value: Any, other: Any) -> bool:
     return value is other
 
 
-TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
+_SAFE_KINDS: Final = frozenset({str, TracedStr, int, float, bool, type(None), TracedInt, TracedBool, TracedNone})
+
+
+def _weighing(function: Callable[..., bool]) -> Callable[..., bool]:
+    """A test that may go through all of what it is given."""
+    before = _machinery(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> bool:
+        spend(1)
+        for value in (*args[before:], *kwargs.values()):
+            if type(value) not in _SAFE_KINDS or (isinstance(value, str) and len(value) > 4096):
+                weigh(value)
+                weigh_key(value)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+_LOOKING: Final = frozenset(
+    (
+        *("boolean", "callable", "defined", "escaped", "even", "false", "float", "integer", "iterable", "mapping"),
+        *("none", "number", "odd", "sameas", "sequence", "string", "true", "undefined"),
+    )
+)
+"""Tests that look at what a value is, not at what is in it."""
+
+
+def traced_tests(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., bool]]:
+    """The tests of the tracing environment. A test's answer is a truth, which is the template's own."""
+    tests = {**originals, **_TRACED_TESTS}
+    return {name: test if name in _LOOKING or name == "in" else _weighing(test) for name, test in tests.items()}
+
+
+_TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
     "none": lambda value: value is None or isinstance(value, TracedNone),
     "true": lambda value: value is True or (isinstance(value, TracedBool) and bool(value)),
     "false": lambda value: value is False or (isinstance(value, TracedBool) and not value),
     "boolean": _boolean,
     "integer": _integer,
-    "float": test_float,
-    "number": test_number,
-    "in": test_in,
+    "in": within,
     "sameas": _same,
 }

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from json import encoder as json_encoder
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
+from .budget import MAX_PIECES, TooLarge, check_pieces, check_size
 from .traced import (
     KEY,
     Origin,
-    TooLarge,
     TracedBool,
     TracedDict,
     TracedFloat,
@@ -21,8 +21,9 @@ from .traced import (
     TracedList,
     TracedNone,
     TracedStr,
-    check_pieces,
-    check_size,
+    TracedTuple,
+    is_traced,
+    plain,
     traced,
     with_runs,
 )
@@ -35,26 +36,30 @@ def dumps(
     *,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
+    separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """``json.dumps(value, …)``, character for character, as a traced string.
 
-    Punctuation belongs to the container it punctuates; a container built by the template is scaffold.
+    Punctuation belongs to the container it punctuates; a container built by the template is scaffold. Separators and
+    indents that come from a field stay that field's, so a text made with them is nobody else's to remember.
     """
     if (indent if isinstance(indent, int) else len(indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
     options = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
-    memo = getattr(value, "memo", None) if type(value) is TracedDict else None
-    if memo is not None and options in memo:
-        return memo[options]  # type: ignore[no-any-return]
-    whole = _arguments(value, options)
-    if whole is not None:
-        return whole
-    writer = _Writer(ensure_ascii, indent, separators, sort_keys)
+    own_options = (indent is not None or separators is not None) and is_traced(options)
+    memo = None
+    if not own_options:
+        memo = getattr(value, "memo", None) if type(value) is TracedDict else None
+        if memo is not None and options in memo:
+            return memo[options]  # type: ignore[no-any-return]
+        whole = _arguments(value, options)
+        if whole is not None:
+            return whole
+    writer = _Writer(*options, whole_arguments=indent is None and not own_options)
     writer.value(value, "\n", None)
-    text = "".join(writer.texts)
-    result = with_runs(text, tuple(writer.runs))
+    check_pieces(len(writer.texts))
+    result = with_runs("".join(writer.texts), tuple(writer.runs))
     if memo is not None:
         memo[options] = result
     return result
@@ -84,14 +89,17 @@ def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) 
 
 
 class _Writer:
-    def __init__(self, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> None:
+    def __init__(
+        self, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool, *, whole_arguments: bool
+    ) -> None:
         self.escape: Any = encode_basestring_ascii if ensure_ascii else encode_basestring
         self.indent: str | None = " " * indent if isinstance(indent, int) else indent
         comma, colon = separators or (", " if indent is None else ",", ": ")
         self.comma: str = str(comma)
         self.colon: str = str(colon)
         self.sort_keys = sort_keys
-        self.options = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
+        self.options = (ensure_ascii, indent, separators, sort_keys)
+        self.whole_arguments = whole_arguments
         self.texts: list[str] = []
         self.runs: list[tuple[int, Origin | None]] = []
         self.at = 0
@@ -99,10 +107,17 @@ class _Writer:
     def write(self, text: str, origin: Origin | None) -> None:
         if not text:
             return
+        if type(text) is TracedStr:
+            start = 0
+            for end, own in text.runs:
+                self.write(str.__getitem__(text, slice(start, end)), origin if own is None else own)
+                start = end
+            return
         self.texts.append(text)
         self.at += len(text)
         check_size(self.at)
-        check_pieces(len(self.texts))
+        if len(self.texts) > MAX_PIECES:
+            check_pieces(len(self.texts))
         runs = self.runs
         if runs and runs[-1][1] == origin:
             runs[-1] = (self.at, origin)
@@ -137,14 +152,15 @@ class _Writer:
         elif isinstance(value, float):
             self.write(_float(value), value.origin if type(value) is TracedFloat else origin)
         elif isinstance(value, dict):
-            if self.indent is None:
+            if self.whole_arguments:
                 whole = _arguments(value, self.options)
                 if whole is not None:
                     self.write(whole, value.origin)  # type: ignore[attr-defined]
                     return
             self.mapping(value, newline, value.origin if type(value) is TracedDict else origin)
         elif isinstance(value, (list, tuple)):
-            self.sequence(value, newline, value.origin if type(value) is TracedList else origin)
+            own = isinstance(value, (TracedList, TracedTuple))
+            self.sequence(value, newline, value.origin if own else origin)  # type: ignore[union-attr]
         else:
             raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
@@ -162,7 +178,7 @@ class _Writer:
         for index, key in enumerate(keys):
             self.write(between if index else opening, origin)
             name = _key(key)
-            key_origin = (*value.origin, name, KEY) if own else origin  # type: ignore[attr-defined]
+            key_origin = (*value.origin, name, KEY) if own else getattr(key, "origin", origin)  # type: ignore[attr-defined]
             self.string(name, key_origin)
             self.write(self.colon, origin)
             self.value(value[key], inner, origin)
@@ -187,7 +203,7 @@ def _key(key: Any) -> str:
     if type(key) is int:
         return int.__repr__(key)
     if key is None or isinstance(key, (bool, int, float, TracedNone)):
-        dumped = json.dumps({None if isinstance(key, TracedNone) else key: 0})
+        dumped = json.dumps({plain(key): 0})
         return str(json.loads(dumped).popitem()[0])
     raise TypeError(f"keys must be str, int, float, bool or None, not {type(key).__name__}")
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import TemplateLimitError
-from .traced import TURN, Origin, TracedDict, TracedStr, check_size, join_traced, text_of, traced
+from .budget import MAX_PIECES, Budget, check_size
+from .traced import TURN, Origin, TracedDict, TracedStr, join_traced, text_of, traced
 
-MAX_STEPS: Final = 5_000_000
-"""Loop turns and macro calls one render may take: some seconds of Python."""
-MAX_SECONDS: Final = 30
-"""A backstop, for templates whose single steps are dear."""
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
 
@@ -43,38 +39,19 @@ class Generated(TracedStr):
 
 
 class Trace:
-    """The state of one run: whose turn is being written, and how much work was done."""
+    """The state of one run: whose turn is being written, and what it may still do."""
 
-    __slots__ = ("current", "deadline", "marks", "rounds", "stack", "steps", "unchecked")
+    __slots__ = ("budget", "current", "marks", "rounds", "stack")
 
     def __init__(self, messages: int) -> None:
         self.marks = [mark(i) for i in range(-1, messages)]
         self.current = -1
         self.rounds = -1
         self.stack: list[int] = []
-        self.steps = MAX_STEPS
-        self.unchecked = 0
-        self.deadline = time.monotonic() + MAX_SECONDS
-
-    def step(self, count: int = 1) -> None:
-        """Some work was done; is there still leave to do more? The clock is looked at now and then only."""
-        self.steps -= count
-        self.unchecked += count
-        if self.unchecked >= 32 or self.steps < 0:
-            self.unchecked = 0
-            self._check()
-
-    def _check(self) -> None:
-        problem = ""
-        if self.steps < 0:
-            problem = f"the template took more than {MAX_STEPS} steps; it seems to loop for ever"
-        elif time.monotonic() > self.deadline:
-            problem = f"the template took more than {MAX_SECONDS} seconds"
-        if problem:
-            raise TemplateLimitError(problem, message=self.current if self.current >= 0 else None)
+        self.budget = Budget()
 
     def enter_macro(self) -> None:
-        self.step()
+        self.budget.step()
 
     def enter(self) -> None:
         """A loop begins."""
@@ -90,7 +67,7 @@ class Trace:
 
     def turn(self, item: Any) -> Mark | None:
         """A loop's next round, with `item` as its variable."""
-        self.step()
+        self.budget.step()
         kind = type(item)
         if kind is TracedDict:
             origin = item.origin
@@ -251,8 +228,8 @@ def collect(pieces: Iterable[Any]) -> Rendering:
                 last_origin, last_turn = None, current
             if not piece.isascii():
                 wide.append(len(ends) - 1)
-            if at > MAX_OUTPUT:
-                raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters")
+            if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
+                raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans")
             continue
         if kind is Mark:
             current = piece.message
@@ -283,8 +260,8 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             if turn >= 0:
                 tail = at + end
         at += len(piece)
-        if at > MAX_OUTPUT:
-            raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters")
+        if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
+            raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans")
     rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)

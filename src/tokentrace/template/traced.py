@@ -8,17 +8,23 @@ A template is run with its messages wrapped in these types. A ``TracedStr`` is a
 - ``(TURN, 2)``: scaffold that is known to belong to message 2 (it went through a buffer of the template);
 - ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
 
-Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN.
+Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN. So do numbers: what is computed
+from a field's number is a number of unknown origin. Counts (lengths, positions) are the template's own.
 """
 
 from __future__ import annotations
 
+import bisect
+import codecs
+import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import GeneratorType
 from typing import Any, Final, SupportsIndex, TypeAlias, cast
 
 from markupsafe import Markup
+
+from .budget import check_count, check_pieces, check_size, dear, made, searched, spend, weigh
 
 Origin: TypeAlias = tuple[str | int, ...]
 Run: TypeAlias = tuple[int, Origin | None]
@@ -29,27 +35,12 @@ TURN: Final = "@turn"
 KEY: Final = "<key>"
 """Last element of the origin of a dict's key, as against its value."""
 
-MAX_TEXT: Final = 64 * 1024 * 1024
-"""No single value inside a template may grow past this many characters."""
-MAX_PIECES: Final = 2_000_000
-"""No value may fall into more pieces than this: each is a string of its own."""
-
 _new: Callable[[type[TracedStr], str], TracedStr]
 _slice = str.__getitem__
 
 
-class TooLarge(Exception):  # noqa: N818
-    """A template tried to build a value larger than MAX_TEXT."""
-
-
-def check_size(size: int) -> None:
-    if size > MAX_TEXT:
-        raise TooLarge(f"the template tried to build a value of {size} characters (limit {MAX_TEXT})")
-
-
-def check_pieces(count: int) -> None:
-    if count > MAX_PIECES:
-        raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_PIECES})")
+_SMALL: Final = 1024
+"""Text up to this size is paid for by the step that makes it (see `budget`)."""
 
 
 class TracedStr(str):
@@ -72,6 +63,9 @@ class TracedStr(str):
     def __mul__(self, count: SupportsIndex) -> TracedStr:
         times = count.__index__()
         check_size(len(self) * times)
+        if len(self.runs) == 1:
+            return traced(_slice(self, slice(None)) * times, self.runs[0][1])
+        check_pieces(times)
         return join_traced((self,) * times)
 
     __rmul__ = __mul__
@@ -86,6 +80,9 @@ class TracedStr(str):
             start, stop, step = key.indices(len(self))
             if step == 1:
                 return cut(self, start, max(start, stop))
+            if key == _BACKWARDS:
+                return _reversed(self)
+            check_pieces(len(range(start, stop, step)))
             return join_traced([cut(self, at, at + 1) for at in range(start, stop, step)])
         index = key.__index__()
         if index < 0:
@@ -95,16 +92,24 @@ class TracedStr(str):
         return cut(self, index, index + 1)
 
     def __iter__(self) -> Iterator[str]:
-        check_pieces(len(self))
-        return (cut(self, at, at + 1) for at in range(len(self)))
+        for at in range(len(self)):
+            if at & 1023 == 1023:
+                check_count(at)
+            yield cut(self, at, at + 1)
 
     def lstrip(self, chars: str | None = None, /) -> TracedStr:
+        if chars is not None and len(chars) > 64:
+            searched(self, chars)
         return cut(self, len(self) - len(str.lstrip(self, chars)), len(self))
 
     def rstrip(self, chars: str | None = None, /) -> TracedStr:
+        if chars is not None and len(chars) > 64:
+            searched(self, chars)
         return cut(self, 0, len(str.rstrip(self, chars)))
 
     def strip(self, chars: str | None = None, /) -> TracedStr:
+        if chars is not None and len(chars) > 64:
+            searched(self, chars)
         end = len(str.rstrip(self, chars))
         if end == len(self) and len(str.lstrip(self, chars)) == end:
             return self
@@ -150,6 +155,8 @@ class TracedStr(str):
         return self._pieces(str.split(self, sep, maxsplit), len(sep) if sep else None)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        if sep:
+            searched(self, sep)
         return self._pieces(str.rsplit(self, sep, maxsplit), len(sep) if sep else None, backwards=True)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
@@ -171,6 +178,7 @@ class TracedStr(str):
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
         str.partition("", sep)
+        searched(self, sep)
         at = str.rfind(self, sep)
         if at < 0:
             return "", "", self
@@ -186,6 +194,7 @@ class TracedStr(str):
         check_size(len(self) + (times if limit < 0 else min(times, limit)) * (len(new) - len(old)))
         if old:
             return join_with(new, self.split(old, limit))
+        check_pieces(2 * len(self))
         pieces: list[str] = []  # an empty `old` matches before every character and at the end
         for at, char in enumerate(self):
             pieces += [new, char] if limit < 0 or at < limit else [char]
@@ -209,7 +218,7 @@ class TracedStr(str):
 
     def zfill(self, width: SupportsIndex, /) -> TracedStr:
         check_size(width.__index__())
-        text = str.zfill(self, width)
+        text = str.zfill(_slice(self, slice(None)), width)
         sign = 1 if self[:1] in ("+", "-") and len(text) > len(self) else 0
         return join_traced((self[:sign], text[sign : len(text) - len(self) + sign], self[sign:]))
 
@@ -268,14 +277,21 @@ class TracedStr(str):
         return join_traced(pieces)
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> TracedBytes:
-        return TracedBytes(str.encode(self, encoding, errors))
+        _check_codec(encoding, len(self))
+        result = TracedBytes(str.encode(self, encoding, errors))
+        made(len(result))
+        return result
 
     # -- formatting
 
     def __mod__(self, values: Any) -> str:
+        from .formatting import percent_format
+
         return percent_format(self, values)
 
     def __rmod__(self, template: Any) -> str:
+        from .formatting import percent_format
+
         return percent_format(template, self) if isinstance(template, str) else NotImplemented
 
     def __format__(self, spec: str) -> TracedStr:
@@ -286,19 +302,46 @@ class TracedStr(str):
 
 
 _new = str.__new__
+_BACKWARDS: Final = slice(None, None, -1)
 
 
 def traced(text: str, origin: Origin | None) -> TracedStr:
     """`text` as a traced string of one origin."""
     self = _new(TracedStr, text)
-    self.runs = ((len(text), origin),) if text else ()
+    size = len(text)
+    self.runs = ((size, origin),) if size else ()
+    if size > _SMALL:
+        _pay(self)
     return self
 
 
 def with_runs(text: str, runs: Runs) -> TracedStr:
     self = _new(TracedStr, text)
     self.runs = runs
+    if len(text) > _SMALL:
+        _pay(self)
     return self
+
+
+def _pay(text: TracedStr) -> None:
+    """Charge for a text that was made, and for its runs."""
+    size = len(text)
+    made((size if text.isascii() else 4 * size) + 128 * len(text.runs))
+
+
+def _reversed(source: TracedStr) -> TracedStr:
+    size = len(source)
+    starts = [0, *(end for end, _ in source.runs[:-1])]
+    runs = tuple(
+        (size - start, origin) for start, (_, origin) in zip(reversed(starts), reversed(source.runs), strict=True)
+    )
+    return with_runs(_slice(source, _BACKWARDS), runs if size else ())
+
+
+def _check_codec(encoding: str, size: int) -> None:
+    """Two of Python's codecs are quadratic."""
+    if size > 64 and codecs.lookup(encoding).name in ("idna", "punycode"):
+        dear(size)
 
 
 def derived(source: str, text: str) -> TracedStr:
@@ -333,12 +376,11 @@ def cut(source: TracedStr, start: int, stop: int) -> TracedStr:
     elif len(runs) == 1:
         self.runs = ((stop - start, runs[0][1]),)
     else:
-        kept, begin = [], 0
-        for end, origin in runs:
-            if end > start and begin < stop:
-                kept.append((min(end, stop) - start, origin))
-            begin = end
-        self.runs = tuple(kept)
+        first = bisect.bisect_left(runs, (start + 1,))  # the first run that ends behind `start`
+        last = bisect.bisect_left(runs, (stop,), first)  # and the first that reaches `stop`
+        self.runs = (*((end - start, origin) for end, origin in runs[first:last]), (stop - start, runs[last][1]))
+    if stop - start > _SMALL:
+        _pay(self)
     return self
 
 
@@ -369,6 +411,8 @@ def join_traced(parts: Iterable[str]) -> TracedStr:
     check_size(at)
     self = _new(TracedStr, "".join(parts))
     self.runs = tuple(runs)
+    if at > _SMALL:
+        _pay(self)
     return self
 
 
@@ -380,6 +424,7 @@ def join_with(separator: str, parts: Iterable[Any]) -> TracedStr:
         if index:
             pieces.append(separator)
         pieces.append(part)
+    check_pieces(len(pieces))
     return join_traced(pieces)
 
 
@@ -390,6 +435,9 @@ class TracedMarkup(TracedStr):
 
     def __html__(self) -> TracedMarkup:
         return self
+
+    def __repr__(self) -> str:
+        return f"Markup({str.__repr__(self)})"
 
     def __add__(self, other: str) -> TracedStr:
         return as_markup(join_traced((self, escaped(other)))) if isinstance(other, str) else NotImplemented
@@ -417,11 +465,16 @@ class TracedMarkup(TracedStr):
 
     def method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of Markup: text it is given is escaped, text it returns is markup."""
+        if name in ("striptags", "unescape"):
+            dear(len(self))
+        own: Any = None
+        mine = getattr(traced_copy(self), name, None)
+        if mine is not None:  # asked first: it knows what is too large
+            with contextlib.suppress(TypeError):
+                own = mine(*(escaped(value) if isinstance(value, str) else value for value in args), **kwargs)
         result = getattr(Markup(_slice(self, slice(None))), name)(*args, **kwargs)
         if not isinstance(result, (str, list, tuple)):
-            return result
-        mine = getattr(traced_copy(self), name, None)
-        own = mine and mine(*(escaped(a) if isinstance(a, str) else a for a in args), **kwargs)
+            return doubted(result) if isinstance(result, bytes) else result
         if own != result:
             own = traced(result, UNKNOWN) if isinstance(result, str) else [traced(part, UNKNOWN) for part in result]
         return as_markup(own) if isinstance(own, str) else type(result)(map(as_markup, own))
@@ -444,16 +497,36 @@ def escaped(text: str) -> str:
     """The text with HTML's characters escaped, unless it is markup already."""
     if isinstance(text, TracedMarkup) or not any(char in text for char in _ESCAPES):
         return text
+    check_pieces(len(text))
     return join_traced([derived(char, _ESCAPES.get(char, char)) for char in text])
 
 
 class TracedBytes(bytes):
-    """What ``str.encode`` gives inside a template: the way back to text is of unknown origin.
+    """What ``str.encode`` gives inside a template: whatever is made of it is of unknown origin."""
 
-    So is that of plain bytes cut out of it: the environment takes no bytes for scaffold.
-    """
+    def __getitem__(self, key: Any) -> Any:
+        return doubted(bytes.__getitem__(self, key))
+
+    def __iter__(self) -> Iterator[Any]:
+        check_pieces(len(self))
+        return map(doubted, bytes.__iter__(self))
+
+    def __add__(self, other: Any) -> Any:
+        return doubted(bytes.__add__(self, other))
+
+    def __radd__(self, other: Any) -> Any:
+        return doubted(other + bytes(memoryview(self))) if isinstance(other, bytes) else NotImplemented
+
+    def __mul__(self, count: SupportsIndex) -> Any:
+        return doubted(bytes.__mul__(self, count))
+
+    __rmul__ = __mul__
+
+    def __mod__(self, values: Any) -> Any:
+        return doubted(bytes.__mod__(self, values))
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        _check_codec(encoding, len(self))
         return traced(bytes.decode(self, encoding, errors), UNKNOWN)
 
 
@@ -461,14 +534,14 @@ class TracedBytes(bytes):
 
 
 class TracedInt(int):
-    origin: Origin
+    origin: Origin = UNKNOWN
 
     def __str__(self) -> str:
         return traced(int.__repr__(self), self.origin)
 
 
 class TracedFloat(float):
-    origin: Origin
+    origin: Origin = UNKNOWN
 
     def __str__(self) -> str:
         return traced(float.__repr__(self), self.origin)
@@ -477,13 +550,31 @@ class TracedFloat(float):
 class TracedBool(int):
     """A boolean with an origin. ``bool`` cannot be subclassed; the tests of the environment know this type."""
 
-    origin: Origin
+    origin: Origin = UNKNOWN
 
     def __str__(self) -> str:
         return traced("True" if self else "False", self.origin)
 
     def __repr__(self) -> str:
         return "True" if self else "False"
+
+
+def _doubt_results(kind: type[int] | type[float]) -> None:
+    """Whatever is computed from a traced number is a number of unknown origin."""
+
+    def doubting(computed: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *values: doubted(computed(*values))
+
+    base = kind.__mro__[1]
+    both = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
+    for name in ("neg", "pos", "abs", "round", "trunc", "floor", "ceil", *both, *(f"r{name}" for name in both)):
+        computed = getattr(base, f"__{name}__", None)
+        if computed is not None:
+            setattr(kind, f"__{name}__", doubting(computed))
+
+
+for _kind in (TracedInt, TracedFloat, TracedBool):
+    _doubt_results(_kind)
 
 
 class TracedNone:
@@ -540,15 +631,19 @@ class TracedDict(dict[Any, Any]):
         return traced(key, (*self.origin, key, KEY)) if type(key) is str else key
 
     def keys(self) -> Any:
+        check_pieces(len(self))
         return dict.fromkeys(self).keys()
 
     def values(self) -> Any:
+        check_pieces(len(self))
         return _Values(self)
 
     def items(self) -> Any:
+        check_pieces(len(self))
         return {key: self[key] for key in self}.items()
 
     def copy(self) -> dict[Any, Any]:
+        check_pieces(len(self))
         return {key: self[key] for key in self}
 
     def __or__(self, other: Any) -> Any:
@@ -581,7 +676,32 @@ class TracedList(list[Any]):
         return traced(list.__repr__(self), self.origin)
 
 
-TRACED_TYPES: Final = frozenset({TracedStr, TracedDict, TracedList, TracedInt, TracedFloat, TracedBool, TracedNone})
+class TracedTuple(tuple[Any, ...]):
+    """A tuple whose items are traced; it prints as one, where a list would print as a list."""
+
+    origin: Origin = UNKNOWN
+
+    def __str__(self) -> str:
+        return traced(tuple.__repr__(self), self.origin)
+
+
+class UnknownRange(list[Any]):
+    """``range(…)`` up to a number of a field: its numbers are of unknown origin. Prints as the real one does."""
+
+    def __init__(self, source: range) -> None:
+        super().__init__(map(doubted, source))
+        self.source = source
+
+    def __getitem__(self, key: Any) -> Any:
+        return UnknownRange(self.source[key]) if isinstance(key, slice) else list.__getitem__(self, key)
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+
+TRACED_TYPES: Final = frozenset(
+    {TracedStr, TracedDict, TracedList, TracedTuple, TracedInt, TracedFloat, TracedBool, TracedNone}
+)
 
 
 def wrap(value: Any, origin: Origin) -> Any:
@@ -595,7 +715,8 @@ def wrap(value: Any, origin: Origin) -> Any:
         result.raw = value
         return result
     if kind is list or kind is tuple:
-        items = TracedList([wrap(item, (*origin, index)) for index, item in enumerate(value)])
+        wrapped = [wrap(item, (*origin, index)) for index, item in enumerate(value)]
+        items = TracedList(wrapped) if kind is list else TracedTuple(wrapped)
         items.origin = origin
         return items
     if value is None:
@@ -625,8 +746,10 @@ def json_like(value: Any) -> Any:
         return float(value)
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return list(value)
+    if isinstance(value, tuple):
+        return tuple(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if callable(getattr(value, "model_dump", None)):
@@ -644,62 +767,82 @@ def plain(value: Any) -> Any:
         return bool(value)
     if isinstance(value, TracedInt):
         return int(value)
+    if isinstance(value, TracedFloat):
+        return float(value)
     if isinstance(value, TracedNone):
         return None
     return value
 
 
+_TRACED: Final = (
+    *(TracedStr, TracedDict, TracedList, TracedTuple, TracedNone, TracedBytes, TracedInt, TracedFloat, TracedBool),
+)
+
+
 def is_traced(value: Any) -> bool:
-    """Whether any part of `value` carries a trace."""
-    return _any_part(value, unfamiliar=False)
+    """Whether any part of `value` carries a trace, or may: what cannot be looked into is not vouched for.
 
-
-def is_traced_deep(value: Any) -> bool:
-    """Like `is_traced`, but takes the unfamiliar for traced: what cannot be looked into is not vouched for."""
-    return _any_part(value, unfamiliar=True)
-
-
-_TRACED: Final = (TracedStr, TracedDict, TracedList, TracedNone, TracedBytes, TracedInt, TracedFloat, TracedBool)
-
-
-def _any_part(value: Any, *, unfamiliar: bool) -> bool:
-    """Looks at each part once, however often it is shared: a template can nest a list in itself many times over."""
+    Looks at each part once, however often it is shared: a template can nest a list in itself many times over.
+    """
     if isinstance(value, _TRACED):
-        return True
+        return not isinstance(value, TracedStr) or any(origin is not None for _, origin in value.runs)
     if value is None or isinstance(value, (str, int, float)):
         return False
     seen: set[int] = set()
     queue = [value]
+    walked = 0
     while queue:
         part = queue.pop()
+        walked += 1
+        if isinstance(part, TracedStr):
+            if any(origin is not None for _, origin in part.runs):
+                return True
+            continue
         if isinstance(part, _TRACED):
             return True
-        if part is None or isinstance(part, (str, int, float)) or id(part) in seen:
+        if part is None or isinstance(part, (str, int, float, range)) or id(part) in seen:
             continue
         seen.add(id(part))
-        if isinstance(part, Mapping):
-            queue += part.keys()
-            queue += part.values()
+        if isinstance(part, dict):
+            queue += dict.keys(part)
+            queue += dict.values(part)
         elif isinstance(part, (list, tuple, set, frozenset)):
             queue += part
-        elif unfamiliar:
+        else:
             return True
+    spend(walked >> 2)
     return False
 
 
-def check_parts(value: Any) -> None:
-    """Refuse to print a value of too many parts; one that is shared counts each time, as it prints each time."""
-    count = 0
-    queue = [value]
-    while queue:
-        part = queue.pop()
-        if isinstance(part, dict):
-            queue += dict.values(part)
-            count += len(part)
-        elif isinstance(part, (list, tuple)):
-            queue += part
-            count += len(part)
-        check_pieces(count)
+def doubted(value: Any) -> Any:
+    """`value`, made out of traced values in a way that nobody has proven to keep the trace: text and numbers in it
+    are of unknown origin. Parts that are known to come from a field stay that field's."""
+    kind = type(value)
+    if isinstance(value, TracedStr):
+        if all(origin is not None and origin[0] != TURN for _, origin in value.runs):
+            return value
+        runs = tuple((end, UNKNOWN if origin is None or origin[0] == TURN else origin) for end, origin in value.runs)
+        text = with_runs(_slice(value, slice(None)), runs)
+        return as_markup(text) if kind is TracedMarkup else text
+    if value is None or kind is bool or kind in TRACED_TYPES:
+        return value
+    if isinstance(value, str):
+        return traced(_slice(value, slice(None)), UNKNOWN)
+    if isinstance(value, int):
+        return TracedInt(value)
+    if isinstance(value, float):
+        return TracedFloat(value)
+    if isinstance(value, bytes):
+        return value if kind is TracedBytes else TracedBytes(value)
+    if kind in (list, tuple, set, frozenset):
+        check_pieces(len(value))
+        return kind(map(doubted, value))
+    if kind is dict:
+        check_pieces(len(value))
+        return {doubted(key): doubted(item) for key, item in value.items()}
+    if kind is GeneratorType or isinstance(value, (map, filter, zip, reversed)):
+        return map(doubted, value)
+    return value
 
 
 def text_of(value: Any) -> str:
@@ -709,53 +852,14 @@ def text_of(value: Any) -> str:
         return cast(str, value)
     if isinstance(value, TracedStr):  # what a generation tag wrote
         return with_runs(_slice(value, slice(None)), value.runs)
-    if isinstance(value, (dict, list, tuple)):
-        check_parts(value)
+    if value is None or isinstance(value, (int, float)):
+        return str(value)
+    weigh(value)
     text = str(value)
+    check_size(len(text))
     if type(text) is TracedStr:
         return text
-    if isinstance(value, (int, float)) or value is None or not is_traced_deep(value):
-        return text
-    return traced(text, UNKNOWN)
-
-
-# -- percent formatting
-
-_CODE_POINT: Final = re.compile(r"%(\([^)]*\))?[-+ #0-9.*]*[hlL]?c")
-"""``%c`` makes a character of a number, which does not say whose character it is."""
-
-
-def percent_format(template: str, values: Any) -> str:
-    """``template % values`` with the trace kept for ``%s``-like conversions; text as Python makes it."""
-    text = str.__mod__(_slice(template, slice(None)), values)
-    check_size(len(text))
-    if not is_traced_deep(template) and not is_traced_deep(values) and not _CODE_POINT.search(template):
-        return text
-    pieces = _percent_pieces(template, values)
-    if pieces is not None:
-        whole = join_traced(pieces)
-        if whole == text:
-            return whole
-    return traced(text, UNKNOWN)
-
-
-def _percent_pieces(template: str, values: Any) -> list[str] | None:
-    """The pieces of a format string with plain ``%s`` and ``%d`` only, else None."""
-    queue = list(values) if isinstance(values, tuple) else [values]
-    pieces: list[str] = []
-    at = 0
-    while at < len(template):
-        found = template.find("%", at)
-        if found < 0:
-            break
-        pieces.append(template[at:found])
-        code = template[found + 1 : found + 2]
-        if code == "%":
-            pieces.append(template[found : found + 1])
-        elif code in ("s", "d", "i") and queue:
-            pieces.append(text_of(queue.pop(0)))
-        else:
-            return None
-        at = found + 2
-    pieces.append(template[at:])
-    return pieces
+    if is_traced(value):
+        return traced(text, UNKNOWN)
+    made(len(text))
+    return text

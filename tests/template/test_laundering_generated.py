@@ -1,0 +1,247 @@
+"""Laundering, tried with everything there is: filters, tests, methods, operators and globals of the environment.
+
+Nothing is listed by hand: names come from Jinja's tables and Python's types. The oracle is not our trace. Each
+expression is rendered by transformers' own environment with two secrets of one shape; what differs between the two
+texts came out of the secret, so it may not be the template's own in ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jinja2 import nodes
+from jinja2.compiler import operators
+from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
+from markupsafe import Markup
+from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
+
+from tokentrace import ChatTemplate, TemplateError, create_renderer
+from tokentrace.template import Rendering
+from tokentrace.template.environment import TracingEnvironment
+
+SECRETS = ("λόγος Ωμέγα\nψυχή", "слово Омега\nдуша")
+"""Of one length and shape, so that counts, orders and truths are the same for both."""
+NUMBERS = (955, 957)
+LETTERS = frozenset(form for char in SECRETS[0] for form in (char, char.upper(), char.lower())) - frozenset(" \n")
+
+VALUES = (
+    *("c", "c[0]", "m", "messages", "m.parts", "m.tags", "m.pair", "m.number", "m.half", "m.yes", "m.nothing"),
+    *("[c]", "[[c]]", "(c, 'a')", "{'k': c}", "{c: 'a'}", "{'k': {'z': [c]}}", "[m.number]", "{'k': m.number}"),
+    *("c|safe", "[c|safe]", "c.encode()", "namespace(x=c)", "c ~ 'x'", "[c, 'a']|map('string')", "m.items()"),
+    *("{'k': c}.values()", "joiner(c)", "cycler(c, 'a')", "shout(c)", "missing", "m.number + 0", "[c]|groupby(0)"),
+    *("'abc'", "'%s %c %(k)s'", "'{} {0} {k}'", "'{:c}'", "'%c'", "'%((k))c'", "'{:{}}'", "97", "['a', 'b']"),
+    *("{'k': 'v'}", "1.5"),
+)
+ARGUMENTS = (
+    *("[]", "[c]", "[c[0]]", "[m.number]", "[[c]]", "[(c, c)]", "[{'k': c, '(k)': m.number}]", "[c, c[0]]"),
+    *("['a', c]", "[c, 'a']", "[40, c[0]]", "[2]", "['k']", "[0, 'c']", "[m.number, 'c']", "[{97: c, 98: m.number}]"),
+    *("['upper']", "['tojson']", "['string', c]", "['format', m.number]", "['k', c]", "['utf-8']", "[1, 2, c]"),
+)
+NAMED = (
+    *("{}", "{'separators': [c, c]}", "{'indent': c}", "{'k': c}", "{'attribute': 'k', 'default': c}", "{'start': c}"),
+    *("{'wrapstring': c}", "{'target': c}", "{'fill_with': c}", "{'chars': c}", "{'width': c}", "{'end': c}"),
+    *("{'default': c}", "{'k': m.number}", "{'d': c}", "{'sep': c}", "{'start': m.number}", "{'byteorder': 'big'}"),
+)
+CONSUMERS = (
+    "{{ r }}",
+    "{{ r|string|upper }}{{ r ~ '' }}",
+    "{{ r|list|join }}{{ r|list|string }}",
+    "{% for x in r %}{{ x }}{{ x|string|trim }}{% endfor %}",
+    "{{ '%c' % r }}",
+    "{{ '{:{}}'.format(r, 'c') }}",
+    "{{ [r]|tojson }}",
+    "{{ r.decode() }}",
+    "{{ r() }}{{ r.next() }}",
+    "{{ r[0] }}{{ r|last }}",
+    "{{ r.k }}{{ r.x }}{{ r|items|list }}",
+    "{{ r + r }}{{ r * 2 }}{{ r - 1 }}",
+    "{% set b %}{{ r }}{% endset %}{{ b|capitalize }}",
+    "{{ 'a'.translate({97: r}) }}",
+)
+MACRO = "{% macro shout(x) %}<{{ x }}>{% endmacro %}"
+KINDS: dict[str, type] = {
+    kind.__name__: kind for kind in (str, Markup, list, dict, tuple, int, float, bytes, range, type({}.items()))
+}
+
+
+def public(kind: type) -> list[str]:
+    return [name for name in dir(kind) if not name.startswith("_")]
+
+
+def operations() -> Iterator[tuple[str, str]]:
+    """Every operation as a name and an expression of ``v``, ``args`` and ``kw``."""
+    environment = TracingEnvironment()
+    for name in sorted({*DEFAULT_FILTERS, *environment.filters}):
+        yield f"filter {name}", f"v|{name}(*args, **kw)"
+    for name in sorted({*DEFAULT_TESTS, *environment.tests}):
+        if name.isidentifier():
+            yield f"test {name}", f"v is {name}(*args)"
+        yield f"select {name}", f"[v]|select('{name}', *args)|list"
+    for name in sorted({method for kind in KINDS.values() for method in public(kind)}):
+        yield f"method {name}", f"v.{name}(*args, **kw)"
+        yield f"attribute {name}", f"(v|attr('{name}'))"
+    for kind in nodes.BinExpr.__subclasses__():
+        if kind.operator not in (None, "and", "or"):
+            yield f"operator {kind.operator}", f"v {kind.operator} args[0]"
+            yield f"reversed {kind.operator}", f"args[0] {kind.operator} v"
+    for kind in nodes.UnaryExpr.__subclasses__():
+        yield f"unary {kind.operator}", f"{kind.operator} v"
+    for sign in sorted(set(operators.values())):
+        yield f"compare {sign}", f"v {sign} args[0]"
+    yield from {"concat": "v ~ args[0]", "and": "v and args[0]", "or": "v or args[0]", "if": "v if args else 1"}.items()
+    yield from {"item": "v[args[0]]", "slice": "v[1:]", "backwards": "v[::-1]", "steps": "v[::2]"}.items()
+    yield from {"list": "[v, args]", "dict": "{'k': v}", "key": "{v: 1}", "call": "v(*args, **kw)"}.items()
+    yield from {"macro": "shout(v)", "loop": "dict(a=v)"}.items()
+    for name in sorted(environment.globals):
+        yield f"global {name}", f"{name}(*args, **kw)"
+        yield f"global {name} of", f"{name}(v, *args, **kw)"
+
+
+OPERATIONS = dict(operations())
+
+
+def messages(which: int) -> list[dict[str, Any]]:
+    text, number = SECRETS[which], NUMBERS[which]
+    return [
+        {
+            **{"role": "user", "content": text, "number": number, "half": number + 0.5, "yes": True, "nothing": None},
+            **{"parts": [{"type": "text", "text": text}], "tags": {text: 1, "in": {"deep": [text]}}},
+            "pair": (text, number),
+        }
+    ]
+
+
+def chosen(name: str, among: tuple[str, ...]) -> str:
+    """``{% if … %}{% elif … %}``: sets `name` to one of the expressions, by number."""
+    rounds = (f"{{%- elif which_{name} == {at} -%}}{{%- set {name} = {each} -%}}" for at, each in enumerate(among))
+    return f"{{%- if false -%}}{''.join(rounds)}{{%- endif -%}}"
+
+
+def template() -> str:
+    """One template that holds every operation: which one it tries, on what, and how it prints it, are variables."""
+    consumers = (f"{{%- elif which_consumer == {at} -%}}{each}" for at, each in enumerate(CONSUMERS))
+    return (
+        f"{MACRO}{{%- set m = messages[0] -%}}{{%- set c = m.content -%}}"
+        f"{chosen('v', VALUES)}{chosen('args', ARGUMENTS)}{chosen('kw', NAMED)}"
+        f"{chosen('r', tuple(OPERATIONS.values()))}"
+        f"{{%- if false -%}}{''.join(consumers)}{{%- endif -%}}"
+    )
+
+
+TEMPLATE = template()
+Case = dict[str, int]
+
+
+def plain(case: Case, which: int) -> str | None:
+    random.seed(0)
+    given = _plain_template_data(messages(which))
+    try:
+        return str(_compile_jinja_template(TEMPLATE).render(messages=given, tools=None, **case))
+    except Exception:
+        return None
+
+
+def ours(case: Case, which: int = 0) -> Rendering | None:
+    random.seed(0)
+    try:
+        return ChatTemplate(TEMPLATE).render(messages(which), variables=case)
+    except TemplateError:
+        return None
+
+
+def case_of(operation: int, value: int, args: int, named: int, consumer: int) -> Case:
+    chosen = {"which_r": operation, "which_v": value, "which_args": args, "which_kw": named}
+    return {**chosen, "which_consumer": consumer}
+
+
+def said(case: Case) -> str:
+    """What a case tries, for people."""
+    value, args, named = VALUES[case["which_v"]], ARGUMENTS[case["which_args"]], NAMED[case["which_kw"]]
+    operation = list(OPERATIONS.values())[case["which_r"]]
+    return f"r = {operation}, v = {value}, args = {args}, kw = {named}: {CONSUMERS[case['which_consumer']]}"
+
+
+def from_the_secret(first: str, second: str) -> set[int]:
+    """Places in the first text that depend on the secret."""
+    if len(first) == len(second):
+        return {at for at, (one, other) in enumerate(zip(first, second, strict=True)) if one != other}
+    matcher = difflib.SequenceMatcher(None, first, second, autojunk=False)
+    return {at for tag, start, end, _, _ in matcher.get_opcodes() if tag != "equal" for at in range(start, end)}
+
+
+def laundered(rendering: Rendering, places: set[int]) -> str:
+    """What of the text is the template's own, though it is a secret's letter or depends on one."""
+    found, at = [], 0
+    for text, _, origin in rendering.spans():
+        if origin is None:
+            found += [char for place, char in enumerate(text, at) if place in places or char in LETTERS]
+        at += len(text)
+    return "".join(found)
+
+
+def cases(name: str, consumers: int, each: int) -> Iterator[Case]:
+    """Ways to try an operation: the same ones each time."""
+    choose = random.Random(name)
+    which = list(OPERATIONS).index(name)
+    for consumer in range(consumers):
+        for _ in range(each if consumer else 5 * each):
+            named = choose.randrange(len(NAMED)) if "kw" in OPERATIONS[name] and choose.random() < 0.5 else 0
+            value, args = choose.randrange(len(VALUES)), choose.randrange(len(ARGUMENTS))
+            yield case_of(which, value, args, named, consumer)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_operation_makes_a_users_text_the_templates_own(name: str) -> None:
+    for case in cases(name, len(CONSUMERS), 2):
+        rendering = ours(case)
+        if rendering is None or None not in rendering.origins:
+            continue
+        expected, other = plain(case, 0), plain(case, 1)
+        places: set[int] = set()
+        if expected is not None and other is not None and " at 0x" not in expected:
+            assert rendering.text == expected, said(case)
+            places = from_the_secret(expected, other)
+        assert not laundered(rendering, places), (said(case), rendering.spans())
+
+
+@functools.cache
+def tokenizer() -> Any:
+    """A vocabulary of bytes, with control tokens that the secret spells."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    forms = {form for word in re.split(r"\s", SECRETS[0]) for form in (word, word.upper(), word.lower(), word[0])}
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(forms)])
+    return made
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_operation_forges_a_control_token(name: str) -> None:
+    """End to end: of what prints the secret, no id is a control token."""
+    for case in cases(name, 3, 3):
+        rendering = ours(case)
+        if rendering is None or not LETTERS & set(rendering.text):
+            continue
+        renderer = create_renderer(tokenizer(), "default", chat_template=TEMPLATE, **case)
+        assert not renderer.render(messages(0)).control.any(), said(case)
+        return
+
+
+def test_the_oracle_sees_laundering() -> None:
+    which = list(OPERATIONS).index("filter upper")
+    case = case_of(which, VALUES.index("[c]"), 0, 0, 0)
+    expected, other = plain(case, 0), plain(case, 1)
+    assert expected is not None
+    assert other is not None
+    washed = Rendering(expected, [len(expected)], [-1], [None], [], 0)
+    assert laundered(washed, from_the_secret(expected, other))
