@@ -37,7 +37,9 @@ templates_of_trl = cache(trl_templates)
 
 @cache
 def vocabulary_digest(family: str) -> str:
-    """Which tokenizer.json a family has; several families share one."""
+    """Which tokenizer.json a family has; several families share one. Pocket is itself."""
+    if family not in FAMILIES:
+        return family
     return hashlib.sha256((family_dir(family) / "tokenizer.json").read_bytes()).hexdigest()
 
 

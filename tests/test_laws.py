@@ -204,7 +204,9 @@ def turn_bounds(family: str) -> frozenset[int]:
     """Control tokens that end a turn, or stand in the turn of a user."""
     made = renderer(family)
     asked = made.render([{"role": "user", "content": "question"}])
-    return frozenset({*made.get_stop_token_ids(), *asked.ids[asked.control].tolist()})
+    frame = made.grammar().reasoning  # a template may write the end of reasoning after a question: no turn ends by it
+    inside = {made.tokenizer.token_id(text.strip()) for text in (frame.open, frame.close) if frame} if frame else set()
+    return frozenset({*made.get_stop_token_ids(), *asked.ids[asked.control].tolist()}) - inside
 
 
 def scaffold(rendered: RenderedTokens) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tests.assets import family_dir
 from tests.conversations import AGENT, CONVERSATIONS, HI, SIMPLE, assistant, user
 from tests.oracle import hf_ids, hf_tokenizer
-from tests.support import SPECIAL, make_renderer, per_vocabulary, some, tokenizer_json_for
+from tests.support import SPECIAL, make_renderer, some, tokenizer_json_for
 from tests.test_show import EVIL, Page, assert_only_its_own_code_runs
 from tokentrace import Renderer, TemplateError, Tokenizer, TokentraceError, create_renderer
 from tokentrace.compare.histories import Comparison, HistoryReport, Shown, Step, Verb, View, compare_histories
@@ -50,7 +51,7 @@ def made_up(source: str, **settings: Any) -> Renderer:
     return create_renderer(tokenizer, "default", chat_template=source, **settings)
 
 
-@per_vocabulary
+@cache
 def spelled(family: str, **settings: Any) -> Renderer:
     """The family's template over one token a byte and its control tokens: no vocabulary to load."""
     return made_up((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"), **settings)

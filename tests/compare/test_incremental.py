@@ -27,7 +27,7 @@ from tests.conversations import (
     system,
     user,
 )
-from tests.support import SPECIAL, make_renderer, per_vocabulary, tokenizer_json_for
+from tests.support import SPECIAL, make_renderer, tokenizer_json_for
 from tokentrace import (
     ControlTokenError,
     InputError,
@@ -71,11 +71,14 @@ AS_BYTES = {"llama-3.1", "qwq-32b"}
 """Families whose text is enough to show what they do."""
 
 
-@per_vocabulary
+POCKET_RENDERER = create_renderer(POCKET, messages="as_given")
+
+
 def renderer_of(family: str) -> Renderer:
+    """Messages go to the template as they are: what others do is compared."""
     if family == "pocket":
-        return create_renderer(POCKET)
-    return shipped(family) if family in AS_BYTES else make_renderer(family)
+        return POCKET_RENDERER
+    return shipped(family) if family in AS_BYTES else make_renderer(family, messages="as_given")
 
 
 @cache
@@ -87,7 +90,7 @@ def made_up(source: str, **settings: Any) -> Renderer:
 
 def shipped(family: str) -> Renderer:
     """A family's template over bytes, for what is a matter of text."""
-    return made_up((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"))
+    return made_up((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"), messages="as_given")
 
 
 def tokenize(renderer: Renderer, messages: Any, **settings: Any) -> IncrementalTokens:

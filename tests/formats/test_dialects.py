@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES
 from tests.conversations import Message, assistant, call, tool, user
 from tests.formats.small import made_up_renderer, small_renderer, small_tokenizer
-from tests.support import per_vocabulary
 from tokentrace import Renderer, RendererError, TokentraceError, create_renderer
 from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of, find_dialect, find_reasoning
 from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar
@@ -48,13 +47,13 @@ TOOLS: Final = [
 # -- by hand and derived
 
 
-@per_vocabulary
+@cache
 def renderer(family: str) -> Renderer:
     """The family's renderer, with nobody trusted: text that spells a control token stays text."""
     return small_renderer(family, trusted=[])
 
 
-@per_vocabulary
+@cache
 def compiled(family: str) -> tuple[Compiled, Compiled]:
     """The derived grammar, and the same with the dialect as it is written by hand.
 
@@ -93,7 +92,7 @@ def texts_of(grammar: TurnGrammar) -> list[str]:
     return sorted({text for text in found if text})
 
 
-@per_vocabulary
+@cache
 def pieces(family: str) -> list[list[int]]:
     """Delimiters, as tokens and spelled out, stop tokens, and words."""
     made = renderer(family)

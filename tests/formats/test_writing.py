@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
 from tests.formats.small import made_up_renderer, small_renderer
-from tests.support import CONTROL, per_vocabulary
+from tests.support import CONTROL
 from tokentrace import InputError, Renderer, TokentraceError
 from tokentrace.formats.dialects import DIALECTS, Dialect, dialect_of
 from tokentrace.formats.grammar import CallGrammar, Style, Value
@@ -85,7 +86,7 @@ def turn_text(made: Renderer, calls: list[Given], content: str) -> tuple[str, li
     raise AssertionError("the template does not write these calls")
 
 
-@per_vocabulary
+@cache
 def shape(family: str) -> tuple[Renderer, CallGrammar, str, int]:
     """A renderer, its grammar, content that may stand before calls, and how many calls may stand in a turn."""
     made = small_renderer(family, trusted=[])

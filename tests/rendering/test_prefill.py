@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.conversations import ASK, HI, SIMPLE, SUNNY, SYS, assistant, call, text, user
-from tests.oracle import Refusal, hf_ids, hf_tokenizer
+from tests.oracle import Refusal, hf_ids
 from tests.support import load_family, make_renderer, some
 from tokentrace import InputError, TemplateError, TokentraceError, create_renderer
 from tokentrace.pocket import POCKET
@@ -29,12 +28,6 @@ BEGUN = {
     "after a result": [ASK, assistant("", call("get_weather", {"city": "Paris"})), SUNNY, assistant("It is")],
     "with reasoning": [HI, assistant("The answer is", reasoning="Let me see.")],
 }
-
-
-@pytest.fixture(autouse=True)
-def _forget_oracles() -> Iterator[None]:
-    yield
-    hf_tokenizer.cache_clear()
 
 
 def test_ids_are_those_of_transformers(family: str) -> None:

@@ -145,7 +145,7 @@ def _everywhere(chunk: Chunk) -> Chunk:
 
 def _portable(settings: TokenizeSettings) -> TokenizeSettings:
     """The settings with the whole path of the tokenizer, if it is one and no hub name."""
-    path = Path(settings.tokenizer).expanduser()
+    path = Path(str(settings.tokenizer)).expanduser()
     return dataclasses.replace(settings, tokenizer=str(path.absolute())) if path.exists() else settings
 
 
@@ -211,8 +211,8 @@ class ChunkTokenizer:
     def _made(self) -> RowTokenizer:
         """The tokenizer, made once: what the manifest says it is."""
         if self._tokenizer is None:
-            if Path(self._settings.tokenizer).is_absolute():
-                self._check_seen(Path(self._settings.tokenizer))
+            if Path(str(self._settings.tokenizer)).is_absolute():
+                self._check_seen(Path(str(self._settings.tokenizer)))
             try:
                 made = RowTokenizer(self._settings)
             except TokentraceError as error:

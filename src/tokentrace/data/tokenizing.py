@@ -21,6 +21,7 @@ from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, shown, whole
 from ..tokens.loading import load_tokenizer
+from ..tokens.tokenizer import Tokenizer
 from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
 from .sources import ROW_BYTES, Format, Row
 
@@ -32,7 +33,7 @@ _MANY_SETTINGS: Final = 32
 class TokenizeSettings:
     """What makes samples of rows. Two runs with equal settings over equal rows give equal samples."""
 
-    tokenizer: str
+    tokenizer: str | Tokenizer
     renderer: str = "auto"
     chat_template: str | None = None
     """The source of a template, or the name of one that the tokenizer carries."""
@@ -65,9 +66,10 @@ class TokenizeSettings:
         instance("supervision", self.supervision, Supervision, SampleError)
         instance("columns", self.columns, Columns, SampleError)
         instance("template_kwargs", self.template_kwargs, Mapping, SampleError)  # type: ignore[type-abstract]
-        if not isinstance(self.tokenizer, (str, os.PathLike)) or not os.fspath(self.tokenizer):
-            raise SampleError(f"tokenizer is a path or a name, not {shown(self.tokenizer)}")
-        object.__setattr__(self, "tokenizer", os.fspath(self.tokenizer))
+        if isinstance(self.tokenizer, os.PathLike):
+            object.__setattr__(self, "tokenizer", os.fspath(self.tokenizer))
+        if not isinstance(self.tokenizer, (str, Tokenizer)) or not self.tokenizer:
+            raise SampleError(f"tokenizer is a path, a name or a Tokenizer, not {shown(self.tokenizer)}")
         for name in ("renderer", "control_tokens"):
             instance(name, getattr(self, name), str, SampleError)
         for name in ("preserve_thinking_between_tool_calls", "use_patched", "parse_arguments", "labels"):

@@ -9,7 +9,8 @@ user, and is read and rendered again, must not end its turn by that. Nothing of 
 - *inside* are the delimiters of reasoning, content and calls, and what else the template writes in an assistant's turn
   after a user's, unless it also writes it in the turns of others;
 - *outside* is all else that the template writes: role markers, markers of results, placeholders of media;
-- a token that is never written is inside if its vocabulary does not call it special.
+- a token that is never written is inside if its vocabulary does not call it special and it is a tag, ``<name>`` or
+  ``</name>``. Others that nobody shows (``<|image|>``, ``<|EOT|>``) may stand for anything, and are outside.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ _AROUND: Final[tuple[Messages, ...]] = (
 """Conversations in which there is more."""
 
 _ROLE: Final = re.compile(r"[a-z][a-z_.-]{2,30}")
+_TAG: Final = re.compile(r"</?[\w:.-]+>")
 
 
 def inner_tokens(
@@ -106,8 +108,8 @@ def inner_tokens(
                 others |= found
     delimiters = _spelled(vocabulary, "\n".join(_delimiters(grammar)))
     inside = (delimiters | (own - others)) - never
-    unknown = {token.id for token in vocabulary.control.values() if not token.special} - written - never
-    return frozenset(inside | unknown)
+    tags = {token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)}
+    return frozenset(inside | (tags - written - never))
 
 
 def _variables(tokenizer: Tokenizer) -> list[tuple[str, str]]:
