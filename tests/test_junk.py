@@ -23,6 +23,7 @@ from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.config import load_tools
+from tokentrace.settings import shown
 from tokentrace.trajectory import from_bytes, to_bytes
 
 CALLS = 5_000
@@ -171,7 +172,7 @@ def loaded(content: Any) -> Any:
 
 def configured(text: Any) -> Any:
     def use(folder: Path) -> Any:
-        (folder / "run.yaml").write_text(text if isinstance(text, str) else repr(text), errors="replace")
+        (folder / "run.yaml").write_text(text if isinstance(text, str) else shown(text), errors="replace")
         return load_tools(folder / "run.yaml")
 
     return in_folder(use)
@@ -179,7 +180,9 @@ def configured(text: Any) -> Any:
 
 def task_run(**settings: Any) -> Any:
     engine = ScriptedEngine(lambda prompt, sampling: Sampled(SAMPLED, [-0.5] * len(SAMPLED)))
-    agent = tt.Agent(engine, RENDERER, tools=settings.pop("agent_tools"), budget=tt.Budget(**settings.pop("budget")))
+    budget = settings.pop("budget")
+    budget = tt.Budget(**budget) if isinstance(budget, dict) else budget
+    agent = tt.Agent(engine, RENDERER, tools=settings.pop("agent_tools"), budget=budget)
     return asyncio.run(agent.run(tt.Task(**settings)))
 
 

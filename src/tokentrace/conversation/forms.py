@@ -76,6 +76,8 @@ class ContentForm:
     parts: bool = False
     mapping: bool = False
     """A tool's result that is a JSON object."""
+    single: bool = False
+    """Parts, of which the first alone is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def adapt(messages: Sequence[Message], forms: Forms) -> Adapted:
     for index, message in enumerate(messages):
         role, content = message["role"], message.get("content")
         is_text = type(content) is str and (content or role != "assistant")
-        if is_text and not message.get("tool_calls") and forms.content(role).text:
+        if is_text and "tool_calls" not in message and forms.content(role).text:
             continue  # as nearly all are
         shaper = _Shaper(index, message, changes)
         shaper.content(forms)
@@ -203,12 +205,16 @@ class _Shaper:
 
     def _parts(self, content: Sequence[Any], form: ContentForm) -> None:
         texts = [self._text_of(part, f"content.{at}") for at, part in enumerate(content)]
-        if not form.parts:
+        if form.single:
+            if len(content) != 1 or not _is_plain_part(content[0]):
+                text = SEPARATOR.join(texts)
+                self._set("content", [{"type": "text", "text": text}], "joined to one text part", list(content), text)
+        elif not form.parts:
             text = SEPARATOR.join(texts)
             self._set("content", text, "text parts joined", list(content), text)
         elif not all(_is_plain_part(part) for part in content):
             parts = [{"type": "text", "text": text} for text in texts]
-            self._set("content", parts, "as text parts", list(content), SEPARATOR.join(texts))
+            self._set("content", parts, "as text parts", list(content), _written(parts))
 
     def _text_of(self, part: Any, field: str) -> str:
         """The text of a part, or InputError with what it is instead."""
@@ -231,6 +237,9 @@ class _Shaper:
 
     def calls(self, forms: Forms) -> None:
         calls = self.made.get("tool_calls")
+        if "tool_calls" in self.made and not calls:
+            self.made = {key: value for key, value in self.made.items() if key != "tool_calls"}
+            self._note("tool_calls", "left out, as there are none", "null" if calls is None else "[]", "")
         if calls:
             made = [self._call(f"tool_calls.{at}", call, forms.calls) for at, call in enumerate(calls)]
             if any(new is not old for new, old in zip(made, calls, strict=True)):
@@ -274,6 +283,9 @@ class _Shaper:
         if given is None:
             return {} if form.mapping else "{}"
         if isinstance(given, str):
+            if form.text and not given.strip():
+                self._note(field, "no arguments, as JSON says it", given, "{}")
+                return "{}"
             if form.text:
                 return given
             parsed = self._parsed(given, field)

@@ -326,7 +326,8 @@ def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping
     for row in rows:
         instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)
-    writer = sample_writer(named_path(path), layout, metadata or {})
+    held = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
+    writer = sample_writer(named_path(path), layout, held)
     try:
         writer.write(samples_table(rows, layout=layout))
         writer.close()

@@ -204,6 +204,8 @@ class _Message:
                 read = None
             if read != arguments:
                 yield self._loss(field, LossKind.CHANGED, f"the template writes {shown[:40]!r}")
+            elif self._delimits(shown):
+                yield self._loss("tool_calls", LossKind.AMBIGUOUS, "an argument spells a delimiter")
             return
         for key, value in arguments.items():
             yield from self._value((*path, "arguments", key), f"{field}.{key}", name, key, value)

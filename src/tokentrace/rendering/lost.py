@@ -148,7 +148,7 @@ class _Account:
         lengths = self._lengths
         for index in range(first, len(self._messages)):
             for key, value in self._messages[index].items():
-                if not value or key in BOOKKEEPING:
+                if key in BOOKKEEPING or not isinstance(value, (str, Sequence, Mapping)) or not value:
                     continue
                 if type(value) is str and lengths.get(("messages", index, key)) == len(value):
                     continue  # as nearly all are
@@ -171,7 +171,7 @@ class _Account:
         elif key == "content":
             self._leaves(("messages", index, key), value)
         else:
-            self._unknown(index, key, value)
+            self._unknown(("messages", index, key), value)
 
     # -- texts
 
@@ -189,7 +189,9 @@ class _Account:
             self._lose(index, path, text, gaps)
 
     def _reasoning(self, index: int, key: str, text: str) -> None:
-        if any(self._shows(index, ("messages", index, name), text) for name in REASONING_FIELDS):
+        given = self._messages[index]
+        names = [name for name in REASONING_FIELDS if given.get(name) in (None, text)]
+        if any(self._shows(index, ("messages", index, name), text) for name in names):
             return  # it goes by several names, and the template reads one of them
         gaps = self._missing(index, ("messages", index, key), text)
         if gaps and self._is_past(index):
@@ -215,6 +217,9 @@ class _Account:
             holder, inner = function, (*base, "function")
         else:
             holder, inner = call, base
+        self._rest(base, call, ("function", "name", "arguments"))
+        if holder is function:
+            self._rest(inner, function, ("name", "arguments"))
         name = holder.get("name")
         if base not in self._called:
             text = f"{name}({_shown_arguments(holder.get('arguments'))})"
@@ -268,11 +273,17 @@ class _Account:
             if path[:length] in self._lengths
         )
 
-    def _unknown(self, index: int, key: str, value: Any) -> None:
+    def _rest(self, base: Origin, holder: Mapping[str, Any], known: Sequence[str]) -> None:
+        """The fields of a call, or of its function, that are none of those which calls have."""
+        for key, value in holder.items():
+            if key not in known and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
+                self._unknown((*base, key), value)
+
+    def _unknown(self, base: Origin, value: Any) -> None:
         """The texts in a field of which nothing is known."""
-        base: Origin = ("messages", index, key)
+        index = int(base[1])
         try:
-            check_depth(value, field=key)
+            check_depth(value, field=str(base[-1]))
         except InputError:
             return  # it contains itself: no text of it could be shown
         missing = [
@@ -283,7 +294,7 @@ class _Account:
         ]
         if missing:
             text = "…".join(missing)
-            self._lose(index, (key,), text, [(0, len(text))])
+            self._lose(index, base[2:], text, [(0, len(text))])
 
     # -- what is missing
 

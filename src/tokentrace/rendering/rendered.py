@@ -179,7 +179,7 @@ class RenderedTokens:
             span
             for span in self.spans()
             if (role is None or span.role == role)
-            and (field is None or span.field == field or span.field.startswith(field + "."))
+            and (field is None or _is_field(span.field, field))
             and span.message >= 0
         ]
 
@@ -204,7 +204,7 @@ class RenderedTokens:
             of_role = [i for i, row in enumerate(self._conversation) if row["role"] == role]
             chosen &= np.isin(self.messages, of_role)
         if field is not None:
-            fits = [name == field or name.startswith(field + ".") for name in self._span_fields]
+            fits = [_is_field(name, field) for name in self._span_fields]
             chosen &= np.asarray(fits, np.bool_)[self._encoded.spans] if fits else False
         if sampled is not None:
             chosen &= self.mask == flag("sampled", sampled)
@@ -276,6 +276,13 @@ def _choose_name(kind: str, name: Any, known: Collection[str]) -> None:
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
     meant = f"did you mean {near[0]}? " if near else ""
     raise RendererError(f"there is no {kind} {shown(name)}; {meant}there are {', '.join(sorted(known))}")
+
+
+def _is_field(name: str, wanted: str) -> bool:
+    """Whether a field is one that was asked for, or lies below it. Reasoning is one field by whatever name it came."""
+    if wanted in REASONING_FIELDS:
+        return name in REASONING_FIELDS
+    return name == wanted or name.startswith(wanted + ".")
 
 
 def field_name(origin: Origin | None) -> str:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from ..parsing.proof import MISREAD, PROOFS, misread
 from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
-from ..settings import choose, flag
+from ..settings import choose, flag, instance, shown, whole
 from ..study.derive import template_grammar
 from ..study.forms import TemplateForms
 from ..study.inner import inner_tokens
@@ -771,6 +771,7 @@ def create_renderer(
     they are, for ids that equal transformers' whatever the template makes of them). `lost` says what happens where
     given text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
     """
+    instance("renderer", renderer, str)
     loaded = load_tokenizer(tokenizer)
     templates = _templates(loaded, chat_template, renderer)
     settings = [
@@ -784,9 +785,11 @@ def create_renderer(
         loaded,
         templates,
         family=family,
-        preserve_all_thinking=preserve_all_thinking,
-        preserve_thinking_between_tool_calls=preserve_thinking_between_tool_calls,
-        use_patched=use_patched,
+        preserve_all_thinking=flag("preserve_all_thinking", preserve_all_thinking),
+        preserve_thinking_between_tool_calls=flag(
+            "preserve_thinking_between_tool_calls", preserve_thinking_between_tool_calls
+        ),
+        use_patched=flag("use_patched", use_patched),
         control_tokens=choose(ControlPolicy, "control_tokens", control_tokens),
         history=choose(History, "history", history),
         truncation=choose(Truncation, "truncation", truncation),
@@ -806,6 +809,12 @@ def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Tem
     if isinstance(given, str) and given in tokenizer.templates:
         return {"default": ChatTemplate(tokenizer.templates[given])}
     if given is not None:
+        if isinstance(given, str) and not any(mark in given for mark in ("{{", "{%", "{#")):
+            known = ", ".join(sorted(tokenizer.templates)) or "none"
+            raise RendererError(
+                f"chat_template is a template's source or name, and {shown(given)} is neither: the tokenizer carries "
+                f"{known}; read a file's text first"
+            )
         found = named_templates(given)
         if not found:
             raise RendererError(f"chat_template is a template's source or name, not a {type(given).__name__}")
@@ -852,9 +861,12 @@ class RendererPool:
             self._free.put(renderer)
 
 
+MOST_IN_POOL: Final = 4096
+
+
 def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
     """A pool of `size` renderers, made as `create_renderer` makes one."""
-    if not isinstance(size, int) or size < 1:
-        raise RendererError(f"a pool needs at least one renderer, not {size}")
+    if whole("the size of a pool", size, least=1) > MOST_IN_POOL:
+        raise RendererError(f"a pool of {size} renderers is more than any machine has threads for")
     loaded = load_tokenizer(name_or_path)
     return RendererPool([create_renderer(loaded, renderer, **settings) for _ in range(size)])

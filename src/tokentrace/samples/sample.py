@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
+from ..settings import items
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind, VersionSpan
@@ -167,7 +168,7 @@ def as_samples(samples: Any) -> list[Sample]:
     """Samples in a row, checked: `SampleError` where there is none, or something else."""
     if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
         raise SampleError(f"samples must be a list of samples, not {_described(samples)}")
-    found = list(samples)
+    found = items("samples", samples, SampleError)
     for number, sample in enumerate(found):
         if not isinstance(sample, Sample):
             raise SampleError(f"samples[{number}] must be a Sample, not {_described(sample)}")

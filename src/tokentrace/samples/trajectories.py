@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
+from ..settings import items
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
@@ -226,9 +227,7 @@ def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
     """
     counts: Counter[str] = Counter()
     causes: Counter[str] = Counter()
-    if not isinstance(trajectories, Iterable):
-        raise SampleError(f"trajectories must be a list of them, not {shown(trajectories)}")
-    for trajectory in trajectories:
+    for trajectory in items("trajectories", trajectories, SampleError):
         _check_trajectory(trajectory)
         branches = trajectory.branches
         rows = [branch for branch in branches if branch.sampled]

@@ -36,6 +36,7 @@ _CONTENTS: Final[tuple[tuple[Any, Mapping[Origin, str]], ...]] = (
     ),
 )
 """Content as a string and as parts, and what a template that reads it shows."""
+_FIRST_PART: Final[Origin] = ("content", 0, "text")
 _ARGUMENTS: Final = {"place": "value", "other": "more"}
 _SILENT: Final[Mapping[Silence, Mapping[str, Any]]] = {
     Silence.EMPTY: {"content": ""},
@@ -63,7 +64,7 @@ class TemplateForms:
         return known
 
     def _find_content(self, role: str) -> ContentForm:
-        text, parts, mapping = [], [], []
+        text, parts, mapping, single = [], [], [], False
         for (before, extra, after), tools in itertools.product(self._places(role), (False, True)):
             message = {"role": role, **extra}
             as_text, as_parts = (
@@ -75,8 +76,11 @@ class TemplateForms:
                 parts.append(as_parts)
                 if role in RESULT_ROLES:
                     mapping.append(self._reads_mapping(before, message, tools))
+            else:
+                one = [{**message, "content": [{"type": "text", "text": _WORDS[0]}]}]
+                single = single or self._reads([*before, *one, *after], len(before), tools, {_FIRST_PART: _WORDS[0]})
         if not text:
-            return ContentForm()
+            return ContentForm(text=not single, single=single)
         return ContentForm(all(text) or not all(parts), all(parts), bool(mapping) and all(mapping))
 
     def _places(self, role: str) -> Iterator[tuple[list[Message], Message, list[Message]]]:
@@ -109,11 +113,24 @@ class TemplateForms:
             if any(found.values()):
                 read.append(found)
         if not read:
-            return CallForm(silence=self.alone)
+            return CallForm(text=False, silence=self.alone)  # as servers do it, which parse
         good = [way for way in ways if all(found[way] for found in read)] or [way for way in ways if read[0][way]]
         mapping = any(as_mapping for as_mapping, _ in good)
         silence = tuple(said for as_mapping, said in good if as_mapping is mapping)
-        return CallForm(mapping, any(not as_mapping for as_mapping, _ in good), silence)
+        text = any(not as_mapping for as_mapping, _ in good)
+        return CallForm(mapping, text and (not mapping or self._writes_alike(silence[0])), silence)
+
+    def _writes_alike(self, silence: Silence) -> bool:
+        """Whether arguments come out the same as a mapping and as JSON text: some templates put the text into braces
+        of their own, or take it for a value."""
+        for after, tools in itertools.product(([_result("tool")], []), (False, True)):
+            drawn = [
+                self._drawn([_USER, _calling(_call(as_mapping), silence), *after], tools)
+                for as_mapping in (True, False)
+            ]
+            if drawn[0] is not None and (drawn[1] is None or drawn[0].text != drawn[1].text):
+                return False
+        return True
 
     def _reads_call(self, as_mapping: bool, silence: Silence, after: list[Message], tools: bool) -> bool:
         message = _calling(_call(as_mapping), silence)

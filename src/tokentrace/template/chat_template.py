@@ -220,7 +220,7 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[st
     try:
         tree = environment.parse(source)
         constants = frozenset(_constants(tree))
-        undeclared = jinja2.meta.find_undeclared_variables(tree)
+        undeclared = jinja2.meta.find_undeclared_variables(tree) - _own_names(tree)
         functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
@@ -232,6 +232,28 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[st
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
     return template, constants, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
+
+
+def _own_names(tree: nodes.Template) -> set[str]:
+    """Names that the template assigns and never asks for: a variable of that name would be overwritten, unread.
+
+    One that it asks for (``is defined``, ``default``, ``set x = x or …``) is the caller's to set.
+    """
+    stored = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
+    asked = {
+        name.name
+        for kind in (nodes.Test, nodes.Filter)
+        for node in tree.find_all(kind)
+        if node.name in ("defined", "undefined", "none", "default", "d")
+        for name in [node.node]
+        if isinstance(name, nodes.Name)
+    }
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name):
+            asked |= {name.name for name in assign.node.find_all(nodes.Name)} & {assign.target.name}
+            if isinstance(assign.node, nodes.Name):
+                asked |= {assign.node.name} & {assign.target.name}
+    return stored - asked
 
 
 def _generation_tags(tree: nodes.Template) -> Iterator[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, shown
+from ..settings import items
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .turns import LogprobKind, VersionSpan
@@ -161,10 +162,8 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
         if value.dtype.kind not in "iu" or value.shape[1:] != (3,):
             raise TrajectoryError(f"message_spans must have rows of 3 integers, not {value.dtype} {value.shape}")
         rows: list[Any] = value.tolist()
-    elif isinstance(value, Iterable):
-        rows = list(value)
     else:
-        raise TrajectoryError(f"message_spans must be rows of (start, stop, message), not {type(value).__name__}")
+        rows = items("message_spans, rows of (start, stop, message),", value, TrajectoryError)
     reached = start
     for number, row in enumerate(rows):
         what = f"message_spans[{number}]"
