@@ -180,7 +180,8 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
         of_assistants = [
             index
             for index, origin in zip(rendered.token_ids, rendered.origins, strict=True)
-            if origin is not None and origin[2:] != ("role",) and messages[origin[1]]["role"] == "assistant"
+            if origin is not None and origin[0] == "messages" and origin[2:] != ("role",)
+            if messages[origin[1]]["role"] == "assistant"
         ]
         assert not bounds & set(of_assistants)
         check_shape(family, rendered, messages)

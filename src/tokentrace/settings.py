@@ -63,5 +63,6 @@ def items(name: str, value: Any, error: type[TokentraceError] = RendererError) -
 def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceError] = RendererError) -> Object:
     """The value, if it is of a kind."""
     if not isinstance(value, kind):
-        raise error(f"{name} must be a {kind.__name__}, not {shown(value)}")
+        kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise error(f"{name} must be a {kinds}, not {shown(value)}")
     return value

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
-from tests.support import make_renderer
-from tokentrace import InputError, Renderer, RendererError, TokentraceError, create_renderer
+from tests.support import SPECIAL, make_renderer, tokenizer_json_for
+from tokentrace import InputError, Renderer, RendererError, Tokenizer, TokentraceError, create_renderer
 from tokentrace.conversation.forms import MEDIA_PARTS, Adapted, CallForm, ContentForm, Silence, adapt
 from tokentrace.pocket import POCKET
 
@@ -307,3 +307,64 @@ def test_some_templates_print_any_role_and_others_do_not() -> None:
 def test_the_setting_is_checked() -> None:
     with pytest.raises(RendererError, match="messages is one of 'adapt', 'as_given'"):
         create_renderer(POCKET, messages="raw")
+
+
+# -- what real clients and templates brought up
+
+CALLER = {"id": "call00001", "type": "function", "function": {"name": "ping", "arguments": '{"k": "v", "n": 1}'}}
+
+
+def byte_renderer(source: str, **settings: Any) -> Renderer:
+    return create_renderer(
+        Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False),
+        "default",
+        chat_template=source,
+        **settings,
+    )
+
+
+def test_text_that_comes_out_otherwise_than_a_mapping_is_read_as_one() -> None:
+    """A template that puts braces of its own around text prints ``{{"k": …}}``, which nobody meant."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        "{% set a = c.function.arguments %}call:{{ c.function.name }}{{ '{' }}"
+        "{% if a is mapping %}{% for k, v in a|items %}"
+        "{{ k }}:{{ v }}{% endfor %}{% else %}{{ a }}{% endif %}{{ '}' }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    made = byte_renderer(source)
+    rendered = made.render(
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [CALLER]}]
+    )
+    assert "call:ping{k:vn:1}" in rendered.text
+    assert [change.field for change in rendered.changes] == ["tool_calls.0.function.arguments"]
+
+
+@pytest.mark.parametrize("calls", [None, []])
+def test_no_calls_are_no_calls(family: str, calls: Any) -> None:
+    """OpenAI's own messages say ``tool_calls: None``, inference servers ``[]``."""
+    made = make_renderer(family)
+    plain = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "z"},
+    ]
+    assert made.render_ids([plain[0], {**plain[1], "tool_calls": calls}, plain[2]]) == made.render_ids(plain)
+
+
+def test_arguments_of_nothing_are_an_empty_object() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        "{% set a = c.function.arguments %}{{ c.function.name }}({{ a if a is string else a|tojson }})"
+        "{% endfor %}{% endfor %}"
+    )
+    call = {**CALLER, "function": {"name": "ping", "arguments": ""}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
+    assert byte_renderer(source).render(messages).text.endswith("ping({})")
+
+
+def test_a_template_that_reads_one_part_is_given_one() -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content[0]['text'] }}<|im_end|>{% endfor %}"
+    made = byte_renderer(source)
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert "one\ntwo" in made.render([{"role": "user", "content": parts}]).text
+    assert "hello" in made.render([{"role": "user", "content": "hello"}]).text

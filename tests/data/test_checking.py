@@ -65,7 +65,9 @@ def checker(family: str | None = None, **options: Any) -> RowChecker:
 
 
 def make_settings(family: str | None = None, **options: Any) -> TokenizeSettings:
-    return TokenizeSettings(tokenizer=str(POCKET) if family is None else load_family(family), **options)  # type: ignore[arg-type]
+    """Rows are of the matrix, as it is: what templates do to it is known, and what they lose of it."""
+    chosen = {"messages": "as_given", "lost": "ignore", **options}
+    return TokenizeSettings(tokenizer=str(POCKET) if family is None else load_family(family), **chosen)
 
 
 @lru_cache(maxsize=4)

@@ -280,7 +280,8 @@ def test_raw_logprobs_can_be_asked_for(server: str) -> None:
 
     async def work(engine: LlamaCppEngine) -> Any:
         return await engine.generate(
-            prompt, SamplingParams(40, temperature=2.0, top_k=5, seed=1, stop_token_ids=(END,))
+            prompt,
+            SamplingParams(40, temperature=2.0, top_k=5, seed=1, stop_token_ids=(END,), allow_raw_logprobs=True),
         )
 
     completion, _ = use(server, work, logprobs="raw")

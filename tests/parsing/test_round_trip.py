@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import make_renderer
+from tests import support
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.losses import Loss, LossKind
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse
+
+make_renderer = functools.partial(support.make_renderer, messages="as_given")
+"""The conversations of the matrix go to the template as they are: what it does to each is known."""
 
 USER = {"role": "user", "content": "question"}
 Message = dict[str, Any]

@@ -338,3 +338,16 @@ def test_new_messages_of_a_bridge_take_the_form_that_the_template_reads() -> Non
     assert (plain.changes, [change.field for change in parts.changes]) == ([], ["content"])
     with pytest.raises(InputError, match=r"message 0, content\.0: is a part of type 'image'"):
         renderer.bridge_to_next_turn(prompt, answer, [user([{"type": "image"}])])
+
+
+def test_two_reasonings_of_one_length_do_not_hide_each_other() -> None:
+    message = {"role": "assistant", "content": "ok", "reasoning": "abc", "reasoning_content": "xyz"}
+    rendered = make_renderer("qwen3").render([{"role": "user", "content": "q"}, message])
+    assert [(row.message, row.field, row.text) for row in rendered.lost] == [(1, "reasoning", "abc")]
+
+
+def test_texts_beside_what_calls_have_are_lost() -> None:
+    call = {"note": "hello", "function": {"name": "f", "arguments": {"a": 1}, "thought_signature": "signed"}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    rendered = make_renderer("qwen3").render([{"role": "user", "content": "q"}, message])
+    assert {row.field for row in rendered.lost} == {"tool_calls.0.note", "tool_calls.0.function.thought_signature"}

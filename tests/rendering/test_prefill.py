@@ -59,8 +59,8 @@ def test_nothing_of_the_open_turn_is_sampled(any_family: str) -> None:
     assert not rendered.mask[rendered.messages == 4].any()
     assert rendered.decode(rendered.select(message=4, field="content")).strip() == "A small"
     assert rendered.text.endswith("A small")
-    assert rendered.lost == []
     whole = renderer.render(BEGUN["after others"])
+    assert rendered.lost == whole.lost  # Mistral writes the system's words with the last user's alone
     assert whole.text.startswith(rendered.text)
     assert any(turn.message == 4 for turn in whole.turns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import warnings
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import support
 from tests.assets import FAMILIES
 from tests.conversations import (
     ASK,
@@ -27,7 +29,7 @@ from tests.conversations import (
     user,
 )
 from tests.oracle import hf_tokenizer
-from tests.support import SPECIAL, make_renderer, per_vocabulary, rendered, some, tokenizer_json_for
+from tests.support import SPECIAL, per_vocabulary, rendered, some, tokenizer_json_for
 from tokentrace import (
     HistoryWarning,
     InputError,
@@ -50,6 +52,9 @@ from tokentrace.parsing.response import PartKind
 from tokentrace.samples.supervised import Supervised, Supervision, Supervisor
 from tokentrace.study.turns import SampledTurn
 from tokentrace.tokens.kinds import Kind, Part
+
+make_renderer = functools.partial(support.make_renderer, messages="as_given")
+"""The conversations of the matrix go to the template as they are: what it does to each is known."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
 """The tests of that warning catch it themselves."""

@@ -364,3 +364,20 @@ def test_a_buffer_may_not_grow_without_bounds() -> None:
     source = "{% set x = 'x' * 30000000 %}{% set y %}{% for i in range(9) %}{{ x }}{% endfor %}{% endset %}"
     with pytest.raises(TemplateLimitError, match="characters"):
         ChatTemplate(source).render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set a = 'ab ' * 20000000 %}{{ a|wordcount }}",
+        "{% set n = namespace(l=()) %}{% for i in range(40000) %}{% set n.l = [n.l, ["
+        + ", ".join(["[]"] * 1000)
+        + "]] %}{% endfor %}",
+        "{% set n = namespace(l=()) %}{% for i in range(99999) %}{% for j in range(99) %}"
+        "{% set n.l = [n.l, {'a': i, 'b': i, 'c': i, 'd': i}] %}{% endfor %}{% endfor %}",
+    ],
+    ids=["words", "lists spelled out", "dicts spelled out"],
+)
+def test_what_a_round_makes_is_paid_for(source: str) -> None:
+    with pytest.raises(TemplateLimitError):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import InputError
+from ..settings import choose, shown
 from .messages import check_messages, check_tools
 
 Message = Mapping[str, Any]
@@ -65,13 +66,21 @@ def shape_of(messages: Any) -> Shape:
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
         return Shape.SHAREGPT
     blocks = [(row.get("role"), block) for row in rows for block in _typed(row.get("content"))]
-    if any(block["type"] in _TOOL_BLOCKS for _, block in blocks):
+    if any(isinstance(block["type"], str) and block["type"] in _TOOL_BLOCKS for _, block in blocks):
         return Shape.ANTHROPIC
     thinks = any(
-        role == "assistant" and block["type"] in _THINKING_BLOCKS and not _is_list(block.get("thinking"))
+        isinstance(role, str)
+        and role == "assistant"
+        and isinstance(block["type"], str)
+        and block["type"] in _THINKING_BLOCKS
+        and not _is_list(block.get("thinking"))
         for role, block in blocks
     )
-    openai = any(row.get("tool_calls") or row.get("role") in ("tool", "function", "developer") for row in rows)
+    openai = any(
+        _is_list(row.get("tool_calls"))
+        or (isinstance(row.get("role"), str) and row["role"] in ("tool", "function", "developer"))
+        for row in rows
+    )
     return Shape.ANTHROPIC if thinks and not openai else Shape.OPENAI
 
 
@@ -84,7 +93,7 @@ def _typed(content: Any) -> Iterator[Mapping[str, Any]]:
 
 def openai_messages(messages: Any, shape: Shape | None = None) -> list[Message]:
     """`messages` in OpenAI's shape, whatever `shape` they are in (None: `shape_of`)."""
-    match shape or shape_of(messages):
+    match shape_of(messages) if shape is None else choose(Shape, "shape", shape, InputError):
         case Shape.ANTHROPIC:
             return from_anthropic(messages)
         case Shape.SHAREGPT:
@@ -130,6 +139,8 @@ def with_system(messages: Sequence[Message], system: Any) -> list[Message]:
         return list(messages)
     if not isinstance(text, str):
         raise InputError("must be a string or a list of text blocks", field="system")
+    if not _is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
+        raise InputError(f"must be a list of messages, not {shown(messages)}", field="messages")
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     said: Any = messages[0].get("content")
@@ -168,7 +179,8 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Message]:
                 raise InputError(problem, message=index, field=field)
         blocks = list(_blocks(index, "content", message.get("content")))
         loss = {key: message[key] for key in _LOSS if message.get(key) is not None}
-        match message.get("role"):
+        spoken = message.get("role")
+        match spoken if spoken is None or isinstance(spoken, str) else shown(spoken):
             case "assistant":
                 made.append(_from_assistant_blocks(index, blocks, names) | loss)
             case "user":
@@ -177,7 +189,7 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Message]:
                 parts = [_part(index, place, block, "a system message") for place, block in blocks]
                 made.append({"role": "system", "content": _content(parts)} | loss)
             case role:
-                problem = "is missing" if role is None else f"{str(role)[:80]!r} is no role of Anthropic's"
+                problem = "is missing" if role is None else f"{shown(role)} is no role of Anthropic's"
                 raise InputError(f"{problem}; use user, assistant or system", message=index, field="role")
     return with_system(made, system)
 
@@ -314,7 +326,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Message]:
 def _from_turn(index: int, turn: Mapping[str, Any]) -> Message:
     speaker, value = turn.get("from"), turn.get("value")
     if not isinstance(speaker, str) or speaker not in _SPEAKERS:
-        problem = "is missing" if speaker is None else f"{str(speaker)[:80]!r} is nobody known"
+        problem = "is missing" if speaker is None else f"{shown(speaker)} is nobody known"
         raise InputError(f"{problem}; use one of {', '.join(sorted(_SPEAKERS))}", message=index, field="from")
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
     if speaker in _CALLERS:
@@ -391,7 +403,7 @@ def _tool(field: str, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
         description = {"description": tool["description"]} if tool.get("description") is not None else {}
         return {"type": "function", "function": {"name": tool["name"], **description, "parameters": schema}}
     if tool.get("type") not in (None, "function"):
-        problem = f"is missing; a server tool ({str(tool['type'])[:80]}) has no schema that a template could show"
+        problem = f"is missing; a server tool ({shown(tool['type'])}) has no schema that a template could show"
         raise InputError(problem, field=f"{field}.input_schema")
     if not wrap:
         return tool
@@ -407,7 +419,7 @@ def parsed_json(text: str, field: str, *, message: int | None = None) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise InputError("is nested too deeply", message=message, field=field) from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InputError(f"is not valid JSON: {str(error)[:200]}", message=message, field=field) from error
 
 

@@ -20,6 +20,7 @@ from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, shown, whole
+from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
@@ -35,7 +36,7 @@ class TokenizeSettings:
 
     tokenizer: str | Tokenizer
     renderer: str = "auto"
-    chat_template: str | None = None
+    chat_template: str | PythonFormat | None = None
     """The source of a template, or the name of one that the tokenizer carries."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     control_tokens: str = "literal"
@@ -75,7 +76,7 @@ class TokenizeSettings:
         for name in ("preserve_thinking_between_tool_calls", "use_patched", "parse_arguments", "labels"):
             instance(name, getattr(self, name), bool, SampleError)
         if self.chat_template is not None:
-            instance("chat_template", self.chat_template, str, SampleError)
+            instance("chat_template", self.chat_template, (str, PythonFormat), SampleError)  # type: ignore[arg-type]
         if self.tools is not None:
             object.__setattr__(self, "tools", tuple(check_tools(self.tools) or ()))
         try:

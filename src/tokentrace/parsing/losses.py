@@ -19,7 +19,7 @@ from ..conversation.forms import texts_of
 from ..formats.grammar import Style, TurnGrammar, Value
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
-from ..template.traced import KEY
+from ..template.traced import KEY, Origin
 from .values import Tools, read_value
 
 
@@ -55,12 +55,25 @@ def find_losses(
 ) -> list[Loss]:
     """The losses of all assistant messages. `forgeable` are the delimiters that each field's text can spell."""
     schemas = Tools(tools)
+    spans = _spans_by_message(rendering)
     return [
         loss
         for index, message in enumerate(messages)
         if message["role"] == "assistant"
-        for loss in _Message(rendering, index, message, grammar, schemas, forgeable).losses()
+        for loss in _Message(rendering.text, spans.get(index, []), index, message, grammar, schemas, forgeable).losses()
     ]
+
+
+Spans = list[tuple[int, int, Origin]]
+
+
+def _spans_by_message(rendering: Rendering) -> dict[int, Spans]:
+    """Where the fields of each message stand: start, end, and the path inside of the message."""
+    found: dict[int, Spans] = {}
+    for start, end, origin in zip([0, *rendering.ends], rendering.ends, rendering.origins, strict=False):
+        if origin is not None and origin[0] == "messages" and len(origin) > 2:
+            found.setdefault(int(origin[1]), []).append((start, end, origin[2:]))
+    return found
 
 
 class _Message:
@@ -68,7 +81,8 @@ class _Message:
 
     def __init__(
         self,
-        rendering: Rendering,
+        text: str,
+        spans: Spans,
         index: int,
         message: Mapping[str, Any],
         grammar: TurnGrammar,
@@ -80,13 +94,8 @@ class _Message:
         self.grammar = grammar
         self.tools = tools
         self.forgeable = forgeable
-        self.text = rendering.text
-        starts = [0, *rendering.ends]
-        self.spans = [
-            (start, end, origin[2:])
-            for start, end, origin in zip(starts, rendering.ends, rendering.origins, strict=False)
-            if origin is not None and origin[:2] == ("messages", index) and len(origin) > 2
-        ]
+        self.text = text
+        self.spans = spans
 
     def losses(self) -> Iterator[Loss]:
         reasoning = next((name for name in REASONING_FIELDS if self.message.get(name)), None)

@@ -255,6 +255,8 @@ class _Account:
     def _leaves(self, path: Origin, value: Any) -> None:
         """Each text and number in a value that is JSON for the model, and each key."""
         index, lost = int(path[1]), {}
+        if path in self._lengths and _as_json("".join(self._texts[path])) == value:
+            return  # it was printed as a whole
         for inner, leaf in _leaves_of(value, path):
             text = leaf if isinstance(leaf, str) else _number(leaf)
             if text.strip() and not self._above(inner, path, text):

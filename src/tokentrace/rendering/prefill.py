@@ -6,6 +6,7 @@ message with content, even if it is empty, and white space before the mark is no
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
 
 def left_open(rendering: Rendering, message: int) -> Rendering:
     """The rendering up to the mark. Where the template strips content, white space before the mark goes too."""
-    at = rendering.text.rfind(_MARK)
+    at = _place(rendering, message)
     if at < 0:
         raise TemplateError(
             "the template does not write the content of this message where it could be continued", message=message
@@ -54,3 +55,13 @@ def left_open(rendering: Rendering, message: int) -> Rendering:
     if not rendering.text.startswith(_TAG, at):
         at = len(rendering.text[:at].rstrip())
     return rendering.until(at)
+
+
+def _place(rendering: Rendering, message: int) -> int:
+    """Where the mark stands in text of the message itself: others may spell it too."""
+    at = len(rendering.text)
+    while (at := rendering.text.rfind(_MARK, 0, at)) >= 0:
+        origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]
+        if origin is not None and origin[:2] == ("messages", message):
+            return at
+    return -1

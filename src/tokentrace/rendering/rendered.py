@@ -94,6 +94,11 @@ class RenderedTokens:
         """Which span of `rendering` each token begins in."""
         return self._encoded.spans
 
+    def find_lost_with(self, find: Callable[[], tuple[list[Lost], list[Lost]]]) -> None:
+        """Let `lost` and `dropped` be found so, where the rendering was put together of several."""
+        self.__dict__.pop("_left_out", None)
+        self._find_lost = find
+
     @functools.cached_property
     def _left_out(self) -> tuple[list[Lost], list[Lost]]:
         return self._find_lost() if self._find_lost is not None else ([], [])

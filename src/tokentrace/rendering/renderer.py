@@ -190,7 +190,8 @@ class Renderer:
         shown, rendering = self._first(learned, given, wrapped, prompt)
         if prompt:
             self._settle_tail(learned, rendering, shown, wrapped)
-        rendering, changes, notes = self._with_history(learned, rendering, given, shown, wrapped)
+        sampled = _with_calls_of(given, checked) if self.use_patched else given
+        rendering, changes, notes = self._with_history(learned, rendering, sampled, shown, wrapped)
         if continued:
             rendering = left_open(rendering, len(checked) - 1)
         _credit_content(rendering, adapted)
@@ -236,6 +237,13 @@ class Renderer:
             prompted=prompted,
             notes=[*sampling.notes, *tagged],
         )
+
+    def say_lost(self, rendered: RenderedTokens, messages: Any, *, tools: Any = None) -> None:
+        """Find what a rendering that was put together lost of these messages, and say it as `render` does."""
+        held = self.adapt_messages(messages, tools=tools).messages
+        found = functools.partial(find_lost, rendered.rendering, held, self._forms(self._for(tools)))
+        rendered.find_lost_with(functools.partial(found, tools=self._wrap_tools(tools) or ()))
+        report_lost(rendered.lost, self.lost)
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
@@ -718,6 +726,14 @@ def _tools_of(conversations: Sequence[Any], tools: Any) -> Sequence[Any]:
             )
         return tools  # type: ignore[no-any-return]
     return [tools] * len(conversations)
+
+
+def _with_calls_of(messages: Messages, given: Messages) -> Messages:
+    """Messages in the template's form with the calls as given: arguments that were JSON text stay that text."""
+    return [
+        {**message, "tool_calls": own["tool_calls"]} if message.get("tool_calls") else message
+        for message, own in zip(messages, given, strict=True)
+    ]
 
 
 def _compare_generation(encoded: Encoded, mask: Any) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.messages import ROLES
 from ..errors import SampleError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
@@ -265,6 +266,9 @@ class Supervisor:
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         """The messages that carry loss, assistant's and others'."""
+        strange = sorted(self.settings.roles - ROLES - {row["role"] for row in messages})
+        if strange:
+            raise SampleError(f"roles names {strange[0]!r}, which is no role of this conversation, nor any known one")
         whose = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         own = [at for at in whose if messages[at]["role"] == "assistant"]
         flagged = {at: said for at in whose if (said := _flag(at, messages[at])) is not None}
@@ -281,8 +285,9 @@ class Supervisor:
         for at in chosen:
             if messages[at]["role"] != "assistant":
                 continue
-            rendered = self.renderer.render(messages[: at + 1], tools=tools)
+            rendered = self.renderer.silent().render(messages[: at + 1], tools=tools)
             rendered = self._pasts.as_asked(rendered, messages[: at + 1], tools)
+            self.renderer.say_lost(rendered, messages[: at + 1], tools=tools)
             if rows and _extends(rendered, *rows[-1]):
                 rows[-1] = (rendered, [*rows[-1][1], at])
             else:

@@ -12,7 +12,7 @@ Four things differ from a plain sandbox, none of them visible in the text:
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any, Final, cast
@@ -35,6 +35,7 @@ from .budget import (
     check_size,
     listed,
     looked_at,
+    made,
     searched,
     spend,
     weigh,
@@ -94,6 +95,12 @@ _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     Cycler: frozenset({"next", "reset"}),
 }
 """Methods that hand out what went in, as it went in (or a count of it)."""
+_NUMBERS: Final = frozenset({TracedInt, TracedFloat, TracedBool})
+_LITERALS: Final = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair)
+_OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    **{"*": operator.mul, "**": operator.pow, "-": operator.sub},
+    **{"/": operator.truediv, "//": operator.floordiv},
+}
 _MARKING_HOOKS: Final = frozenset({"turn", "leave", "assigned"})
 _MAX_WORDS: Final = 100_000
 """Words of placeholder text, and characters of a date's format."""
@@ -110,8 +117,26 @@ def _flatten(node: nodes.Expr, kind: type[nodes.Expr]) -> list[nodes.Expr]:
     return [node]
 
 
+def _spelled_out(node: nodes.Node) -> int:
+    """The bytes of a container that a template spells out, about: each item, and each container in it."""
+    if isinstance(node, nodes.Const):
+        return _constant_size(node.value)
+    if not isinstance(node, _LITERALS):
+        return 0
+    items = list(node.iter_child_nodes())
+    return 64 + 16 * len(items) + sum(map(_spelled_out, items))
+
+
+def _constant_size(value: Any) -> int:
+    if isinstance(value, dict):
+        return 64 + sum(16 + _constant_size(key) + _constant_size(item) for key, item in value.items())
+    return 64 + sum(16 + _constant_size(item) for item in value) if isinstance(value, (list, tuple)) else 0
+
+
 class _Generator(CodeGenerator):
     """Generates code that prints traced values instead of strings."""
+
+    _pays = True
 
     def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
         hook = getattr(node, "trace_hook", None)
@@ -195,7 +220,9 @@ class _Generator(CodeGenerator):
         operands = [node.expr, *(operand.expr for operand in node.ops)]
         within = any(operand.op in ("in", "notin") for operand in node.ops)
         if _fixed(operands[-1]) if within else any(map(_scalar, operands)) and len(operands) == 2:
+            kept, self._pays = self._pays, not within  # what is looked into is gone again at once
             super().visit_Compare(node, frame)
+            self._pays = kept
         elif within and len(operands) == 2:
             self.write("(not " if node.ops[0].op == "notin" else "(")
             self._wrapped("environment.within", operands, frame)
@@ -224,7 +251,28 @@ class _Generator(CodeGenerator):
         else:
             super().visit_Getitem(node, frame)
 
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self._paid(node, lambda: super(_Generator, self).visit_List(node, frame))
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        if node.ctx == "load" and node.items:
+            self._paid(node, lambda: super(_Generator, self).visit_Tuple(node, frame))
+        else:
+            super().visit_Tuple(node, frame)
+
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self._paid(node, lambda: self._write_dict(node, frame))
+
+    def _paid(self, node: nodes.Expr, write: Callable[[], None]) -> None:
+        """A container that is spelled out is made anew whenever its place is come by, and paid for then."""
+        if not self._pays:
+            write()
+            return
+        self.write(f"environment.spelled({_spelled_out(node)}, ")
+        write()
+        self.write(")")
+
+    def _write_dict(self, node: nodes.Dict, frame: Frame) -> None:
         self.write("{")
         for index, item in enumerate(node.items):
             if index:
@@ -341,7 +389,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     fast_access = (TracedDict, TRACED_TYPES, dict.get)
     buffer = Buffer
     within = staticmethod(filters.within)
-    intercepted_binops = frozenset({"*", "**", "%"})
+    intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
@@ -497,13 +545,18 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     # -- operators
 
+    def spelled(self, size: int, value: Any) -> Any:
+        """A container of the template's own, of so many bytes."""
+        made(size)
+        return value
+
     def add(self, *parts: Any) -> Any:
         """``a + b + …``, left to right, as Python has it."""
         if all(type(part) in _PLAIN_TEXT for part in parts):
             return join_traced(parts)
         total = parts[0]
         for part in parts[1:]:
-            total = total + part
+            total = _computed(total + part, total, part)
             if isinstance(total, (list, tuple)):
                 check_items(len(total))
             elif isinstance(total, (str, bytes)):
@@ -527,7 +580,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(left, bytes):
                 formatting.percent_format(left.decode("latin-1"), _as_text(right))  # knows what is too large
                 return doubted(left % right)
-            return left % right
+            return _computed(left % right, left, right)
         if name == "*":
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
@@ -536,7 +589,15 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                     return _promoted(one) * other if isinstance(one, str) else one * other
         if isinstance(left, int) and isinstance(right, int):
             check_bits(left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length())
-        return operator.mul(left, right) if name == "*" else operator.pow(left, right)
+        return _computed(_OPERATIONS[name](left, right), left, right)
+
+
+def _computed(result: Any, left: Any, right: Any) -> Any:
+    """What was computed of two values: of unknown origin if one was a traced number. Where a float or a boolean of the
+    template's own stands on the left, Python does not ask the other."""
+    if type(result) in (int, float) and (type(left) in _NUMBERS or type(right) in _NUMBERS):
+        return doubted(result)
+    return result
 
 
 def _promoted(text: str) -> TracedStr:

@@ -61,6 +61,8 @@ _ONE_BY_ONE: Final = frozenset(
 _REGROUPING: Final = frozenset({"batch", "items", "slice"})
 _ALL_AT_ONCE: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 """Filters that hand out their input in another order: they compare or hash all of it."""
+_SPELLING: Final = frozenset({"striptags"})
+"""Filters that make letters of digits (``&#60;`` is ``<``): counts are digits, and a user decides on counts."""
 _QUADRATIC: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
 """Filters whose time may grow with the square of their input."""
 
@@ -150,7 +152,9 @@ def _list(value: Any) -> list[Any]:
 
 
 def _wordcount(function: Callable[[Any], Any], value: Any) -> Any:
-    return function(text_of(value))
+    text = text_of(value)
+    check_pieces(len(text) >> 1)  # a list of all the words is made
+    return function(text)
 
 
 def _title(value: Any) -> str:
@@ -289,7 +293,7 @@ def _doubtful(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         if isinstance(result, int):
             check_bits(result.bit_length())
-        return doubted(result) if any(map(is_traced, given)) else result
+        return doubted(result) if name in _SPELLING or any(map(is_traced, given)) else result
 
     return wrapper
 

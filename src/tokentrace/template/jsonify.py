@@ -107,7 +107,7 @@ class _Writer:
     def write(self, text: str, origin: Origin | None) -> None:
         if not text:
             return
-        if type(text) is TracedStr:
+        if isinstance(text, TracedStr):
             start = 0
             for end, own in text.runs:
                 self.write(str.__getitem__(text, slice(start, end)), origin if own is None else own)

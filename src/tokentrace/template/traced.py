@@ -627,6 +627,9 @@ class TracedDict(dict[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self._key(key) for key in dict.__iter__(self))
 
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._key(key) for key in dict.__reversed__(self))
+
     def _key(self, key: Any) -> Any:
         return traced(key, (*self.origin, key, KEY)) if type(key) is str else key
 

@@ -119,7 +119,9 @@ def _settings(
     if tokenizer is None:
         raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
     recorded = known[0][1] if known else {}
-    made = recorded.get("settings") or {"lost": "ignore"}  # whoever made the rows, made them
+    made = recorded.get("settings")
+    if not made or "engine" in made:  # whoever made the rows, made them; those of rollouts were sampled
+        made = {"lost": "ignore"}
     return TokenizeSettings.read({**made, **changes}, tokenizer)
 
 
