@@ -244,7 +244,7 @@ def test_bottomless_values_are_input_errors_that_name_the_field(value: Any, rend
         renderer.render([USER], tools=[{"name": "f", "parameters": {"a": value}}])
     assert renderer.render([{**USER, "more": value}]).lost == []
     with pytest.raises(InputError, match=r"kwargs\.more: "):
-        create_renderer(TOKENIZER, "default", chat_template=TEMPLATE, more=value)
+        create_renderer(TOKENIZER, "default", chat_template=TEMPLATE + "{{ more }}", more=value)
 
 
 def test_a_large_message() -> None:

@@ -360,11 +360,3 @@ def test_arguments_of_nothing_are_an_empty_object() -> None:
     call = {**CALLER, "function": {"name": "ping", "arguments": ""}}
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
     assert byte_renderer(source).render(messages).text.endswith("ping({})")
-
-
-def test_a_template_that_reads_one_part_is_given_one() -> None:
-    source = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content[0]['text'] }}<|im_end|>{% endfor %}"
-    made = byte_renderer(source)
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert "one\ntwo" in made.render([{"role": "user", "content": parts}]).text
-    assert "hello" in made.render([{"role": "user", "content": "hello"}]).text

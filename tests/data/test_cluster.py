@@ -353,7 +353,7 @@ def test_an_error_that_is_no_rows_own_says_which_rows(tmp_path: Path) -> None:
     source, parts, chunks = planned(tmp_path)
     part_file(parts, 0).mkdir()  # what cannot be replaced by a file
     assert re.search(
-        rf"^rows 1 to 5 of {source}, on node \S+: IsADirectoryError: .*what is done is kept",
+        rf"^rows 1 to 5 of {source}, on node \S+: WriteError: .*: Is a directory; what is done is kept",
         worked_on(chunks, SETTINGS, parts),
     )
 

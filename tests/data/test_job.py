@@ -678,7 +678,8 @@ def test_arguments_that_are_json_strings_are_hinted_at_and_parsed_on_request() -
         "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
     )
-    (one,) = tokenize_rows(TokenizeSettings(str(POCKET), chat_template=template), [{"messages": messages}])
+    given = TokenizeSettings(str(POCKET), chat_template=template, messages="as_given", lost="ignore")
+    (one,) = tokenize_rows(given, [{"messages": messages}])
     assert one.bad is not None
     assert "--parse-arguments" in one.bad.reason
     parsed = TokenizeSettings(str(POCKET), chat_template=template, parse_arguments=True, lost="ignore")

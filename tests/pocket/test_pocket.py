@@ -76,7 +76,7 @@ def test_the_mask_is_that_of_the_generation_tags(name: str) -> None:
 
 def test_images_and_unknown_roles_are_refused() -> None:
     conversation = CONVERSATIONS["content_image_part"]
-    with pytest.raises(TemplateError, match=r"message 0: .*text only"):
+    with pytest.raises(InputError, match=r"message 0, content\.0: is a part of type 'image'"):
         renderer().render(conversation.messages)
     with pytest.raises(InputError, match="message 0, role"):
         renderer().render([{"role": "narrator", "content": "Once"}])

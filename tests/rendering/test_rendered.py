@@ -72,7 +72,7 @@ def test_selections(rendered: RenderedTokens) -> None:
     assert rendered.decode(rendered.select(field="tool_calls")).startswith("add")
     assert not (rendered.select(role="tool") & rendered.mask).any()
     assert rendered.select(sampled=True).tolist() == rendered.sampled
-    assert not rendered.select(field="thinking").any()
+    assert rendered.decode(rendered.select(field="thinking")) == "Add."  # reasoning, by whatever name it came
 
 
 def test_content_spans(rendered: RenderedTokens) -> None:

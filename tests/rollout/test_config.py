@@ -136,7 +136,7 @@ BAD = {
     ),
     "sampling": (
         POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n",
-        "line 7: sampling.top_p: must be a number of 0 to 1",
+        "line 7: sampling.top_p: cannot be 2: it is a number of 0 to 1",
     ),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),

@@ -48,7 +48,11 @@ def training_renderer(name: str) -> Renderer:
     """The family's tokenizer with a training template; control tokens as transformers makes them."""
     family, _ = TAGGED[name]
     return create_renderer(
-        load_family(family), "default", chat_template=templates_of_trl()[name], control_tokens="hf_compat"
+        load_family(family),
+        "default",
+        chat_template=templates_of_trl()[name],
+        control_tokens="hf_compat",
+        messages="as_given",
     )
 
 

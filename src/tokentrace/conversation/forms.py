@@ -76,8 +76,6 @@ class ContentForm:
     parts: bool = False
     mapping: bool = False
     """A tool's result that is a JSON object."""
-    single: bool = False
-    """Parts, of which the first alone is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +203,7 @@ class _Shaper:
 
     def _parts(self, content: Sequence[Any], form: ContentForm) -> None:
         texts = [self._text_of(part, f"content.{at}") for at, part in enumerate(content)]
-        if form.single:
-            if len(content) != 1 or not _is_plain_part(content[0]):
-                text = SEPARATOR.join(texts)
-                self._set("content", [{"type": "text", "text": text}], "joined to one text part", list(content), text)
-        elif not form.parts:
+        if not form.parts:
             text = SEPARATOR.join(texts)
             self._set("content", text, "text parts joined", list(content), text)
         elif not all(_is_plain_part(part) for part in content):

@@ -21,6 +21,7 @@ from ..compare.breaks import Break, explain_break
 from ..compare.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..engines.protocol import Engine, SamplingParams
 from ..pocket.model import PocketModel, load_pocket
+from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Messages, Rollout, Task
@@ -100,7 +101,7 @@ class MessageAgent(Agent):
         """Make the next prompt from the messages, and record whether it extends the stream."""
         trajectory = rollout.trajectory
         rollout.messages += new
-        made, _ = self._client(self.renderer, rollout.messages, rollout.schemas, asks=True)
+        made, _ = self._client(self.renderer, parsed_arguments(rollout.messages), rollout.schemas, asks=True)
         if not self.has_room(len(made)):
             return End.CONTEXT
         found = explain_break(trajectory.stream(), made, self.renderer, kinds=trajectory.kinds())
@@ -313,7 +314,7 @@ async def score_path(report: PathReport, renderer: Renderer, model: Scorer) -> P
 def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
     """The one row that a trainer gets of a rollout: the stream, or what the client makes of the final messages."""
     if path in CLIENTS:
-        return CLIENTS[path](renderer, rollout.messages, rollout.schemas, asks=False)
+        return CLIENTS[path](renderer, parsed_arguments(rollout.messages), rollout.schemas, asks=False)
     return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
 
 

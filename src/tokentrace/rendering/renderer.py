@@ -191,7 +191,7 @@ class Renderer:
         if prompt:
             self._settle_tail(learned, rendering, shown, wrapped)
         sampled = _with_calls_of(given, checked) if self.use_patched else given
-        rendering, changes, notes = self._with_history(learned, rendering, sampled, shown, wrapped)
+        rendering, changes, notes = self._with_history(learned, rendering, given, shown, wrapped, sampled)
         if continued:
             rendering = left_open(rendering, len(checked) - 1)
         _credit_content(rendering, adapted)
@@ -602,12 +602,14 @@ class Renderer:
         given: Messages,
         shown: Messages,
         tools: TracedList | None,
+        sampled: Messages | None = None,
     ) -> tuple[Rendering, list[Change], list[str]]:
+        """The rendering with the history that the settings ask for; `sampled` are the messages as they were written."""
         changes: list[Change] = []
         notes: list[str] = []
         render = functools.partial(self._run, learned, tools=tools, prompt=False)
         if self.use_patched:
-            rendering, notes = patch_history(rendering, shown, render, given)
+            rendering, notes = patch_history(rendering, shown, render, given if sampled is None else sampled)
             rendering, _, more = keep_reasoning(rendering, shown, render)
             notes += more
             try:

@@ -36,7 +36,6 @@ _CONTENTS: Final[tuple[tuple[Any, Mapping[Origin, str]], ...]] = (
     ),
 )
 """Content as a string and as parts, and what a template that reads it shows."""
-_FIRST_PART: Final[Origin] = ("content", 0, "text")
 _ARGUMENTS: Final = {"place": "value", "other": "more"}
 _SILENT: Final[Mapping[Silence, Mapping[str, Any]]] = {
     Silence.EMPTY: {"content": ""},
@@ -64,7 +63,7 @@ class TemplateForms:
         return known
 
     def _find_content(self, role: str) -> ContentForm:
-        text, parts, mapping, single = [], [], [], False
+        text, parts, mapping = [], [], []
         for (before, extra, after), tools in itertools.product(self._places(role), (False, True)):
             message = {"role": role, **extra}
             as_text, as_parts = (
@@ -76,11 +75,8 @@ class TemplateForms:
                 parts.append(as_parts)
                 if role in RESULT_ROLES:
                     mapping.append(self._reads_mapping(before, message, tools))
-            else:
-                one = [{**message, "content": [{"type": "text", "text": _WORDS[0]}]}]
-                single = single or self._reads([*before, *one, *after], len(before), tools, {_FIRST_PART: _WORDS[0]})
         if not text:
-            return ContentForm(text=not single, single=single)
+            return ContentForm()
         return ContentForm(all(text) or not all(parts), all(parts), bool(mapping) and all(mapping))
 
     def _places(self, role: str) -> Iterator[tuple[list[Message], Message, list[Message]]]:
