@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-QUICK  ?= .venv-quick
 VLLM   ?= .venv-vllm
 VLLM_VERSION := 0.32.0
 JOBS   ?= 2
@@ -10,7 +9,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test quick lint types assets bench test-long test-vllm install-check clean
+.PHONY: demo test lint types assets bench test-long test-vllm install-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,16 +52,6 @@ $(VLLM)/.vllm-$(VLLM_VERSION):
 test-vllm: $(VENV)/.test $(VLLM)/.vllm-$(VLLM_VERSION)
 	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v -rP
 
-# The base install, pocket and made-up templates: no torch, no downloads but the base packages.
-$(QUICK)/.quick: pyproject.toml
-	$(PYTHON) -m venv $(QUICK)
-	$(QUICK)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(QUICK)/bin/python -m pip install --quiet --editable . --group quick
-	touch $@
-
-quick: $(QUICK)/.quick
-	$(QUICK)/bin/python -m pytest --quick -q -n $(JOBS)
-
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -74,4 +63,4 @@ bench: $(VENV)/.bench assets
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(QUICK) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

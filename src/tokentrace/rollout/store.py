@@ -309,7 +309,7 @@ def file_name(name: str) -> str:
     Plain names in small letters are kept; others have a digest of the name after a dot, which no plain name has.
 
     >>> file_name("row-000001-0"), file_name("../../x")
-    ('row-000001-0', '_x.27fbf5a0c3e8c25ff4de6e9dc7f8ab2c')
+    ('row-000001-0', '_x.9cdf6a50100a862e14286c7a334296da')
     """
     if _PLAIN.fullmatch(name) and not _DEVICES.fullmatch(name):
         return name
