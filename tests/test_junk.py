@@ -21,9 +21,9 @@ import pytest
 import tokentrace as tt
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
+from tokentrace.errors import shown
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.config import load_tools
-from tokentrace.settings import shown
 from tokentrace.trajectory import from_bytes, to_bytes
 
 CALLS = 5_000

@@ -1,30 +1,17 @@
-"""What a setting may be: one of a few names, a whole number, an object of a kind; and how to show one that is not."""
+"""What a setting may be: one of a few names, a whole number, an object of a kind."""
 
 from __future__ import annotations
 
-import reprlib
 from enum import StrEnum
 from numbers import Integral
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from .errors import RendererError, TokentraceError
+from .errors import RendererError, TokentraceError, shown
 
 Setting = TypeVar("Setting", bound=StrEnum)
 Object = TypeVar("Object")
-
-_SHORT: Final = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
-_SHORT.maxlevel = 3
-
-
-def shown(value: Any) -> str:
-    """A value for an error text: short, and safe whatever the value is (deep, endless, with a ``repr`` that fails)."""
-    try:
-        return _SHORT.repr(value)
-    except Exception:
-        return f"a {type(value).__name__}"
 
 
 def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceError] = RendererError) -> Setting:

@@ -132,7 +132,7 @@ def test_a_name_that_is_there_twice_is_refused_before_anything_runs() -> None:
     assert not one.engine.requests
     with pytest.raises(InputError, match="tasks 0 and 2"):
         asyncio.run(run_rollouts(one, iter(tasks)))
-    with pytest.raises(InputError, match=r"task 1 is \{'prompt'.*row_task"):
+    with pytest.raises(InputError, match=r"task 1 is an object with prompt.*row_task"):
         asyncio.run(run_rollouts(one, [tasks[0], {"prompt": "?"}]))
 
 

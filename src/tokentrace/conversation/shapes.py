@@ -14,8 +14,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import InputError
-from ..settings import choose, shown
+from ..errors import InputError, shown
+from ..settings import choose
 from .messages import check_messages, check_tools
 
 Message = Mapping[str, Any]

@@ -25,9 +25,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..files import writing
-from ..settings import shown
 
 CHUNK_ROWS: Final = 256
 CHUNK_BYTES: Final = 1 << 20

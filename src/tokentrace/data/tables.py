@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ..errors import InputError, SampleError, WriteError
+from ..errors import InputError, SampleError, WriteError, shown
 from ..files import owned, sync, writing
 from ..samples.sample import CompletionSpan, Sample
-from ..settings import instance, items, shown
+from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .lines import LinesWriter, metadata_path, read_line_tables

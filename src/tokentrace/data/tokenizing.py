@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from ..conversation.messages import check_tools
-from ..errors import InputError, SampleError, TemplateError, TokentraceError, place
+from ..errors import InputError, SampleError, TemplateError, TokentraceError, place, shown
 from ..rendering.history import parsed_arguments
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer, create_renderer
@@ -19,7 +19,7 @@ from ..rendering.trust import TRUSTED
 from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor
 from ..samples.truncation import Overlong, truncate
-from ..settings import choose, instance, shown, whole
+from ..settings import choose, instance, whole
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer

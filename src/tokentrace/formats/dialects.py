@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import InputError, RendererError
-from ..settings import instance, items, shown
+from ..errors import InputError, RendererError, shown
+from ..settings import instance, items
 from .grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from .writing import write_calls, write_messages
 

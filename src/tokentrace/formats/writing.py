@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import InputError
-from ..settings import shown
+from ..errors import InputError, shown
 from .grammar import CallGrammar, Channels, Style, Value
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ..conversation.forms import Change
 from ..conversation.messages import ROLES
-from ..errors import RendererError, SampleError
-from ..settings import flag, shown, whole
+from ..errors import RendererError, SampleError, shown
+from ..settings import flag, whole
 from ..study.turns import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering

@@ -19,7 +19,7 @@ import numpy as np
 from ..conversation.forms import Adapted, Change, MessageForm, adapt
 from ..conversation.messages import check_messages, check_tools
 from ..conversation.values import plain_json
-from ..errors import InputError, RendererError, TemplateError, TokentraceError
+from ..errors import InputError, RendererError, TemplateError, TokentraceError, shown
 from ..formats import families
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -30,7 +30,7 @@ from ..parsing.proof import MISREAD, PROOFS, misread
 from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
-from ..settings import choose, flag, instance, shown, whole
+from ..settings import choose, flag, instance, whole
 from ..study.derive import template_grammar
 from ..study.forms import TemplateForms
 from ..study.inner import inner_tokens

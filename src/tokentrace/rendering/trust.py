@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..conversation.messages import ROLES
-from ..errors import ControlTokenError, InputError, RendererError
-from ..settings import shown
+from ..errors import ControlTokenError, InputError, RendererError, shown
 from ..study.turns import is_role
 from ..template.chat_template import Template
 from ..template.trace import Rendering

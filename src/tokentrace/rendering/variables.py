@@ -6,8 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from ..errors import RendererError
-from ..settings import shown
+from ..errors import RendererError, shown
 from ..template.chat_template import Template
 
 OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
-from ..errors import InputError
-from ..settings import instance, shown
+from ..errors import InputError, shown
+from ..settings import instance
 from .checks import MOST_SEED
 from .checks import count as checked_count
 from .loop import Agent, Rollout, Task

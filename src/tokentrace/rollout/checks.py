@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, Final
 
-from ..errors import InputError
-from ..settings import shown, whole
+from ..errors import InputError, shown
+from ..settings import whole
 
 MOST: Final = 2**31 - 1
 MOST_SEED: Final = 2**62

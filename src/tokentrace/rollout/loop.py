@@ -22,11 +22,10 @@ import numpy as np
 
 from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..parsing.response import ParsedResponse, ParsedToolCall
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
-from ..settings import shown
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import InputError, TrajectoryError
-from ..settings import choose, shown
+from ..errors import InputError, TrajectoryError, shown
+from ..settings import choose
 from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
 from .checks import count, is_list, seconds

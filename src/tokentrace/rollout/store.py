@@ -20,11 +20,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import InputError, TrajectoryError
+from ..errors import InputError, TrajectoryError, shown
 from ..files import lock, owned, write_whole
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
-from ..settings import shown
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
 from .ends import FAILED_ENDS

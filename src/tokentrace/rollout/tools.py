@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..parsing.response import CallStatus, ParsedToolCall
-from ..settings import shown
 from .checks import is_list, reward
 
 Returned = TypeVar("Returned")

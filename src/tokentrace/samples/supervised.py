@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import ROLES
-from ..errors import SampleError
+from ..errors import SampleError, shown
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..settings import choose, flag, instance, items, shown, whole
+from ..settings import choose, flag, instance, items, whole
 from ..tokens.kinds import Kind, Part
 from .parts import PartFinder
 from .pasts import PastTurns, Remarks, listed

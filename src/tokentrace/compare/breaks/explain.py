@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import TokentraceError, TrajectoryError
-from ...settings import instance, shown
+from ...errors import TokentraceError, TrajectoryError, shown
+from ...settings import instance
 from ...tokens.differences import common_prefix
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
