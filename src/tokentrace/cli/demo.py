@@ -57,7 +57,7 @@ def _compare(output: Path, rollouts: int, seed: int) -> Path:
     from ..demo.trials import run_demo
     from ..demo.views import demo_json, demo_page, demo_text
     from ..pocket import POCKET
-    from ..rendering.renderer import create_renderer
+    from ..rendering.factory import create_renderer
 
     renderer = create_renderer(POCKET)
     with _progress() as progress:
@@ -147,7 +147,7 @@ def _write_trajectories(output: Path, reports: Sequence[PathReport]) -> str:
 def _show_example(output: Path) -> Path:
     """Render the shipped example, show it, and write an HTML report."""
     from ..pocket import EXAMPLE, POCKET
-    from ..rendering.renderer import create_renderer
+    from ..rendering.factory import create_renderer
     from ..show.html import html_page
     from .inputs import read_conversation
     from .render import write

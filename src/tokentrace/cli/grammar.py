@@ -45,7 +45,7 @@ def grammar(
       tokentrace grammar -t ./Qwen3-8B --json | jq .stop_token_ids
     """
     from ..pocket import POCKET
-    from ..rendering.renderer import create_renderer
+    from ..rendering.factory import create_renderer
     from ..show.grammar import json_view, make_sheet
     from .inputs import parse_kwargs, read_tools
     from .render import _template

@@ -73,7 +73,7 @@ def histories(
     from ..compare.histories import compare_histories
     from ..errors import InputError
     from ..pocket import EXAMPLE, POCKET
-    from ..rendering.renderer import create_renderer
+    from ..rendering.factory import create_renderer
     from .inputs import parse_kwargs, read_conversation, read_tools
     from .render import _template
 

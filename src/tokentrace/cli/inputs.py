@@ -97,7 +97,7 @@ def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
     >>> parse_kwargs(["enable_thinking=False", "date=today", 'word="True"', '{"n": [1]}'])
     {'enable_thinking': False, 'date': 'today', 'word': 'True', 'n': [1]}
     """
-    from ..rendering.renderer import create_renderer
+    from ..rendering.factory import create_renderer
 
     found: dict[str, Any] = {}
     for item in given:

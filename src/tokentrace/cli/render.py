@@ -73,7 +73,7 @@ def render(
       tokentrace render - --format json < chat.json | jq .token_ids
     """
     from ..pocket import POCKET
-    from ..rendering.renderer import create_renderer
+    from ..rendering.factory import create_renderer
     from .inputs import parse_kwargs, read_conversation, read_tools
 
     if open_ and form != "html":

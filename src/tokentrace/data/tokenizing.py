@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from ..conversation.messages import check_tools
 from ..errors import InputError, SampleError, TemplateError, TokentraceError, place, shown
+from ..rendering.factory import create_renderer
 from ..rendering.history import parsed_arguments
 from ..rendering.lost import LostPolicy
-from ..rendering.renderer import Renderer, create_renderer
+from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
 from ..samples.sample import Sample
 from ..samples.supervised import Supervised, Supervision, Supervisor

@@ -14,7 +14,8 @@ from typing import Final
 from ..compare.breaks import BreakCause
 from ..pocket import NOISE, POCKET
 from ..pocket.model import load_pocket
-from ..rendering.renderer import Renderer, create_renderer
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import Renderer
 from .memory import RememberingEngine
 from .paths import TEMPERATURE, ClientPath, PathReport, Progress, compare_paths, counting, roll_out
 from .rollouts import question_tasks

@@ -1,4 +1,4 @@
-"""Renderer: messages to ids with a model's own template. `create_renderer` makes one, `RendererPool` several."""
+"""Renderer: messages to ids with a model's own template. `rendering.factory` makes them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import dataclasses
 import functools
 import inspect
 import json
-import queue
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from ..conversation.forms import Adapted, Change, MessageForm, adapt
 from ..conversation.messages import check_messages, check_tools
 from ..conversation.values import plain_json
-from ..errors import InputError, RendererError, TemplateError, TokentraceError, shown
-from ..formats import families
+from ..errors import InputError, RendererError, TemplateError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
@@ -30,21 +27,19 @@ from ..parsing.proof import MISREAD, PROOFS, misread
 from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
-from ..settings import choose, flag, instance, whole
+from ..settings import choose, flag
 from ..study.derive import template_grammar
 from ..study.forms import TemplateForms
 from ..study.inner import inner_tokens
-from ..study.outline import recognise
 from ..study.prefixes import missing_turns, turns_by_prefix
 from ..study.probes import USER
 from ..study.seams import STAND_IN_TOOL, BridgeRefusal
 from ..study.skeleton import Skeleton
 from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, sections
-from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
+from ..template.chat_template import Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
-from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Ids, Tokenizer
 from .bridged import BridgedTokens, check_ids, check_tail
 from .bridging import Bridger, History, Truncation
@@ -53,8 +48,7 @@ from .history import compare_turns, keep_reasoning, last_user, parsed_arguments,
 from .lost import LostPolicy, find_lost, report_lost
 from .prefill import left_open, with_mark
 from .rendered import RenderedTokens
-from .trust import TRUSTED, check_trusted, forged_error, trust_of, unencodable_error
-from .variables import check_variables
+from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -752,139 +746,3 @@ def _compare_generation(encoded: Encoded, mask: Any) -> list[str]:
         f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
         f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
     ]
-
-
-# -- making renderers
-
-
-def create_renderer(
-    tokenizer: Any,
-    renderer: str = "auto",
-    *,
-    preserve_all_thinking: bool = False,
-    preserve_thinking_between_tool_calls: bool = False,
-    use_patched: bool = False,
-    control_tokens: str = "literal",
-    chat_template: Any = None,
-    history: str = "train",
-    truncation: str = "close",
-    tool_parser: Any = None,
-    reasoning_parser: Any = None,
-    trusted: Iterable[str] = TRUSTED,
-    messages: str = "adapt",
-    lost: str = "warn",
-    **template_kwargs: Any,
-) -> Renderer:
-    """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
-
-    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by what it does), ``"default"`` (the same,
-    not recognised), or the name of a family, which fails where the template does not behave like it.
-    `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
-    left over goes to the template, which has to read it: ``enable_thinking=False``.
-
-    `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
-    the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
-
-    `messages` is ``"adapt"`` (the template is given the form of messages that it reads) or ``"as_given"`` (they stay as
-    they are, for ids that equal transformers' whatever the template makes of them). `lost` says what happens where
-    given text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
-    """
-    instance("renderer", renderer, str)
-    loaded = load_tokenizer(tokenizer)
-    templates = _templates(loaded, chat_template, renderer)
-    settings = [
-        name
-        for name, value in inspect.signature(create_renderer).parameters.items()
-        if value.kind is value.KEYWORD_ONLY
-    ]
-    check_variables(template_kwargs, templates.values(), settings)
-    family = _recognised(loaded, templates, renderer, template_kwargs)
-    return Renderer(
-        loaded,
-        templates,
-        family=family,
-        preserve_all_thinking=flag("preserve_all_thinking", preserve_all_thinking),
-        preserve_thinking_between_tool_calls=flag(
-            "preserve_thinking_between_tool_calls", preserve_thinking_between_tool_calls
-        ),
-        use_patched=flag("use_patched", use_patched),
-        control_tokens=choose(ControlPolicy, "control_tokens", control_tokens),
-        history=choose(History, "history", history),
-        truncation=choose(Truncation, "truncation", truncation),
-        tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
-        reasoning_parser=reasoning_parser,
-        trusted=check_trusted(trusted, templates.values(), template_kwargs),
-        messages=choose(MessageForm, "messages", messages),
-        lost=choose(LostPolicy, "lost", lost),
-        variables=template_kwargs,
-    )
-
-
-def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
-    """The templates to use, by name; a family that has no Jinja template brings its own format."""
-    if isinstance(given, (ChatTemplate, PythonFormat)):
-        return {"default": given}
-    if isinstance(given, str) and given in tokenizer.templates:
-        return {"default": ChatTemplate(tokenizer.templates[given])}
-    if given is not None:
-        if isinstance(given, str) and not any(mark in given for mark in ("{{", "{%", "{#")):
-            known = ", ".join(sorted(tokenizer.templates)) or "none"
-            raise RendererError(
-                f"chat_template is a template's source or name, and {shown(given)} is neither: the tokenizer carries "
-                f"{known}; read a file's text first"
-            )
-        found = named_templates(given)
-        if not found:
-            raise RendererError(f"chat_template is a template's source or name, not a {type(given).__name__}")
-        return {name: ChatTemplate(source) for name, source in found.items()}
-    python_format = families.python_format(renderer, tokenizer)
-    if python_format is not None:
-        return {"default": python_format}
-    if not tokenizer.templates:
-        raise TemplateError(
-            f"{tokenizer.name or 'the tokenizer'} carries no chat template; pass chat_template= with its source"
-        )
-    return {name: ChatTemplate(source) for name, source in tokenizer.templates.items()}
-
-
-def _recognised(
-    tokenizer: Tokenizer, templates: Mapping[str, Template], renderer: str, kwargs: Mapping[str, Any]
-) -> str:
-    if renderer == "default":
-        return "default"
-    template = templates.get("default") or next(iter(templates.values()))
-    variables = {**tokenizer.variables, **wrap_variables(kwargs)}
-    return recognise(template, variables, renderer)
-
-
-class RendererPool:
-    """Renderers for many threads. They share one tokenizer, which is immutable and lets go of the GIL."""
-
-    def __init__(self, renderers: Sequence[Renderer]) -> None:
-        self._free: queue.SimpleQueue[Renderer] = queue.SimpleQueue()
-        self.size = len(renderers)
-        for renderer in renderers:
-            self._free.put(renderer)
-
-    @contextmanager
-    def checkout(self, timeout: float | None = None) -> Iterator[Renderer]:
-        """A renderer for the length of a ``with`` block; waits until one is free."""
-        try:
-            renderer = self._free.get(timeout=timeout)
-        except queue.Empty:
-            raise RendererError(f"no renderer came free within {timeout} s (pool of {self.size})") from None
-        try:
-            yield renderer
-        finally:
-            self._free.put(renderer)
-
-
-MOST_IN_POOL: Final = 4096
-
-
-def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
-    """A pool of `size` renderers, made as `create_renderer` makes one."""
-    if whole("the size of a pool", size, least=1) > MOST_IN_POOL:
-        raise RendererError(f"a pool of {size} renderers is more than any machine has threads for")
-    loaded = load_tokenizer(name_or_path)
-    return RendererPool([create_renderer(loaded, renderer, **settings) for _ in range(size)])

@@ -16,7 +16,8 @@ from ..data.sources import Format, Row, find_sources, plan, read_rows
 from ..engines.protocol import Engine, EngineError, SamplingParams
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
-from ..rendering.renderer import Renderer, create_renderer
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import Renderer
 from .batch import grouped, row_task
 from .checks import MOST_SEED, count, seconds
 from .config import Section, load_interaction, load_tools, make_interaction, make_tools, named, read_config
