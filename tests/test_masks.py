@@ -74,7 +74,8 @@ def trl_renderer(name: str) -> tuple[Any, Renderer]:
     templates = templates_of_trl()
     made_up = tokenizer_json_for(*(templates[key] for key in (name, f"{name}_training") if key in templates))
     tokenizer = Tokenizer(made_up, variables=SPECIAL, fast=False)
-    renderer = create_renderer(tokenizer, "default", chat_template=templates[name], control_tokens="hf_compat")
+    as_the_oracle: dict[str, Any] = {"control_tokens": "hf_compat", "messages": "as_given"}
+    renderer = create_renderer(tokenizer, "default", chat_template=templates[name], **as_the_oracle)
     return tokenizers.Tokenizer.from_str(made_up), renderer
 
 
