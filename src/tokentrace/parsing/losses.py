@@ -18,8 +18,8 @@ from typing import Any
 from ..conversation.forms import texts_of
 from ..formats.grammar import Style, TurnGrammar, Value
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, FieldPath
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
 from .values import Tools, read_value
 
 
@@ -64,15 +64,15 @@ def find_losses(
     ]
 
 
-Spans = list[tuple[int, int, Origin]]
+Spans = list[tuple[int, int, FieldPath]]
 
 
 def _spans_by_message(rendering: Rendering) -> dict[int, Spans]:
     """Where the fields of each message stand: start, end, and the path inside of the message."""
     found: dict[int, Spans] = {}
     for start, end, origin in zip([0, *rendering.ends], rendering.ends, rendering.origins, strict=False):
-        if origin is not None and origin[0] == "messages" and len(origin) > 2:
-            found.setdefault(int(origin[1]), []).append((start, end, origin[2:]))
+        if origin is not None and origin.message is not None and origin.path:
+            found.setdefault(origin.message, []).append((start, end, origin.path))
     return found
 
 

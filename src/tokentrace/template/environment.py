@@ -447,7 +447,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                 if kind in TRACED_TYPES:
                     return value
                 if kind is str:
-                    value = traced(value, (*obj.origin, attribute))
+                    value = traced(value, obj.origin.at(attribute))
                     dict.__setitem__(obj, attribute, value)
                     return value
                 return self.undefined(obj=obj, name=attribute) if value is _MISSING else obj[attribute]
