@@ -1,4 +1,4 @@
-"""The public names and where each is defined. `__init__.py` reads this file; a name is declared nowhere else."""
+"""The public names and where each is defined. `lazy.py` reads this file; a name is declared nowhere else."""
 
 from .compare.breaks import Break as Break
 from .compare.breaks import BreakCause as BreakCause
@@ -85,6 +85,6 @@ from .trajectory import TrajectoryFile as TrajectoryFile
 from .trajectory import Turn as Turn
 from .trajectory import load_trajectory as load_trajectory
 from .trajectory import save_trajectory as save_trajectory
+from .version import __version__ as __version__
 
-__version__: str
 __all__: list[str]
