@@ -177,7 +177,7 @@ class _Writer:
         for index, key in enumerate(keys):
             self.write(between if index else opening, origin)
             name = _key(key)
-            key_origin = value.origin.at(name, KEY) if own else getattr(key, "origin", origin)  # type: ignore[attr-defined]
+            key_origin = Origin(value.origin + (name, KEY)) if own else getattr(key, "origin", origin)  # type: ignore[attr-defined]
             self.string(name, key_origin)
             self.write(self.colon, origin)
             self.value(value[key], inner, origin)

@@ -11,8 +11,6 @@ FieldPath: TypeAlias = tuple[str | int, ...]
 KEY: Final = "<key>"
 """Last element of the origin of a dict's key, as against its value."""
 
-_TURN: Final = "@turn"
-
 
 class Origin(FieldPath):
     """Where text came from: a path such as ``("messages", 2, "content")``, equal to that plain tuple.
@@ -32,14 +30,9 @@ class Origin(FieldPath):
         """The origin of a field of a message."""
         return cls(("messages", message, *path))
 
-    @classmethod
-    def of_turn(cls, message: int) -> Origin:
-        """Scaffold that is known to belong to a message. It stands in buffers of a template, never in a `Rendering`."""
-        return cls((_TURN, message))
-
     def at(self, *keys: Any) -> Origin:
         """The origin of what lies inside: of an item of a list, a value of a dict."""
-        return Origin((*self, *keys))
+        return Origin(self + keys)
 
     def renumbered(self, numbers: Sequence[int]) -> Origin:
         """The same place in a conversation where message i is number ``numbers[i]``."""
@@ -52,7 +45,7 @@ class Origin(FieldPath):
     @property
     def message(self) -> int | None:
         """The index of the message it came from; None if it came from no message, or from the whole list of them."""
-        return int(self[1]) if self[0] == "messages" and len(self) > 1 else None
+        return self[1] if len(self) > 1 and self[0] == "messages" else None  # type: ignore[return-value]
 
     @property
     def path(self) -> FieldPath:
@@ -73,10 +66,15 @@ class Origin(FieldPath):
     def is_key(self) -> bool:
         return self[-1] == KEY
 
+
+class TurnScaffold(Origin):
+    """Scaffold that belongs to a message's turn: only in the buffers of a template, never in a `Rendering`."""
+
+    __slots__ = ()
+
     @property
-    def turn(self) -> int | None:
-        """The message whose scaffold it is (see `of_turn`)."""
-        return int(self[1]) if self[0] == _TURN else None
+    def turn(self) -> int:
+        return int(self[1])
 
 
 UNKNOWN: Final = Origin(("?",))

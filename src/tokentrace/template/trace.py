@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..errors import TemplateLimitError
 from .budget import MAX_PIECES, Budget, check_size
-from .origin import Origin
+from .origin import Origin, TurnScaffold
 from .traced import TracedDict, TracedStr, join_traced, text_of, traced
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
@@ -72,8 +72,8 @@ class Trace:
         kind = type(item)
         if kind is TracedDict:
             origin = item.origin
-            if len(origin) == 2 and origin.message is not None:
-                return self._begin(origin.message, item)
+            if len(origin) == 2 and origin[0] == "messages":  # `origin.message`, spelled out: the hottest line there is
+                return self._begin(origin[1], item)  # type: ignore[arg-type]
         elif kind is dict:
             return self._rebuilt(item)
         elif len(self.stack) == 1 and self.stack[0] == -1:
@@ -131,7 +131,7 @@ def join_buffer(parts: Iterable[Any]) -> TracedStr:
     for part in parts:
         kind = type(part)
         if kind is Mark:
-            owner = Origin.of_turn(part.message)
+            owner = TurnScaffold(("@turn", part.message))
             continue
         text = part if kind is str else text_of(part)
         if type(text) is str and owner is not None:
@@ -247,7 +247,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
         is_wide = not piece.isascii()
         for end, origin in piece.runs:
             turn = current
-            if origin is not None and origin.turn is not None:
+            if type(origin) is TurnScaffold:
                 turn, origin = origin.turn, None
             if origin == last_origin and turn == last_turn:
                 ends[-1] = at + end
