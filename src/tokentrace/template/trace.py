@@ -73,7 +73,7 @@ class Trace:
         if kind is TracedDict:
             origin = item.origin
             if len(origin) == 2 and origin[0] == "messages":  # `origin.message`, spelled out: the hottest line there is
-                return self._begin(origin[1], item)  # type: ignore[arg-type]
+                return self._begin(origin[1], item)
         elif kind is dict:
             return self._rebuilt(item)
         elif len(self.stack) == 1 and self.stack[0] == -1:
