@@ -11,7 +11,7 @@ import pytest
 
 from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS
-from tests.support import JINJA_FAMILIES, SPECIAL, per_vocabulary, some, tokenizer_json_for
+from tests.support import JINJA_FAMILIES, SPECIAL, per_family, some, tokenizer_json_for
 from tokentrace import Change, RenderedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
 
 NEVER_SHOW = {
@@ -21,7 +21,7 @@ NEVER_SHOW = {
 """Families whose templates never show ``reasoning_content``, in any turn of any conversation."""
 
 
-@per_vocabulary
+@per_family
 def renderer(family: str, setting: str = "") -> Renderer:
     source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
     tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
