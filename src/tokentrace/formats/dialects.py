@@ -1,13 +1,12 @@
-"""Dialects: the ways of writing tool calls and reasoning that are in use, under the names they go by.
+"""Dialects: the ways of writing tool calls and reasoning that are in use, by name.
 
-A template usually shows its own (`study.derive`). A dialect is for those that do not: it is chosen by name, as
+A template usually shows its own (`study.derive`). A dialect is for templates that do not: it is chosen by name, as
 inference servers choose theirs, and works both ways: `Dialect.format` writes calls, the parser reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -258,31 +257,21 @@ REASONING: Final[Mapping[str, Frame | None]] = {
 """Ways of setting off reasoning, by name."""
 
 _REASONING_SERVED_AS: Final = {
-    "qwen3": "think",
-    "deepseek_r1": "think",
-    "deepseek_v3": "think",
-    "glm45": "think",
-    "kimi_k2": "think",
-    "minimax_m2": "think",
-    "nemotron_v3": "think",
+    **dict.fromkeys(("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3"), "think"),
     "mistral": "brackets",
     "seed_oss": "seed-think",
 }
 """What inference servers call them."""
 
 
-@functools.cache
-def _by_any_name() -> dict[str, Dialect]:
-    served = {name: dialect for dialect in _DIALECTS for name in dialect.served_as}
-    return {**served, **DIALECTS}
+_BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
 
 def find_dialect(name: str) -> Dialect:
     """A dialect by its name, or by that of an inference server."""
-    found = _by_any_name().get(name)
-    if found is None:
-        raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_by_any_name()))}")
-    return found
+    if name not in _BY_ANY_NAME:
+        raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
+    return _BY_ANY_NAME[name]
 
 
 def find_reasoning(name: str) -> Frame | None:
@@ -304,30 +293,21 @@ def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | No
     return None
 
 
+_DELIMITERS: Final = (
+    *("section_open", "section_close", "open", "begin", "end", "close"),
+    *("key_open", "value_open", "string_open", "value_close"),
+)
+
+
 def _core(calls: CallGrammar) -> CallGrammar:
     """What has to be the same for two grammars to read the same calls: all but white space and spelling."""
-    return dataclasses.replace(
-        calls,
-        before="",
-        after="",
-        separator="",
-        section_open=_squeezed(calls.section_open),
-        section_close=_squeezed(calls.section_close),
-        open=_squeezed(calls.open),
-        head=tuple((_squeezed(lead), field) for lead, field in calls.head),
-        begin=_squeezed(calls.begin),
-        end=_squeezed(calls.end),
-        close=_squeezed(calls.close),
-        key_open=_squeezed(calls.key_open),
-        value_open=_squeezed(calls.value_open),
-        string_open=_squeezed(calls.string_open),
-        value_close=_squeezed(calls.value_close),
-        others=Value.JSON,
-        ascii=False,
-    )
+    unspaced = {name: _unspaced(getattr(calls, name)) for name in _DELIMITERS}
+    head = tuple((_unspaced(lead), field) for lead, field in calls.head)
+    changed: dict[str, Any] = {**unspaced, "head": head, "others": Value.JSON, "ascii": False}
+    return dataclasses.replace(calls, before="", after="", separator="", **changed)
 
 
-def _squeezed(text: str) -> str:
+def _unspaced(text: str) -> str:
     return "".join(text.split())
 
 
@@ -365,7 +345,7 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
 
 
 def _lacking(calls: CallGrammar) -> list[str]:
-    """Parts without which calls of a style are not to be read."""
+    """What is missing from a grammar, without which calls of its style cannot be read."""
     fields = {*(field for field, _ in calls.keys), *(field for _, field in calls.head)}
     named = calls.named_key or calls.style is Style.PYTHON or "name" in fields or (calls.id_is_name and "id" in fields)
     found = {

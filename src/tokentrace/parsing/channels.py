@@ -48,14 +48,6 @@ _WORD: Final = re.compile(rb"[^\s\xff]+|\xff[\x80-\xbf]{4}")
 """A word of a header, or a control token."""
 
 
-class _FreeAttempt(Attempt):
-    """A call of a tool that need not be given JSON."""
-
-    def blame(self, status: CallStatus, problem: str) -> None:
-        if status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
-            super().blame(status, problem)
-
-
 class _Word(NamedTuple):
     text: bytes
     start: int
@@ -177,7 +169,7 @@ class ChannelParser:
 
     def _foreign(self) -> Reading[Found | None]:
         found = yield from self.reader.find(self._to_stop, self.output.content)
-        self.output.settle()
+        self.output.end_text()
         return found
 
     def _stray(self, header: _Header, begun: int, *, cut: bool) -> int:
@@ -186,7 +178,7 @@ class ChannelParser:
         if not stray or (cut and stray[0].stop == header.stop and self._to.startswith(stray[0].text)):
             return begun
         self.output.content(stray[0].start, header.stray_stop)
-        self.output.settle()
+        self.output.end_text()
         return header.stray_stop
 
     def _without_body(self, header: _Header, begun: int, found: Found | None) -> None:
@@ -198,13 +190,13 @@ class ChannelParser:
             attempt = self.output.start_call(begun)
             assert header.recipient is not None
             if found is not None:
-                attempt.blame(CallStatus.MALFORMED, "the call breaks off before its arguments")
+                attempt.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
             if found is not None or header.recipient.stop < header.stop:
                 self._name(attempt, header.tool)  # else there may be more of it
             self._finish(attempt, found)
         elif len(header.types) > (found is None):
             self._say(header)(header.types[0].start, header.stop)
-            self.output.settle()
+            self.output.end_text()
 
     # -- messages
 
@@ -219,7 +211,7 @@ class ChannelParser:
         say = self._say(header)
         start = self.reader.at
         found = yield from self.reader.find(self._in_body, say)
-        self.output.settle()
+        self.output.end_text()
         if say == self.output.reasoning and start == self.reader.at > self.output.base:
             self.output.blank_reasoning = True
         if found is None and say == self.output.reasoning:
@@ -228,11 +220,10 @@ class ChannelParser:
 
     def _call(self, header: _Header, tool: bytes, begun: int) -> Reading[Found | None]:
         output = self.output
-        free = not self._takes_json(header, tool)
-        attempt = (_FreeAttempt if free else Attempt)(len(output.calls), begun)
+        attempt = Attempt(len(output.calls), begun, takes_json=self._takes_json(header, tool))
         output.announce(attempt)
         self._name(attempt, tool)
-        say, done = output.arguing(attempt)
+        say, done = output.arguments_sink(attempt)
         found = yield from self.reader.find(self._in_body, say)
         done()
         self._finish(attempt, found)
@@ -252,9 +243,9 @@ class ChannelParser:
     def _finish(self, attempt: Attempt, found: Found | None) -> None:
         """A call ends: at what closes a message, or at what comes instead."""
         if found is None:
-            attempt.blame(CallStatus.TRUNCATED, "the completion ends inside the call")
+            attempt.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
             self.output.open = PartKind.TOOL_CALL
         elif found.kind == "start":
-            attempt.blame(CallStatus.UNCLOSED, "another message begins inside the call")
+            attempt.fail(CallStatus.UNCLOSED, "another message begins inside the call")
         closed = found is not None and found.kind != "start"
         self.output.finish_call(attempt, found.stop if found is not None and closed else self.reader.at)
