@@ -126,7 +126,10 @@ def _value(node: ast.expr) -> Any:
         if not all(isinstance(key, str) for key in keys):
             raise ValueError("a key is not a string")
         return dict(zip(keys, map(_value, node.values), strict=True))
-    return ast.literal_eval(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # its text names the object in memory, another one each time
+        raise ValueError("a value is not a literal") from None
 
 
 class _Braces:

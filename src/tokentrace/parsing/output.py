@@ -14,7 +14,7 @@ from typing import Any, Final
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from .marked import MarkedBytes
 from .reader import Reader, Say
-from .response import CallStatus, ParsedToolCall, Part, PartKind, TokenRange
+from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, TokenRange
 from .values import Tools, read_json
 
 _SEVERITY: Final = (
@@ -81,7 +81,7 @@ class Output:
         self.base = base
         self.tools = tools
         self.events: list[Event] = []
-        self.parts: list[Part] = []
+        self.parts: list[ParsedPart] = []
         self.calls: list[ParsedToolCall] = []
         self.starts: list[int] = []
         """Where each token begins."""
@@ -138,7 +138,7 @@ class Output:
             return
         self._tell(self._decoder.decode(b"", final=True))
         self._decoder.reset()
-        self.parts.append(Part(self._kind, "".join(self._texts), self.span(self._begun, self._stop)))
+        self.parts.append(ParsedPart(self._kind, "".join(self._texts), self.span(self._begun, self._stop)))
         self._kind, self._texts = None, []
 
     # -- calls
@@ -226,8 +226,9 @@ class Output:
             span=self.span(attempt.start, stop),
         )
         self.calls.append(call)
-        lead = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""
-        self.parts.append(Part(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead if lead.isspace() else ""))
+        between = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""
+        lead = between if between.isspace() else ""
+        self.parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
         self._stop = stop
         self.events.append(CallFinished(call.index, call))
 
