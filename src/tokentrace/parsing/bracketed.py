@@ -98,7 +98,7 @@ class BracketReader:
         try:
             values, stop = _Braces(text, self.calls.grammar.quote).value(0, 0)
         except ValueError as error:
-            attempt.fail(CallStatus.MALFORMED, f"the arguments are not to be read: {error}")
+            attempt.fail(CallStatus.MALFORMED, f"the arguments cannot be read: {error}")
             return
         if not isinstance(values, dict) or text[stop:].strip():
             attempt.fail(CallStatus.MALFORMED, "the arguments are not an object")

@@ -67,17 +67,16 @@ class CallParser:
     def _ends_after(self, pad: bytes) -> Reading[bool]:
         """Whether only white space that the grammar writes comes before the end."""
         reader = self.reader
-        for stop in self._stops:
-            if (yield from reader.sees(pad + stop)):
-                return True
+        if (yield from reader.sees_any(pad + stop for stop in self._stops)):
+            return True
         return reader.ended and reader.data.startswith(pad, reader.at) and reader.at + len(pad) == len(reader.data)
 
     def _section(self) -> Reading[None]:
         """A section: calls, white space, and text that is content all the same. Without a call it is an attempt."""
         calls, reader, output = self.calls, self.reader, self.output
         begun, found_any = reader.at, False
-        past = yield from reader.sees_all(calls.section_open)
-        reader.at = past if past is not None else reader.at + len(calls.section_open[0])
+        if not (yield from reader.skip_all(calls.section_open)):
+            reader.at += len(calls.section_open[0])
         while True:
             at = yield from self._past_separator()
             if self.style is Style.PYTHON and not calls.open and (yield from self._bracketed.begins(at)):
@@ -93,8 +92,8 @@ class CallParser:
             if found is None or found.kind in ("stop", "reopened"):
                 break
             if found.kind == "closed":
-                past = yield from reader.sees_all(calls.section_close)
-                reader.at = past if past is not None else found.stop
+                if not (yield from reader.skip_all(calls.section_close)):
+                    reader.at = found.stop
                 break
             if not found_any:
                 output.content(text, reader.at)
@@ -159,11 +158,8 @@ class CallParser:
                 return found
             output.finish_call(attempt, reader.at)
             found, start = True, reader.at
-            if calls.section_close:
-                past = yield from reader.sees_all(calls.section_close)
-                if past is not None:
-                    reader.at = past
-                    return True
+            if calls.section_close and (yield from reader.skip_all(calls.section_close)):
+                return True
             at = yield from self._past_separator()
 
     def _bare_call(self, attempt: Attempt) -> Reading[bool]:
@@ -184,8 +180,8 @@ class CallParser:
         """What stands between the opening and the closing of a call: one, or several where the grammar allows it."""
         calls, reader = self.calls, self.reader
         start = reader.at
-        past = yield from reader.sees_all(calls.open)
-        reader.at = past if past is not None else reader.at + len(calls.open[0])
+        if not (yield from reader.skip_all(calls.open)):
+            reader.at += len(calls.open[0])
         yield from self._attempts(start)
 
     def _attempts(self, start: int) -> Reading[None]:
@@ -221,13 +217,12 @@ class CallParser:
         """The fields before the arguments; whether it got to the arguments."""
         calls, reader, output = self.calls, self.reader, self.output
         for (lead, field), marks in zip(calls.head, calls.after_field, strict=True):
-            past = yield from reader.sees_all(lead)
-            if past is None:
+            if not (yield from reader.skip_all(lead)):
                 attempt.fail(CallStatus.MALFORMED, "the call does not begin as calls do")
                 return False
-            reader.at = past
+            start = reader.at
             found = yield from reader.find(marks)
-            text = output.text(past, reader.at).strip()
+            text = output.text(start, reader.at).strip()
             if found is None:
                 text = ""  # there may be more of it
             if field == "name":
@@ -240,11 +235,9 @@ class CallParser:
             if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):
                 attempt.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
                 return False
-        past = yield from reader.sees_all(calls.begin)
-        if past is None:
+        if not (yield from reader.skip_all(calls.begin)):
             attempt.fail(CallStatus.MALFORMED, "something else stands where the arguments should begin")
             return False
-        reader.at = past
         return True
 
     def _closing(self, attempt: Attempt) -> Reading[bool]:
@@ -253,19 +246,16 @@ class CallParser:
         if not calls.finish:
             yield from self._to_its_end(attempt)
             return False
-        past, ended = (yield from reader.sees_all(calls.finish)), None
-        if past is None and calls.end and calls.close:
-            past = yield from reader.sees_all(calls.close)
-            if past is not None:
-                self._missing(attempt, calls.grammar.end)
-            else:
-                ended = yield from reader.sees_all(calls.end)
-                reader.at = ended if ended is not None else reader.at
-        if past is not None:
-            reader.at = past
+        if (yield from reader.skip_all(calls.finish)):
             return False
+        ended = False
+        if calls.end and calls.close:
+            if (yield from reader.skip_all(calls.close)):
+                self._missing(attempt, calls.grammar.end)
+                return False
+            ended = yield from reader.skip_all(calls.end)
         if calls.inner and (yield from self._again()):
-            if calls.end and ended is None:
+            if calls.end and not ended:
                 self._missing(attempt, calls.grammar.end)
             return True
         if self.output.loose and (yield from self._is_whole(attempt, ended)):
@@ -282,27 +272,22 @@ class CallParser:
             json_style = self.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
             status = CallStatus.INVALID_JSON if json_style else CallStatus.MALFORMED
             attempt.fail(status, "there is something else before its closing")
-        past = yield from reader.sees_all(calls.close)
-        reader.at = past if past is not None else found.stop
+        if not (yield from reader.skip_all(calls.close)):
+            reader.at = found.stop
         return False
 
     def _missing(self, attempt: Attempt, piece: str) -> None:
         if not self.output.loose:
             attempt.fail(CallStatus.UNCLOSED, f"{piece.strip()!r} is missing")
 
-    def _is_whole(self, attempt: Attempt, ended: int | None) -> Reading[bool]:
+    def _is_whole(self, attempt: Attempt, ended: bool) -> Reading[bool]:
         """Whether nothing but its closing is missing from a call: servers do without, after JSON only at the end."""
         if attempt.ragged or attempt.problems:
             return False
         if self.style not in (Style.JSON_CALL, Style.JSON_ARGUMENTS):
-            return ended is not None
+            return ended
         at = yield from self.reader.past_space()
-        if at == len(self.reader.data):
-            return True
-        for stop in self._stops:
-            if (yield from self.reader.sees(stop, at)):
-                return True
-        return False
+        return at == len(self.reader.data) or (yield from self.reader.sees_any(self._stops, at))
 
     def _to_its_end(self, attempt: Attempt) -> Reading[None]:
         """A call without a closing ends where its JSON does; if that is broken, at what ends calls early."""

@@ -64,15 +64,12 @@ class PairReader:
         """Arguments, until something else comes."""
         calls, reader = self.calls, self.reader
         attempt.values = {}
-        while True:
-            past = yield from reader.sees_all(calls.key_open)
-            if past is None:
-                if not (yield from self._past_junk(attempt)):
-                    break
+        goes_on = True
+        while goes_on:
+            if (yield from reader.skip_all(calls.key_open)):
+                goes_on = yield from self._pair(attempt)
             else:
-                reader.at = past
-                if not (yield from self._pair(attempt)):
-                    break
+                goes_on = yield from self._past_junk(attempt)
         self._end(attempt)
 
     def _past_junk(self, attempt: Attempt) -> Reading[bool]:
@@ -123,17 +120,15 @@ class PairReader:
         if found.kind != "value":
             attempt.fail(CallStatus.UNCLOSED, f"the argument {key!r} is not closed")
             return found.kind.startswith("key ")
-        past = yield from reader.sees_all(calls.value_close)
-        reader.at = past if past is not None else found.stop
+        if not (yield from reader.skip_all(calls.value_close)):
+            reader.at = found.stop
         return True
 
     def _opening(self, attempt: Attempt, key: str) -> Reading[tuple[bool, bool | None]]:
         """Go past what opens a value; whether one follows, and whether it is said to be a string, if that is said."""
         calls, reader = self.calls, self.reader
         for pieces, lead, says_string in calls.value_opens:
-            past = yield from reader.sees_all(pieces)
-            if past is not None:
-                reader.at = past
+            if (yield from reader.skip_all(pieces)):
                 yield from reader.skip(lead)
                 if len(calls.value_opens) > 1:
                     return True, says_string

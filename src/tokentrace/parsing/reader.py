@@ -95,6 +95,13 @@ class Reader:
                 return False
             yield
 
+    def sees_any(self, marks: Iterable[bytes], at: int | None = None) -> Reading[bool]:
+        """Whether one of `marks` stands at a position."""
+        for mark in marks:
+            if (yield from self.sees(mark, at)):
+                return True
+        return False
+
     def sees_all(self, pieces: Iterable[bytes], at: int | None = None) -> Reading[int | None]:
         """Where a delimiter that stands at a position ends, white space within it being free; None if it does not."""
         at = self.at if at is None else at
@@ -104,6 +111,12 @@ class Reader:
                 return None
             at += len(piece)
         return at
+
+    def skip_all(self, pieces: Iterable[bytes]) -> Reading[bool]:
+        """Go past a delimiter if it stands here; whether it does."""
+        past = yield from self.sees_all(pieces)
+        self.at = past if past is not None else self.at
+        return past is not None
 
     def breaks_off(self, pieces: Iterable[bytes]) -> bool:
         """Whether all there will be ends inside a delimiter."""
@@ -179,7 +192,7 @@ class Reader:
                 yield
                 continue
             byte, here, at = data[at], at, at + 1
-            if byte == _CONTROL and (quote or not notation.strict) and not (yield from self._any(ends, here)):
+            if byte == _CONTROL and (quote or not notation.strict) and not (yield from self.sees_any(ends, here)):
                 continue
             broken = False
             if quote:
@@ -197,9 +210,3 @@ class Reader:
                 if say is not None:
                     say(said, self.at)
                 return not broken
-
-    def _any(self, marks: Iterable[bytes], at: int) -> Reading[bool]:
-        for mark in marks:
-            if (yield from self.sees(mark, at)):
-                return True
-        return False
