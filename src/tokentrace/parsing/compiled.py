@@ -87,39 +87,39 @@ class CompiledCalls:
 
     def _find_marks(self, stops: Iterable[bytes]) -> None:
         """The marks to look for in each place."""
+
+        def first(kind: str, *delimiters: Pieces) -> list[tuple[str, bytes]]:
+            return [(kind, delimiter[0]) for delimiter in delimiters if delimiter]
+
+        style = self.grammar.style
         stopping = [("stop", stop) for stop in stops]
-        ends = [*self.section_open[:1], *self.open[:1], *self.section_close[:1]]
-        self.hard_marks = [*stopping, *(("hard", piece) for piece in ends if unforgeable(piece))]
+        ends = first("hard", self.section_open, self.open, self.section_close)
+        self.hard_marks = [*stopping, *(end for end in ends if unforgeable(end[1]))]
         """What ends a call wherever it stands."""
-        finish = [piece for piece in self.finish if unforgeable(piece)]
-        self.hard_pieces = [piece for _, piece in self.hard_marks] + finish
+        self.hard_pieces = [piece for _, piece in self.hard_marks]
+        self.hard_pieces += [piece for piece in self.finish if unforgeable(piece)]
         self.hard = Marks(self.hard_marks)
-        self.to_close = Marks([*(("close", piece) for piece in self.close[:1]), *self.hard_marks])
-        ending = [("end", piece) for piece in (*self.end[:1], *self.close[:1])]
-        self.to_end = Marks([*ending, *self.hard_marks])
-        body = (b"{",) if self.grammar.style is Style.JSON_ARGUMENTS else self.key_open
+        self.to_close = Marks([*first("close", self.close), *self.hard_marks])
+        ending = [*first("end", self.end, self.close), *self.hard_marks]
+        self.to_end = Marks(ending)
+        body = (b"{",) if style is Style.JSON_ARGUMENTS else self.key_open
         follows = [lead for lead, _ in self.head[1:]] + [self.begin or body]
-        self.after_field = [
-            Marks([*(("next", piece) for piece in following[:1]), *ending, *self.hard_marks]) for following in follows
-        ]
-        self.to_key = Marks([*(("key", piece) for piece in self.key_open[:1]), *ending, *self.hard_marks])
-        opening = [("value", pieces[0]) for pieces, _, _ in self.value_opens]
-        self.to_value = Marks([*opening, *self.hard_marks])
-        self.to_value_close = Marks([*(("value", piece) for piece in self.value_close[:1]), *self.hard_marks])
+        self.after_field = [Marks([*first("next", following), *ending]) for following in follows]
+        self.to_key = Marks([*first("key", self.key_open), *ending])
+        self.to_value = Marks([*first("value", *(opening for opening, _, _ in self.value_opens)), *self.hard_marks])
+        self.to_value_close = Marks([*first("value", self.value_close), *self.hard_marks])
         sequences = [self.finish, self.finish + self.section_close, self.finish + self.another]
         self.sure_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
         """What is certain to end a call even where an argument was not closed."""
-        braces = [("quote", self.quote), ("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
-        self.in_braces = Marks([*braces, *self.hard_marks])
+        brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
+        self.in_braces = Marks([("quote", self.quote), *brackets, *self.hard_marks])
         self.in_quotes = Marks([("quote", self.quote), *self.hard_marks])
         closers = (self.end[:1], self.close[:1], self.section_close[:1])
-        self.after_value = [self.key_open, *closers, self.another, *((piece,) for piece in self.hard_pieces)]
-        self.after_value = [some for some in self.after_value if some]
+        follows = [self.key_open, *closers, self.another, *((piece,) for piece in self.hard_pieces)]
+        self.after_value = [some for some in follows if some]
         """What may come after the closing of an argument."""
-        begins = self.open[:1] or self.head[0][0][:1] if self.head or self.open else ()
-        if not begins:
-            begins = (b"{",) if self.grammar.style is Style.JSON_CALL else ()
-        marks = [("closed", piece) for piece in self.section_close[:1]] + [("open", piece) for piece in begins]
+        begins = self.another or ((b"{",) if style is Style.JSON_CALL else ())
+        marks = [*first("closed", self.section_close), *first("open", begins)]
         if self.section_open and unforgeable(self.section_open[0]):
             marks.append(("reopened", self.section_open[0]))
         self.in_section = Marks([*marks, *stopping])
