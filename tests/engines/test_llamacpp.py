@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.engines.support import Fake, json_reply, recording
-from tokentrace.engines.answers import collected
 from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
 from tokentrace.engines.protocol import (
     Capabilities,
@@ -20,6 +19,7 @@ from tokentrace.engines.protocol import (
     FinishReason,
     LogprobKind,
     SamplingParams,
+    collected,
 )
 
 RAW = Capabilities("llama.cpp", max_length=4096, vocab_size=1024, logprobs=LogprobKind.RAW)

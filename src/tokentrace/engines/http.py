@@ -33,10 +33,12 @@ from email.utils import parsedate_to_datetime
 from functools import reduce
 from itertools import count
 from time import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ..errors import shown
+from ..settings import limit, number, whole
+from .answers import AnswerReader
 from .protocol import Delta, EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .sse import EventReader
 
@@ -82,53 +84,26 @@ class HTTPSettings:
     """Whether to use the proxies that the environment names."""
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "read_timeout", "total_timeout", "longest_answer", "longest_event"):
-            _check_limit(name, getattr(self, name), above=0)
+        for name in ("connect_timeout", "read_timeout", "total_timeout"):
+            limit(name, getattr(self, name), error=EngineError)
+        for name in ("longest_answer", "longest_event"):
+            limit(name, getattr(self, name), unit="bytes", error=EngineError)
         for name in ("backoff", "longest_backoff", "longest_retry_after"):
-            _check_limit(name, getattr(self, name), above=None)
-        for name, least in (("connections", 1), ("retries", 0)):
-            value = getattr(self, name)
-            if value is None and name == "connections":
-                continue
-            if type(value) is not int or not least <= value < 2**31:
-                raise EngineError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+            number(name, getattr(self, name), 0, 2**63, EngineError)
+        whole("retries", self.retries, least=0, most=2**31, error=EngineError)
+        if self.connections is not None:
+            whole("connections", self.connections, least=1, most=2**31, error=EngineError)
         if not isinstance(self.headers, Mapping):
             raise EngineError(f"headers must be a mapping of names to values, not {type(self.headers).__name__}")
         for name, value in self.headers.items():
             if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-                raise EngineError(f"headers: {shown(name)} is no name of a header")
+                raise EngineError(f"headers: {shown(name)} cannot be the name of a header")
             if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
                 raise EngineError(f"headers: the value of {name} is not shown here; it must be printable ASCII text")
 
 
-def _check_limit(name: str, value: Any, *, above: int | None) -> None:
-    if value is None and above is not None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (above or 0) <= value < 2**63:
-        raise EngineError(f"{name} must be a number of at least 0, not {shown(value)}")
-    if value == above:
-        raise EngineError(f"{name} must be more than 0; None is no limit")
-
-
-class StreamReader(Protocol):
-    """Makes pieces of a completion out of the events of one stream."""
-
-    count: int
-    """How many ids arrived."""
-    finished: bool
-    """Whether the reason why it ended has arrived."""
-
-    def feed(self, answer: Any) -> Delta | None:
-        """The piece that an event brings; None where it brings no ids. The last piece is held back."""
-        ...
-
-    def close(self) -> Delta:
-        """The last piece."""
-        ...
-
-
 class _Lost(Exception):  # noqa: N818
-    """A try that came to nothing."""
+    """One try failed. The next may not, unless a part of a good answer was `accepted`."""
 
     def __init__(self, reason: str, *, wait: float | None = None, again: bool = True, accepted: bool = False) -> None:
         self.wait = wait
@@ -187,7 +162,7 @@ class Connection:
             )
             self._client.build_request("GET", self.base_url)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise EngineError(f"{self.base_url!r} is no address of a server: {error}") from error
+            raise EngineError(f"{self.base_url!r} is not the address of a server: {error}") from error
 
     async def get(self, path: str) -> Any:
         """The JSON value at a path."""
@@ -208,7 +183,7 @@ class Connection:
         except EngineRefusal:
             return None
 
-    async def stream(self, path: str, body: bytes, make: Callable[[], StreamReader]) -> AsyncGenerator[Delta]:
+    async def stream(self, path: str, body: bytes, make: Callable[[], AnswerReader]) -> AsyncGenerator[Delta]:
         """The pieces of a streamed answer. Closing the iterator closes the connection."""
         for tries in count():
             reader = make()
@@ -325,7 +300,7 @@ class Connection:
     # -- what the server says
 
     async def _body(self, path: str, response: httpx2.Response) -> bytes:
-        """A whole answer; of one that is none, the beginning."""
+        """A whole answer; of a refusal, the beginning."""
         pieces: list[bytes] = []
         size = 0
         limit = self.settings.longest_answer if response.is_success else _ERROR_BYTES
@@ -383,7 +358,7 @@ class Connection:
             return json.loads(answer)
         except (ValueError, RecursionError) as error:
             begins = _short(self._hidden(answer[:_ERROR_BYTES].decode("utf-8", "replace")))
-            raise EngineAnswerError(f"{self.base_url}{path}: the answer is no JSON: {begins!r}") from _plain(error)
+            raise EngineAnswerError(f"{self.base_url}{path}: the answer is not JSON: {begins!r}") from _plain(error)
 
     def _said(self, answer: bytes) -> str:
         """A server's own words about what went wrong."""
@@ -414,18 +389,25 @@ def _plain(error: Exception) -> Exception:
     return ValueError(str(error)) if isinstance(error, ValueError) else error
 
 
+def shown_address(given: str) -> str:
+    """An address as errors show it: without user, password, query and fragment."""
+    rest = re.split(r"[?#]", given.rpartition("@")[2])[0]
+    scheme = given.partition("://")[0]
+    return f"{scheme}://{rest}" if "@" in given and scheme in ("http", "https") else rest
+
+
 def _address(given: Any) -> tuple[str, str | None]:
     """An address without its user and password, and the header that says them."""
     if not isinstance(given, str):
         raise EngineError(f"the address of a server is a str such as 'http://127.0.0.1:8000', not {shown(given)}")
-    public = re.split(r"[?#]", given.rpartition("@")[2])[0]
     try:
         parts = urlsplit(given)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:  # its words may hold the password
         is_right = False
+    public = shown_address(given)
     if not is_right:
-        raise EngineError(f"{public!r} is no address of a server: one is 'http://host:port', or https")
+        raise EngineError(f"{public!r} is not the address of a server: one is 'http://host:port', or https")
     if parts.query or parts.fragment:
         raise EngineError(f"{public!r}: an address has no query and no fragment; send keys in HTTPSettings.headers")
     user, at, host = parts.netloc.rpartition("@")

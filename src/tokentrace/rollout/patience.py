@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..engines.protocol import EngineError, EngineUnavailable
+from ..errors import InputError
+from ..settings import limit
 from .checks import count
-from .checks import seconds as checked_seconds
 
 Answer = TypeVar("Answer")
 
@@ -67,9 +68,9 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        self.seconds: Final = checked_seconds("patience", seconds, zero=True)
-        self._pause: Final = checked_seconds("pause", pause) or 0.0
-        self._longest: Final = checked_seconds("longest_pause", longest_pause) or 0.0
+        self.seconds: Final = limit("patience", seconds, zero=True, error=InputError)
+        self._pause: Final = limit("pause", pause, error=InputError) or 0.0
+        self._longest: Final = limit("longest_pause", longest_pause, error=InputError) or 0.0
         self._tries: Final = count("tries", tries)
         self._notice: Final = notice or (lambda _: None)
         self._clock: Final = clock
