@@ -1,4 +1,4 @@
-"""The public names and where each is defined. `__init__.py` reads this file; a name is declared nowhere else."""
+"""The public names and where each is defined. `lazy.py` reads this file; a name is declared nowhere else."""
 
 from .compare.breaks import Break as Break
 from .compare.breaks import BreakCause as BreakCause
@@ -33,12 +33,12 @@ from .formats.dialects import Dialect as Dialect
 from .formats.grammar import CallGrammar as CallGrammar
 from .formats.grammar import Frame as Frame
 from .formats.grammar import TurnGrammar as TurnGrammar
-from .parsing.losses import Loss as Loss
-from .parsing.losses import LossKind as LossKind
 from .parsing.parser import StreamingParser as StreamingParser
 from .parsing.response import CallStatus as CallStatus
 from .parsing.response import ParsedResponse as ParsedResponse
 from .parsing.response import ParsedToolCall as ParsedToolCall
+from .parsing.unreadable import Unreadable as Unreadable
+from .parsing.unreadable import UnreadableKind as UnreadableKind
 from .rendering.bridged import BridgedTokens as BridgedTokens
 from .rendering.factory import RendererPool as RendererPool
 from .rendering.factory import create_renderer as create_renderer
@@ -85,6 +85,6 @@ from .trajectory import TrajectoryFile as TrajectoryFile
 from .trajectory import Turn as Turn
 from .trajectory import load_trajectory as load_trajectory
 from .trajectory import save_trajectory as save_trajectory
+from .version import __version__ as __version__
 
-__version__: str
 __all__: list[str]

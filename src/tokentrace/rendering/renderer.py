@@ -21,10 +21,10 @@ from ..errors import InputError, RendererError, TemplateError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.losses import Loss, find_losses
 from ..parsing.parser import StreamingParser, called_functions, parse
 from ..parsing.proof import MISREAD, PROOFS, misread
 from ..parsing.response import ParsedResponse, ReadAs
+from ..parsing.unreadable import Unreadable, find_unreadable
 from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
 from ..settings import choose, flag
@@ -458,14 +458,14 @@ class Renderer:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
         return self._compiled(self._for(tools)).grammar
 
-    def find_losses(self, messages: Any, *, tools: Any = None) -> list[Loss]:
-        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.losses`."""
+    def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
+        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.unreadable`."""
         rendered = self._render(messages, tools, False)
         learned = self._for(tools)
         compiled = self._compiled(learned)
         spelled = compiled.delimiters(self._spellable(learned))
         conversation = self.adapt_messages(messages, tools=tools).messages
-        return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
+        return find_unreadable(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = schemas_of(check_tools(tools))

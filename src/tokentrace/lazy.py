@@ -1,0 +1,28 @@
+"""Public names, loaded on first use. Each package declares them once, in the stub beside its ``__init__.py``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def load_on_use(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the imports of its stub.
+
+    `import tokentrace` then costs next to nothing, and an optional dependency is needed only by what uses it.
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [statement for statement in stub.body if isinstance(statement, ast.ImportFrom)]
+    homes = {name.name: f"{'.' * line.level}{line.module}" for line in imports for name in line.names}
+    namespace = importlib.import_module(package).__dict__
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = namespace[name] = getattr(importlib.import_module(homes[name], package), name)
+        return value
+
+    return load, lambda: sorted({*namespace, *homes}), sorted(homes)
