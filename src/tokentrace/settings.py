@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -103,3 +105,10 @@ def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceEr
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise error(f"{name} must be a {kinds}, not {shown(value)}")
     return value
+
+
+def nearest(name: object, names: Iterable[str]) -> str:
+    """A hint for a name that is not there: the one that was probably meant, or all that there are."""
+    known = list(names)
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"

@@ -147,7 +147,7 @@ def test_an_answer_that_is_no_completion_is_an_error(change: Any, words: str) ->
 def test_what_is_no_probability_is_an_error(prob: Any) -> None:
     answer = recording("llamacpp_completion_eos")["response"]
     answer["completion_probabilities"] = [{"id": 1002, "prob": prob}]
-    with pytest.raises(EngineAnswerError, match="no probability"):
+    with pytest.raises(EngineAnswerError, match="cannot be the probability"):
         whole(answer, capabilities=PROCESSED)
 
 

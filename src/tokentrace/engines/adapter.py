@@ -129,7 +129,7 @@ async def probed_kind(
     likely* one, which is the same token at every temperature; that of the sampled one would tell nothing. Raw logprobs
     do not move with the temperature; two prompts must show it, since a tie of two tokens moves as little. Those that do
     move also move with `top_k` if they are of the distribution sampled from. Where a prompt does not tell, because the
-    model is all but sure of what follows, the next id is tried.
+    model is nearly certain of what follows, the next id is tried.
     """
     if said is not None:
         return choose(LogprobKind, "logprobs", said, EngineError)

@@ -1,6 +1,6 @@
 """What is sent to an engine and what it returns, checked. Pure: no I/O.
 
-Requests are refused before they are sent where an engine is known to clip them or to die of them. Answers are taken
+A request that an engine is known to cut short, or to crash on, is refused before it is sent. Answers are taken
 as they are or not at all: `EngineAnswerError` names the field.
 """
 
@@ -38,8 +38,8 @@ from .protocol import (
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:
     """The request, its prompt as int32.
 
-    `EngineRefusal` where the prompt is empty, holds something that is no id of the vocabulary, or is too long together
-    with `max_tokens`. `LogprobKindError` where the logprobs would be of another distribution: see `check_logprobs`.
+    `EngineRefusal` where the prompt is empty, has an id outside of the vocabulary, or is too long together with
+    `max_tokens`. `LogprobKindError` where the logprobs would be of another distribution: see `check_logprobs`.
     """
     sampling, limit = request.sampling, capabilities.max_length
     check_logprobs(sampling, capabilities)

@@ -1,11 +1,11 @@
 """The server of llama.cpp: ``/completion``.
 
-What is made the same here: its logprobs are raw unless ``post_sampling_probs`` is asked for, which gives probabilities
-after sampling, and is; its samplers are asked for in the order temperature, top-k, top-p; stop tokens other than the
-model's own end are not known to it, so what it samples after one is cut off here.
+Where llama.cpp differs from other engines: its logprobs are raw unless probabilities after sampling are asked for
+(``post_sampling_probs``), as they are here; its samplers run in the order that the request names: temperature, top-k,
+top-p; it knows no stop tokens but the end of the model's text, so what it samples after one of them is cut off here.
 
-It is never streamed: ids whose bytes are no whole character are lost in its streams. In whole answers they are there,
-but some have no logprob, and that is `EngineAnswerError`. For training on text that is not ASCII, use another engine.
+It is never streamed: ids whose bytes are not a whole character are lost in its streams. Whole answers have them, but
+some without a logprob, and that is `EngineAnswerError`. For training on text that is not ASCII, use another engine.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def _logprob(entry: Any, processed: bool) -> Any:
         return part(entry, "logprob")
     probability = part(entry, "prob")
     if type(probability) not in (float, int) or not 0 < probability <= 1:
-        raise EngineAnswerError(f"completion_probabilities: {shown(probability)} is no probability of a sampled id")
+        raise EngineAnswerError(
+            f"completion_probabilities: {shown(probability)} cannot be the probability of a sampled id"
+        )
     return math.log(probability)
 
 

@@ -1,7 +1,7 @@
 """What an engine is: ids and sampling parameters in; ids, logprobs, a finish reason and weight versions out.
 
-An engine never sees text and never makes ids of it. It returns one logprob for each id that it sampled; ids or
-logprobs that are missing are an error, never made up.
+An engine neither reads nor writes text. It returns one logprob for each id that it sampled; missing ids or logprobs
+are an error, and never made up.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LogprobKindError(EngineRefusal):
 
 
 class EngineAnswerError(EngineError):
-    """The engine's answer is not what it must be: ids or logprobs are missing, or it is no answer at all."""
+    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer at all."""
 
 
 class FinishReason(StrEnum):
@@ -60,17 +60,17 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """It ran out of tokens."""
     ABORT = "abort"
-    """Somebody ended it; its ids are what was sampled until then."""
+    """It was ended from outside; its ids are what was sampled until then."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy.
 
-    Nothing else has a say in it: adapters send every other setting that an engine is known to have (min-p, penalties)
-    as the one that does nothing. A temperature other than 0 and 1 is refused with `LogprobKindError` where the engine's
-    logprobs are raw or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that
-    takes them for it is wrong on every token. `allow_raw_logprobs` lets it be; what they are is recorded all the same.
+    Nothing else changes how it samples: adapters switch off every other setting that an engine is known to have (min-p,
+    penalties). A temperature other than 0 and 1 is refused with `LogprobKindError` where the engine's logprobs are raw
+    or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that assumes so is
+    wrong on every token. `allow_raw_logprobs` permits it; the kind of the logprobs is recorded all the same.
     """
 
     max_tokens: int

@@ -1,8 +1,8 @@
 """SGLang: ``/generate``.
 
-What is made the same here: its streams repeat everything so far, unless it was started with
+Where SGLang differs from other engines: its streams repeat everything so far, unless it was started with
 ``--incremental-streaming-output``, and both become pieces of what is new; ``max_new_tokens`` has a default of 128, and
-is always sent; ``top_k`` 0 is an error to it, and is sent as -1; an id outside of the vocabulary can kill the server,
+is always sent; ``top_k`` 0 is an error to it, and is sent as -1; an id outside of the vocabulary can crash the server,
 so its size must be known; an abort ends every request whose id begins with the one given, so ids are sent with their
 length before them; ``preferred_sampling_params`` may change how it samples, so every setting is sent.
 """
@@ -70,7 +70,7 @@ class SGLangEngine(HTTPEngine):
             size = vocab_size if vocab_size is not None else answered_count(model.get("vocab_size"), "vocab_size")
             if size is None:
                 raise EngineError(
-                    "SGLang does not tell the size of its vocabulary, and may die of an id outside of it: give "
+                    "SGLang does not tell the size of its vocabulary, and may crash on an id outside of it: give "
                     "vocab_size=, the length of the tokenizer"
                 )
             cards = await connection.found("/v1/models")
@@ -114,7 +114,7 @@ class SGLangEngine(HTTPEngine):
         await self._tell("/abort_request", {"rid": _rid(request_id)})
 
     async def pause(self) -> None:
-        """Let no request go on. Whoever changes the weights also empties the cache (``/flush_cache``)."""
+        """Let no request go on. Empty the cache too when the weights change (``/flush_cache``)."""
         await self._tell("/pause_generation", {"mode": self._pause_mode})
 
     async def resume(self) -> None:

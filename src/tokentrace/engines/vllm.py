@@ -4,9 +4,9 @@ Start it with ``--enable-scale-out`` (the first endpoint is off without), ``--lo
 default is raw) and ``--enable-prompt-tokens-details`` (for `Completion.cached_tokens`). Pausing needs
 ``VLLM_SERVER_DEV_MODE=1``.
 
-What is made the same here: vLLM clips a completion that does not fit without saying so, so such a request is not sent;
-its ids in ``abort_requests`` have a prefix that is not in the request; its model's ``generation_config.json`` may
-change how ``/v1/completions`` samples, so every setting is sent.
+Where vLLM differs from other engines: it cuts a completion that does not fit without saying so, so such a request is
+not sent; its ids in ``abort_requests`` have a prefix that the request does not have; the model's
+``generation_config.json`` may change how ``/v1/completions`` samples, so every setting is sent.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class VLLMEngine(HTTPEngine):
         await self._tell("/inference/v1/abort_requests", {"request_ids": [_ABORTED_ID + request_id]})
 
     async def pause(self) -> None:
-        """Let no request go on. Whoever changes the weights also empties the prefix cache (``/reset_prefix_cache``)."""
+        """Let no request go on. Empty the prefix cache too when the weights change (``/reset_prefix_cache``)."""
         self._refuse_pausing()
         await self._tell(f"/pause?mode={self._pause_mode}&clear_cache=false")
 
@@ -157,7 +157,7 @@ class VLLMEngine(HTTPEngine):
         await self._tell("/resume")
 
     async def is_paused(self) -> bool:
-        """Whether the server is paused, by whomever."""
+        """Whether the server is paused, by this engine or by somebody else."""
         self._refuse_pausing()
         return part(await self._connection.get("/is_paused"), "is_paused") is True
 

@@ -1,4 +1,4 @@
-"""Rows of a dataset as tasks, and many rollouts at once: in groups, with so many under way and no more."""
+"""Rows of a dataset as tasks, and many rollouts at once: in groups, with a limit on how many are under way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OURS: Final = frozenset({"reward", "group", "member", "task"})
 
 @dataclass(slots=True)
 class Summary:
-    """What a run of rollouts came to."""
+    """The results of a run of rollouts, in numbers."""
 
     rollouts: int = 0
     ends: Counter[str] = field(default_factory=Counter)
@@ -162,7 +162,7 @@ def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
-    """Each task so many times, as a group: the same prompt under names of its own."""
+    """Each task `count` times, as a group: the same prompt, each time under another name."""
     count = checked_count("the size of a group", count)
     return (member for number, task in enumerate(tasks) for member in _group(task, number, count))
 
@@ -175,9 +175,9 @@ def _group(task: Task, number: int, count: int) -> Iterator[Task]:
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
-    """The tasks, each with a name of its own: one without is called by its place, ``task-00007``.
+    """The tasks, each with a name: one without is called by its place, ``task-00007``.
 
-    Names are what a store, tools and groups tell rollouts by, so a name that is there twice is an InputError.
+    The store, tools and groups tell rollouts apart by their names, so a name that is there twice is an InputError.
     """
     places: dict[str, int] = {}
     for number, task in enumerate(tasks):
@@ -193,7 +193,7 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
-        raise InputError(f"task {number} is {shown(task)}, and no Task; row_task makes one of a row of a dataset")
+        raise InputError(f"task {number} is {shown(task)}, not a Task; row_task makes one of a row of a dataset")
     return task if task.name else dataclasses.replace(task, name=f"task-{number:05d}")
 
 
@@ -210,7 +210,7 @@ async def run_rollouts(
     """Run tasks, `concurrency` at a time; tasks that the store has finished are skipped and counted.
 
     Each rollout is stored when it ends. Cancelling (Ctrl-C) ends those under way and keeps what is finished. With a
-    `seed` each rollout samples with one of its own, which depends on the seed and its place among the tasks alone.
+    `seed` each rollout samples with another seed, which depends only on this one and on its place among the tasks.
     Tasks without names are called by their place; a name that is there twice is refused, before anything is run where
     `tasks` is a list. While the engine does not answer all rollouts wait, for as long as `patience` says (ten minutes
     by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises.

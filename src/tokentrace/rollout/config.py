@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..errors import InputError, TokentraceError, shown
+from ..settings import nearest
 from .checks import MOST, count
 from .interactions import BaseInteraction
 from .tools import BaseTool, FunctionTool, as_tools
@@ -45,10 +46,10 @@ class Section(dict[str, Any]):
         return ConfigError(f"{self.file}, line {line}: {where + ': ' if where else ''}{problem}")
 
     def check_keys(self, known: Sequence[str]) -> None:
-        """Raise for the first key that nobody reads."""
+        """Raise for the first key that is not known."""
         for key in self:
             if key not in known:
-                raise self.error(f"no such setting; {_nearest(key, known)}", key)
+                raise self.error(f"no such setting; {nearest(key, known)}", key)
 
     def read(self, key: str, *kinds: type, default: Any = None) -> Any:
         """A value of some type, or the default where there is none."""
@@ -72,7 +73,7 @@ class Section(dict[str, Any]):
         """One of some names, or the default."""
         value = self.read(key, str, default=default)
         if value is not None and value not in names:
-            raise self.error(f"there is no {value!r}; {_nearest(value, names)}", key)
+            raise self.error(f"there is no {value!r}; {nearest(value, names)}", key)
         return value
 
     def count(self, key: str, default: Any = None, *, least: int = 1, most: int = MOST) -> Any:
@@ -133,11 +134,6 @@ _NAMES: Final = {
     list: "a list",
     Section: "a mapping of settings",
 }
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(name), names, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
 
 
 def _shown(value: Any) -> str:

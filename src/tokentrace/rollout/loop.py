@@ -41,8 +41,8 @@ from .tools import BaseTool, Toolbox, TooLong, ToolResult, as_tools, in_thread, 
 __all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
 
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
-"""Gives a finished rollout its reward, in place of what tools and interaction say. One that is no coroutine runs in a
-thread of its own, beside others."""
+"""Gives a finished rollout its reward, in place of what tools and interaction say. A plain function runs in a thread of
+its own, beside others; a coroutine function is awaited."""
 
 
 _FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
@@ -128,7 +128,7 @@ class Agent:
         parameters. A task without a name is called by its number among those that this agent was given.
         """
         if not isinstance(task, Task):
-            raise InputError(f"{shown(task)} is no Task; row_task makes one of a row of a dataset")
+            raise InputError(f"{shown(task)} is not a Task; row_task makes one of a row of a dataset")
         if not task.name:
             task = dataclasses.replace(task, name=f"task-{next(self._unnamed):05d}")
         trajectory = Trajectory(
@@ -191,7 +191,7 @@ class Agent:
                     while rollout.end is None:
                         rollout.end = await self._turn(rollout, under)
             except TimeoutError:
-                if under.limit is None or not under.limit.expired():  # somebody else's
+                if under.limit is None or not under.limit.expired():  # not our limit
                     raise
                 rollout.end = End.TIME
                 rollout.notes.append(f"the rollout took longer than {budget.seconds:g} s")
@@ -258,10 +258,10 @@ class Agent:
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
         """Put new messages after a turn: the stream is bridged to the next one. Says why not, where it cannot be.
 
-        What sets one way of keeping history apart from another; `rollout.paths` has those of others.
+        This is where ways of keeping history differ; `demo.paths` has those of other libraries.
         """
         bridged = self.renderer.bridge(prompt, completion, new, tools=rollout.schemas)
-        if isinstance(bridged, BridgeRefusal):  # the whole conversation may help: to check it costs what it is long
+        if isinstance(bridged, BridgeRefusal):  # the whole conversation may help, but the cost grows with its length
             bridged = self.renderer.bridge(
                 prompt, completion, new, tools=rollout.schemas, messages=rollout.messages[:-1]
             )
@@ -276,7 +276,7 @@ class Agent:
         return None
 
     def has_room(self, length: int) -> bool:
-        """Whether a turn can follow a prompt of so many tokens."""
+        """Whether a turn can follow a prompt of this length."""
         return self._context is None or length < self._context
 
     def _room(self, rollout: Rollout) -> tuple[int, End]:
@@ -339,7 +339,7 @@ class Agent:
         return [{"role": "user", "content": self._cut(reply.content)}], None
 
     async def _called(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics, box: Toolbox) -> list[ToolResult]:
-        """The results of a turn's calls; what they came to is the turn's too."""
+        """The results of a turn's calls, counted among the turn's metrics."""
         seconds, measured = box.use.seconds, len(box.use.metrics)
         results = await box.run(calls)
         turn.tool_calls = len(results)
@@ -372,7 +372,7 @@ class Agent:
 
 
 async def _judged(reward: Reward, rollout: Rollout) -> Any:
-    """What a reward function returns. One that is no coroutine may block, and must hold up nobody else."""
+    """What a reward function returns. A plain function may block: it runs in a thread, where it delays no others."""
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
         found: Any = reward(rollout)
     else:

@@ -23,7 +23,7 @@ from .checks import count
 Answer = TypeVar("Answer")
 
 _OUTAGES: Final = 10
-"""A request that fails with so many outages is taken for what brings the engine down."""
+"""A request that fails in this many outages is taken to be their cause."""
 
 
 class EngineDown(EngineError):  # noqa: N818
@@ -112,7 +112,7 @@ class Patience:
                     raise
 
     async def _outlasted(self, over: int, error: EngineUnavailable | None, probe: Callable[[], Awaitable[Any]]) -> bool:
-        """Wait until the engine answers: whoever comes first asks, the others wait for it. Whether it was down."""
+        """Wait until the engine answers: the first to come asks, the others wait. Returns whether it was down."""
         async with self._asking:
             if self._gave_up is not None:
                 raise EngineDown(str(self._gave_up))

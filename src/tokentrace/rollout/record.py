@@ -1,4 +1,4 @@
-"""What a rollout is: its task, its budget, and the record of what it came to, turn by turn."""
+"""What a rollout is: its task, its budget, and the record of what happened, turn by turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What ends a rollout, and what is cut. Seconds that are None are no limit."""
+    """What ends a rollout, and where tool results are cut. None is no limit."""
 
     turns: int = 16
     turn_tokens: int = 1024
@@ -98,7 +98,7 @@ class Task:
 
 
 def _is_text(value: str) -> bool:
-    """Whether UTF-8 can hold it: half of a surrogate pair is no text."""
+    """Whether UTF-8 can hold it, as it cannot hold half of a surrogate pair."""
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
@@ -117,7 +117,7 @@ class TurnMetrics:
     tool_errors: int = 0
     tool_seconds: float = 0.0
     reward: float = 0.0
-    """What the calls of this turn, or the reply to it, were said to be worth."""
+    """The rewards of this turn's calls, or of the reply to it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """What tools (``tool``) and the simulated user (``interaction``) measured."""
 
@@ -137,14 +137,14 @@ class Rollout:
     """The conversation as it was parsed, for people and for rewards; the trajectory is what was sampled."""
     end: End | None = None
     reward: float | None = None
-    """None where nobody gave one, and for rollouts that failed."""
+    """None where there was no reward, and for rollouts that failed."""
     use: ToolUse = field(default_factory=ToolUse)
     seconds: float = 0.0
     engine_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     per_turn: list[TurnMetrics] = field(default_factory=list)
     instance: str = ""
-    """What tools, the simulated user and the engine tell it by: its name, with a number after it while another
+    """What identifies it to tools, the simulated user and the engine: its name, with a number after it while another
     rollout of that name is under way in this process."""
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A run of rollouts from its configuration: engine, renderer, tools, tasks, and what they are judged by."""
+"""A run of rollouts from its configuration: engine, renderer, tools, tasks, reward."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TaskSet:
 
 
 TaskSource: TypeAlias = Callable[[Section, int | None], TaskSet]
-"""Makes tasks of a section of settings, no more than so many. ConfigError where it cannot."""
+"""Makes tasks of a section of settings, at most as many as the number says. ConfigError where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class Run:
     advantages: str | None
     output: Path
     settings: Mapping[str, Any]
-    """What must not change when a run goes on: all but where the engine is, how many run at once, and the output."""
+    """What must not change when a run goes on: everything but the address of the engine, how many rollouts run at once,
+    and the output."""
 
     def agent(self, engine: Engine) -> Agent:
         """The agent that runs the tasks."""
