@@ -1,5 +1,6 @@
 """The public names of rollouts and where each is defined."""
 
+from ..conversation.functions import function_schema as function_schema
 from .batch import Summary as Summary
 from .batch import grouped as grouped
 from .batch import row_task as row_task
@@ -25,3 +26,4 @@ from .store import group_advantages as group_advantages
 from .tools import BaseTool as BaseTool
 from .tools import FunctionTool as FunctionTool
 from .tools import ToolResult as ToolResult
+from .tools import as_tools as as_tools
