@@ -49,7 +49,7 @@ class Summary:
     """How many of the prompt tokens were in the engine's cache; None where no engine said."""
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """Of this run; what an earlier one finished took its own."""
+    """Of this run alone, without those that an earlier one took."""
     resumed: int = 0
     """Rollouts that an earlier run finished. They are counted in all of the above."""
     resumed_sampled: int = 0
@@ -252,28 +252,19 @@ async def run_rollouts(
 
 
 async def _stored(agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore) -> Rollout:
-    """Run a task and have it on the disk, whole; what there is of it where it is cancelled or the engine is down."""
+    """Run a task and write it to the disk; what there is of it where it is cancelled or the engine is down."""
     store.start(task.name)
-    under_way: Rollout | None = None
-
-    def grown(rollout: Rollout) -> None:
-        nonlocal under_way
-        under_way = rollout
-
+    under_way: list[Rollout] = []
     try:
-        rollout = await agent.run(task, grown=grown, seed=seed, patience=patience)
+        rollout = await agent.run(task, grown=under_way.append, seed=seed, patience=patience)
     except (EngineDown, asyncio.CancelledError):
-        if under_way is not None and under_way.turns:
-            store.keep(under_way)
+        if under_way and under_way[-1].turns:
+            store.keep(under_way[-1])
         raise
-    await _kept(asyncio.create_task(asyncio.to_thread(store.finish, rollout)))
-    return rollout
-
-
-async def _kept(writing: asyncio.Task[None]) -> None:
-    """Wait until a rollout is on the disk, even when cancelled: a thread cannot be stopped half-way."""
+    writing = asyncio.create_task(asyncio.to_thread(store.finish, rollout))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        await writing
+        await writing  # a thread cannot be stopped half-way
         raise
+    return rollout
