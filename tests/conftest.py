@@ -10,7 +10,7 @@ import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
 from tests.grouping import group_of, place_of
-from tests.needs import ASSET_FIXTURES, missing_packages, needs_assets
+from tests.needs import ASSET_FIXTURES, missing_package, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
 from tokentrace import Renderer, Tokenizer
 
@@ -43,6 +43,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
     items.sort(key=lambda item: place_of(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test that fails for want of a package is skipped, and says so; under ``--all`` it fails."""
+    report: Any = yield
+    if report.failed and call.excinfo is not None and not item.config.getoption("--all"):
+        missing = missing_package(call.excinfo.value)
+        if missing is not None:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), item.location[1], f"needs {missing}")
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -20,6 +20,15 @@ def missing_packages(path: Path) -> list[str]:
     return sorted({name for name in _packages(path, frozenset()) if not _is_here(name)})
 
 
+def missing_package(error: BaseException | None) -> str | None:
+    """The package for want of which an error came about, if it did."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error.name.partition(".")[0]
+        error = error.__cause__ or error.__context__
+    return None
+
+
 @cache
 def needs_assets(path: Path) -> bool:
     """Whether a test file uses real tokenizers and templates."""
