@@ -13,7 +13,7 @@ from typing import Any
 
 from ..conversation.forms import Change
 from ..errors import TokentraceError
-from ..study.turns import Section, common_prefix, is_role, sections
+from ..study.turns import common_prefix, is_role, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..template.traced import KEY, Origin
@@ -59,12 +59,12 @@ def keep_reasoning(
     notes: list[str] = []
     replaced: dict[int, list[Span]] = {}
     contexts = _Contexts(messages, render)
-    for section in sections(rendering):
-        index = section.message
+    for turn in turn_spans(rendering):
+        index = turn.message
         message = messages[index]
         if index <= since or message["role"] != "assistant":
             continue
-        old = _cut(rendering, section.start, section.end)
+        old = _cut(rendering, turn.start, turn.end)
         if shows_reasoning(message, old, index):
             continue
         for new in contexts.of(index):
@@ -72,7 +72,7 @@ def keep_reasoning(
                 continue
             spans = _inserted(old, new)
             if spans is not None:
-                replaced[section.start] = spans
+                replaced[turn.start] = spans
                 changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
                 break
         else:
@@ -80,7 +80,7 @@ def keep_reasoning(
             if spans is None:
                 notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
             else:
-                replaced[section.start] = spans
+                replaced[turn.start] = spans
                 changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
     return _spliced(rendering, replaced), changes, notes
 
@@ -184,9 +184,9 @@ class _Contexts:
         rendering = self._made[chosen]
         if rendering is None:
             return
-        for section in sections(rendering):
-            if chosen[section.message] == index:
-                spans = _cut(rendering, section.start, section.end)
+        for turn in turn_spans(rendering):
+            if chosen[turn.message] == index:
+                spans = _cut(rendering, turn.start, turn.end)
                 yield [(text, index, _renumbered(origin, chosen)) for text, _, origin in spans]
                 return
 
@@ -195,9 +195,9 @@ def sections_of(rendering: Rendering, message: int) -> list[Span]:
     """The spans of one message's turn."""
     return [
         span
-        for section in sections(rendering)
-        if section.message == message
-        for span in _cut(rendering, section.start, section.end)
+        for turn in turn_spans(rendering)
+        if turn.message == message
+        for span in _cut(rendering, turn.start, turn.end)
     ]
 
 
@@ -222,15 +222,15 @@ def patch_history(
     """
     replaced: dict[int, list[Span]] = {}
     contexts = _Contexts(messages, render)
-    for section in sections(rendering):
-        index = section.message
+    for turn in turn_spans(rendering):
+        index = turn.message
         if messages[index]["role"] != "assistant":
             continue
-        old = _cut(rendering, section.start, section.end)
+        old = _cut(rendering, turn.start, turn.end)
         new = (contexts.as_last(index) if index < len(messages) - 1 else None) or old
         as_given = _spans_as_given(new, given[index])
         if as_given != old:
-            replaced[section.start] = as_given
+            replaced[turn.start] = as_given
     return _spliced(rendering, replaced), _moved(rendering)
 
 
@@ -267,8 +267,8 @@ def compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) ->
 
 def _turns(rendering: Rendering) -> dict[int, list[Span]]:
     turns: dict[int, list[Span]] = {}
-    for section in sections(rendering):
-        turns.setdefault(section.message, []).extend(_cut(rendering, section.start, section.end))
+    for turn in turn_spans(rendering):
+        turns.setdefault(turn.message, []).extend(_cut(rendering, turn.start, turn.end))
     return turns
 
 
@@ -417,12 +417,12 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
     """The rendering with some of its turns replaced, each given by where it began."""
     if not replaced:
         return rendering
-    turns = [section for section in sections(rendering) if section.start in replaced]
+    turns = [turn for turn in turn_spans(rendering) if turn.start in replaced]
     pieces: list[Span] = []
     at = 0
-    for section in turns:
-        pieces += _cut(rendering, at, section.start) + replaced[section.start]
-        at = section.end
+    for turn in turns:
+        pieces += _cut(rendering, at, turn.start) + replaced[turn.start]
+        at = turn.end
     rest = _cut(rendering, at, len(rendering.text))
     result = Rendering("")
     texts: list[str] = []
@@ -443,7 +443,6 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
 
 __all__ = [
     "Change",
-    "Section",
     "keep_reasoning",
     "last_user",
     "parsed_arguments",
