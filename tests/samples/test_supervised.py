@@ -50,7 +50,7 @@ from tokentrace import (
 )
 from tokentrace.parsing.response import PartKind
 from tokentrace.samples.supervised import Supervised, Supervision, Supervisor
-from tokentrace.study.turns import SampledTurn
+from tokentrace.study.sampling import SampledTurn
 from tokentrace.tokens.kinds import Kind, Part
 
 make_renderer = functools.partial(support.make_renderer, messages="as_given")

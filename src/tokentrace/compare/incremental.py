@@ -24,9 +24,10 @@ import numpy.typing as npt
 from ..conversation.messages import RESULT_ROLES, check_messages
 from ..errors import RendererError, TemplateError, TemplateLimitError
 from ..rendering.bridged import check_ids
-from ..rendering.renderer import Messages, Renderer
+from ..rendering.renderer import Renderer
 from ..settings import choose
-from ..study.turns import common_prefix
+from ..study.turns import Messages, common_prefix
+from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.differences import Difference
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -159,7 +160,7 @@ class _Added:
         causes = []
         if not self.after.text.startswith(self.before):
             causes.append(NoteCause.REWRITTEN)
-        said = {("messages", number, "content") for number in range(len(self.context)) if self.is_base}
+        said = {Origin.of(number, "content") for number in range(len(self.context)) if self.is_base}
         rows = zip(self.after.ends, self.after.origins, strict=True)
         if any(end > len(self.before) and origin in said for end, origin in rows):
             causes.append(NoteCause.BASE_SHOWN)
@@ -291,7 +292,7 @@ class IncrementalTokenizer:
         self._asked = asks
 
     def _checked(self, messages: Any) -> list[Mapping[str, Any]]:
-        return check_messages(messages, more_roles=self.renderer._for(self.tools).template.constants)
+        return check_messages(messages, more_roles=self.renderer.study(self.tools).template.constants)
 
     def _render(self, messages: Messages, *, asks: bool = False) -> Rendering:
         return self.renderer.render_text(messages, tools=self.tools, add_generation_prompt=asks)
@@ -353,7 +354,9 @@ class IncrementalTokenizer:
         piece = _cut(added.after, len(added.before), numbers, guard)
         if len(piece.text) == len(guard):
             return np.zeros(0, np.int32)
-        encoded = self.renderer._encode(piece, [*messages, *added.context] if added.is_base else messages, self.tools)
+        encoded = self.renderer.encode_text(
+            piece, [*messages, *added.context] if added.is_base else messages, tools=self.tools
+        )
         return encoded.ids[1:] if guard else encoded.ids
 
     def _after_completion(self, completion: Ids, added: list[_Piece], message: int) -> list[_Piece]:
@@ -460,11 +463,9 @@ def _cut(rendering: Rendering, at: int, numbers: Sequence[int], guard: str) -> R
         out.ends, out.turns, out.origins = [len(guard)], [-1], [None]
     for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
         if end > at:
-            if origin is not None and origin[0] == "messages" and len(origin) > 1:
-                origin = ("messages", numbers[int(origin[1])], *origin[2:])
             out.ends.append(len(guard) + end - at)
             out.turns.append(numbers[turn] if turn >= 0 else turn)
-            out.origins.append(origin)
+            out.origins.append(origin and origin.renumbered(numbers))
     return out
 
 

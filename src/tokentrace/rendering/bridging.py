@@ -269,6 +269,7 @@ class Bridger:
         refusal: BridgeRefusal | None = None
         second: tuple[Messages, StandIn, Continuation] | None = None
         after_call = bool(leading_results(request.new))
+        shows_calls = after_call and self._study.forms.calls.are_shown
         for stand_in in base_stand_ins(after_call):
             for context in contexts:
                 found = self._continue(context, stand_in, request, request.tools)
@@ -277,7 +278,7 @@ class Bridger:
                 else:
                     problem = check_continuation(found, request.known, true_context=true_context)
                     if problem is None:
-                        if not after_call or found.shows_call == (has_call is not False):
+                        if not shows_calls or found.shows_call == (has_call is not False):
                             return context, stand_in, found
                         second = second or (context, stand_in, found)
                 if problem is not None and (refusal is None or refusal.reason is RefusalReason.TEMPLATE_REFUSED):
@@ -288,9 +289,7 @@ class Bridger:
             return refusal
         return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, "the template takes no such messages")
 
-    def _same_without_tools(
-        self, found: Continuation, context: Messages, stand_in: StandIn, request: _Request
-    ) -> bool:
+    def _same_without_tools(self, found: Continuation, context: Messages, stand_in: StandIn, request: _Request) -> bool:
         """Whether the stand-in tool gives the same: real schemas take long to render."""
         if shows_tools(found.encoded.rendering, found.cut):
             return False

@@ -16,7 +16,7 @@ import numpy as np
 from ..study.endings import TurnEndings
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
-from ..study.turns import common_prefix, is_role
+from ..study.turns import common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .bridged import LOOK_BACK, BridgedTokens
@@ -53,14 +53,14 @@ class SeamFinder:
     def join(
         self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, found: Continuation
     ) -> BridgedTokens | BridgeRefusal:
-        """The stream, its seam, and what was written after the turn. `given` is the completion as the caller gave it."""
+        """The stream, its seam, and what was written after the turn; `given` is the completion as it was passed."""
         seam = self._seam(prompt, completion, found)
         if isinstance(seam, BridgeRefusal):
             return seam
         encoded, first = found.encoded, found.turn.stop + seam.dropped
         spans = encoded.spans[first:]
         kinds = [
-            Kind.CONTEXT if origin is not None and origin[0] == "messages" and not is_role(origin) else Kind.SCAFFOLD
+            Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
             for origin in encoded.rendering.origins
         ]
         owners = np.asarray(span_messages(encoded.rendering, found.conversation), np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import queue
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +14,13 @@ from ..errors import RendererError, TemplateError, shown
 from ..formats import families
 from ..settings import choose, flag, instance, whole
 from ..study.outline import recognise
-from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_variables
+from ..study.study import study_of
+from ..template.chat_template import ChatTemplate, PythonFormat, Template
 from ..tokens.encoding import ControlPolicy
 from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Tokenizer
-from .bridging import History, Truncation
+from .bridging import History
+from .closing import Truncation
 from .lost import LostPolicy
 from .renderer import Renderer
 from .trust import TRUSTED, check_trusted
@@ -120,8 +123,7 @@ def _recognised(
     if renderer == "default":
         return "default"
     template = templates.get("default") or next(iter(templates.values()))
-    variables = {**tokenizer.variables, **wrap_variables(kwargs)}
-    return recognise(template, variables, renderer)
+    return recognise(study_of(template, tokenizer, kwargs), renderer)
 
 
 class RendererPool:
@@ -150,8 +152,9 @@ MOST_IN_POOL: Final = 4096
 
 
 def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
-    """A pool of `size` renderers, made as `create_renderer` makes one."""
+    """A pool of `size` renderers, made as `create_renderer` makes one. What one of them learns, all of them know."""
     if whole("the size of a pool", size, least=1) > MOST_IN_POOL:
         raise RendererError(f"a pool of {size} renderers is more than any machine has threads for")
     loaded = load_tokenizer(name_or_path)
-    return RendererPool([create_renderer(loaded, renderer, **settings) for _ in range(size)])
+    made = create_renderer(loaded, renderer, **settings)
+    return RendererPool([made, *(copy.copy(made) for _ in range(size - 1))])

@@ -17,7 +17,9 @@ from ..errors import TokentraceError
 from ..rendering.history import reasoning_of
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..study.turns import sections, stringified
+from ..study.probes import stringified
+from ..study.turns import turn_spans
+from ..template.origin import Origin
 from ..template.trace import Rendering
 
 Messages = Sequence[Mapping[str, Any]]
@@ -73,7 +75,7 @@ class PastTurns:
         last_user = max((at for at, row in enumerate(messages) if row["role"] == "user"), default=-1)
         answers = (at for at, row in enumerate(messages) if row["role"] == "assistant" and not row.get("tool_calls"))
         last_answer = max(answers, default=-1)
-        shown = {origin[1:3] for origin in rendered.rendering.origins if origin is not None and len(origin) > 2}
+        shown = {(origin.message, origin.field) for origin in rendered.rendering.origins if origin is not None}
         for at in chosen:
             message = messages[at]
             if message["role"] != "assistant":
@@ -185,7 +187,7 @@ class PastTurns:
         beside calls that are answered, Mistral's the system message. Then the turn is put after its prompt's history.
         """
         renderer, at = self._renderer, len(messages) - 1
-        own = next((section for section in sections(rendered.rendering) if section.message == at), None)
+        own = next((turn for turn in turn_spans(rendered.rendering) if turn.message == at), None)
         try:
             asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True).rendering
         except TokentraceError:  # nothing comes before it, or nothing that may be answered
@@ -264,7 +266,7 @@ def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], re
     reasoning, field = thought
     if field != "content":
         return (at, field) in shown
-    origin = ("messages", at, "content")
+    origin = Origin.of(at, "content")
     text = "".join(piece for piece, _, whose in rendered.rendering.spans() if whose == origin)
     return reasoning.strip() in text
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -210,10 +210,7 @@ def build_prompt_response_sample(
 
 def supervisor_of(renderer: Renderer, settings: Supervision) -> Supervisor:
     """The supervisor of a renderer for some settings: what it has learned of the template is learned once."""
-    kept = renderer.kept.get(settings)
-    if kept is None:
-        kept = renderer.kept[settings] = Supervisor(renderer, settings)
-    return cast(Supervisor, kept)
+    return renderer.once(settings, lambda: Supervisor(renderer, settings))
 
 
 def _warn(found: Sequence[Supervised]) -> None:

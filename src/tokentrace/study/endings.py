@@ -27,7 +27,7 @@ class TurnEndings:
     open_ended: bool = False
     """Nothing closes a turn: the head of the next one does."""
     inner: frozenset[int] = frozenset()
-    """Closers that also stand inside a turn (Harmony's ``<|end|>``, after reasoning): generation does not stop there."""
+    """Closers that also stand inside a turn (Harmony's ``<|end|>``, after reasoning): no reason to stop there."""
     seen: bool = False
     """Whether the end of an answer was seen at all."""
 

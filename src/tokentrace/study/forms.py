@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..conversation.forms import Silence
 from ..conversation.messages import RESULT_ROLES
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
 from .probes import (
     ANSWER,
     CONTINUED,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _PARTS: Final = [{"type": "text", "text": word} for word in ("wordone", "wordtwo")]
 _ODD_ROLE: Final = "probe_role"
 _TOOLS: Final = (False, True)
+_AFTER_CALLS: Final = ((RESULT,), ())
 
 
 class TemplateForms:
@@ -66,7 +67,7 @@ class TemplateForms:
         for silence in Silence:
             message = {"role": "assistant", **SILENT[silence]}
             drawn = [self._study.probe([USER, message, *after]) for after in ((), (USER,))]
-            texts = [one.text for one in drawn if one is not None and ("messages", 1, "content") not in one.origins]
+            texts = [one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins]
             if len(texts) == len(drawn):
                 written[silence] = texts
         return tuple(silence for silence, texts in written.items() if texts == next(iter(written.values())))
@@ -205,7 +206,25 @@ class ReadCalls:
     @property
     def message(self) -> Message:
         """A message with that call, and no content."""
-        return _calling(self.mapping, self.silence[0] if self.silence else Silence.EMPTY)
+        return {"role": "assistant", **self.silent_fields, "tool_calls": [self.readable]}
+
+    @property
+    def silent_fields(self) -> Message:
+        """The fields of a message that says nothing beside calls, as the template reads it best."""
+        is_usual = self._reads_usual or not self.silence
+        return SILENT[Silence.EMPTY if is_usual else self.silence[0]]
+
+    @functools.cached_property
+    def are_shown(self) -> bool:
+        """Whether anything of a call is written, in whatever form it is given."""
+        if self._reads_usual:
+            return True
+        drawn = (
+            self._study.probe([USER, _calling(as_mapping, silence), *after], tools)
+            for as_mapping, silence in itertools.product((True, False), Silence)
+            for after, tools in itertools.product(_AFTER_CALLS, _TOOLS)
+        )
+        return any(origin and origin.field == "tool_calls" for one in drawn if one for origin in one.origins)
 
     # -- finding out
 
@@ -237,7 +256,7 @@ class ReadCalls:
     def _reads(self, as_mapping: bool, silence: Silence) -> list[bool]:
         """Whether a call is read with a result after it and as the last message, without tools and with them."""
         message = _calling(as_mapping, silence)
-        cases = itertools.product(((RESULT,), ()), _TOOLS)
+        cases = itertools.product(_AFTER_CALLS, _TOOLS)
         return [self._reads_at([USER, message, *after], tools) for after, tools in cases]
 
     def _reads_at(self, probe: Probe, tools: bool) -> bool:
@@ -251,7 +270,7 @@ class ReadCalls:
     def _writes_alike(self, silence: Silence) -> bool:
         """Whether arguments come out the same as a mapping and as JSON text: some templates put the text into braces
         of their own, or take it for a value."""
-        for after, tools in itertools.product(((RESULT,), ()), _TOOLS):
+        for after, tools in itertools.product(_AFTER_CALLS, _TOOLS):
             mapping, text = (
                 self._study.probe([USER, _calling(as_mapping, silence), *after], tools) for as_mapping in (True, False)
             )
@@ -271,7 +290,7 @@ def _replaced(probe: Probe, at: int, **fields: Any) -> Probe:
 
 def _spans(
     study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False
-) -> list[tuple[Any, str]] | None:
+) -> list[tuple[FieldPath, str]] | None:
     """The spans that one message's fields left, by their path inside of it; None where the template refuses.
 
     Templates that read nothing but parts are given the messages around it as parts.
@@ -282,12 +301,12 @@ def _spans(
     return None if rendering is None else _fields(rendering, at, role)
 
 
-def _fields(rendering: Rendering, at: int, role: bool) -> list[tuple[Any, str]]:
+def _fields(rendering: Rendering, at: int, role: bool) -> list[tuple[FieldPath, str]]:
     return [
-        (origin[2:], text)
+        (origin.path, text)
         for text, _, origin in rendering.spans()
-        if origin is not None and origin[:2] == ("messages", at) and len(origin) > 2
-        if role or origin[2:] != ("role",)
+        if origin is not None and origin.message == at and origin.path
+        if role or not origin.is_role
     ]
 
 
@@ -296,7 +315,7 @@ def _as_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _is_json(spans: Sequence[tuple[Any, str]], path: Origin) -> bool:
+def _is_json(spans: Sequence[tuple[FieldPath, str]], path: FieldPath) -> bool:
     """Whether the spans of a field are JSON of the probe's mapping: not its repr, not JSON of its JSON."""
     written = "".join(text for own, text in spans if own[: len(path)] == path and own != (*path, KEY))
     try:
@@ -305,7 +324,7 @@ def _is_json(spans: Sequence[tuple[Any, str]], path: Origin) -> bool:
         return False
 
 
-def _has_leaves(spans: Sequence[tuple[Any, str]]) -> bool:
+def _has_leaves(spans: Sequence[tuple[FieldPath, str]]) -> bool:
     """Whether every argument of the probe's call is written on its own, with its key."""
     shown = {path: text for path, text in spans if path[:1] == ("arguments",)}
     return ("arguments",) not in shown and all(

@@ -21,7 +21,7 @@ from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
 from .probes import marked_turns
-from .turns import is_role, turn_spans
+from .turns import turn_spans
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
@@ -112,7 +112,7 @@ class TurnMarkers:
         self._names: dict[str, None] = {}
         self.plain_close = ""
         """What the template writes after the words of a past answer, in its turn; marked."""
-        for messages in marked_turns():
+        for messages in marked_turns(study.forms.calls.silent_fields):
             rendering = study.readable(messages)
             if rendering is None:
                 continue
@@ -140,7 +140,7 @@ class TurnMarkers:
         for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             text = rendering.text[max(begin, own.start) : min(end, own.end)]
             if text:
-                if origin is None or is_role(origin):
+                if origin is None or origin.is_role:
                     yield self.marked.of_text(text), ""
                 else:
                     yield text, str(origin[-1])

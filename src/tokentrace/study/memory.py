@@ -17,7 +17,8 @@ Found = TypeVar("Found")
 class Memory:
     """Answers by key. Finding one may ask for others."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
         self._lock = threading.RLock()
         self._known: dict[Hashable, Any] = {}
         _ALL.add(self)
@@ -32,7 +33,7 @@ class Memory:
                     return self._known[key]  # type: ignore[no-any-return]
                 known = find()
                 if keep(known):
-                    if len(self._known) >= MOST_KEPT:
+                    if len(self._known) >= self._most:
                         self._known.clear()
                     self._known[key] = known
         return known

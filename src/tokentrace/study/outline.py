@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from ..errors import RendererError
 from ..formats.families import BY_NAME, FAMILIES
 from ..template.chat_template import REASONING_FIELDS, PythonFormat
+from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
-from .probes import REASONED, RESULT, USER, call
+from .probes import ANSWER, REASONED, RESULT, THOUGHT, USER, Message, call
 from .turns import common_prefix
 
 if TYPE_CHECKING:
@@ -53,21 +53,28 @@ class TemplateOutline:
     def image(self) -> str:
         """What stands for an image in a user's message, found by what is missing without it."""
         part = {"type": "text", "text": "question"}
-        pictured = self._study.probe([{"role": "user", "content": [{"type": "image", "image": "picture"}, part]}])
-        plain = self._study.probe([{"role": "user", "content": [part]}]) if pictured is not None else None
-        if plain is None or pictured is None or len(pictured.text) <= len(plain.text):
+        image = {"type": "image", "image": "picture"}
+        pictured = self._study.probe([{"role": "user", "content": [image, part]}], prompt=True)
+        if pictured is None:
             return ""
-        start = common_prefix(plain.text, pictured.text)
-        return pictured.text[start : start + len(pictured.text) - len(plain.text)]
+        for plain in (
+            (USER,),
+            [{"role": "user", "content": [part]}],
+        ):  # as text, or as a part
+            rendering = self._study.probe(plain, prompt=True)
+            if rendering is not None:
+                start = common_prefix(rendering.text, pictured.text)
+                stop = start + len(pictured.text) - len(rendering.text)
+                if start <= stop and pictured.text[stop:] == rendering.text[start:]:
+                    return pictured.text[start:stop]
+        return ""
 
     @functools.cached_property
     def _called(self) -> Rendering | None:
         """A call and its result, as the template wants them: beside content or not, arguments as a mapping or JSON."""
-        for said, as_text in itertools.product(
-            ({"content": "answer", "reasoning_content": "thought"}, {"content": ""}, {"content": None}), (False, True)
-        ):
-            message = {"role": "assistant", **said, "tool_calls": [call(as_text=as_text)]}
-            rendering = self._study.probe([USER, message, RESULT])
+        said: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
+        for spoken, as_text in itertools.product(said, (False, True)):
+            rendering = self._study.probe([USER, {**spoken, "tool_calls": [call(as_text=as_text)]}, RESULT])
             if rendering is not None:
                 return rendering
         return None
@@ -83,9 +90,9 @@ def _turn(rendering: Rendering | None, message: int) -> str:
 
 def hole(origin: Origin, text: str) -> str:
     """The hole that a field leaves in the scaffold. Roles are scaffold."""
-    if origin[0] != "messages" or len(origin) < 3:
+    if origin.field is None:
         return "⟨?⟩"
-    path = origin[2:]
+    path = origin.path
     last = path[-1]
     inside = path[path.index("arguments") + 1 :] if "arguments" in path else ()
     if inside and inside != (KEY,):

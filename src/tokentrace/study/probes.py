@@ -6,7 +6,6 @@ each probe once). Nothing in them spells a control token or a tag.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -87,18 +86,20 @@ RETURNED: Final[Probe] = (USER, calling(), RESULT)
 CALLED_TWICE: Final[Probe] = (USER, calling(call(1), call(2)))
 
 
-def marked_turns() -> Iterator[Probe]:
+def marked_turns(silence: Message) -> Iterator[Probe]:
     """Turns with and without reasoning, words and calls: which markers an assistant's turn has, in which order.
 
-    The assistant's is message 1. Turns of the past come first, because that is how turns are closed.
+    The assistant's is message 1. Turns of the past come first, because that is how turns are closed. `silence` is how
+    the template reads that nothing is said beside calls.
     """
+    silent = [{"role": "assistant", **silence}, {"role": "assistant", **silence, "reasoning_content": "thought"}]
+    calls = [(silent[0], {}), *((said, TWO_ARGUMENTS) for said in (*silent, ANSWER, THOUGHT))]
     for is_last in (False, True):
         for reply in (ANSWER, THOUGHT):
             yield (USER, reply) if is_last else (USER, reply, USER)
-        contents: Sequence[str | None] = ("", None, "answer")
-        for content, arguments, reply in itertools.product(contents, ({}, ONE_ARGUMENT, TWO_ARGUMENTS), (ANSWER, THOUGHT)):
-            said = {**reply, "content": content, "tool_calls": [call(1, arguments)]}
-            yield (USER, said) if is_last else (USER, said, RESULT)
+        for said, arguments in calls:
+            message = {**said, "tool_calls": [call(1, arguments)]}
+            yield (USER, message) if is_last else (USER, message, RESULT)
 
 
 _SPOKEN_CALLS: Final = (

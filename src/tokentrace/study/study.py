@@ -43,7 +43,7 @@ def learned(
     """A question that a study answers once for the same arguments; threads that ask meanwhile wait for the answer."""
 
     @functools.wraps(find)
-    def ask(study: TemplateStudy, *given: Given.args, **named: Given.kwargs) -> Found:
+    def ask(study: TemplateStudy, /, *given: Given.args, **named: Given.kwargs) -> Found:
         return study.once((find.__name__, *given), lambda: find(study, *given, **named))
 
     return ask
@@ -102,9 +102,7 @@ class TemplateStudy:
 
     def encode(self, rendering: Rendering) -> Encoded:
         """The ids of a probe. All of its text is ours, and may be part of control tokens."""
-        return encode_spans(
-            self.tokenizer, rendering, [Trust.ANY] * len(rendering.ends), ControlPolicy.HF_COMPAT
-        )
+        return encode_spans(self.tokenizer, rendering, [Trust.ANY] * len(rendering.ends), ControlPolicy.HF_COMPAT)
 
     # -- learning
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..errors import TokentraceError
 from ..template.trace import Rendering
-from ..template.traced import Origin
 from ..tokens.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -52,7 +51,7 @@ def turn_spans(rendering: Rendering) -> list[TurnSpan]:
                 current = TurnSpan(turn, start, end, -1, start, before)
                 out.append(current)
             current.end = end
-            if origin is not None and not is_role(origin):
+            if origin is not None and not origin.is_role:
                 if current.body < 0:
                     current.body = start
                 current.body_end = end
@@ -61,11 +60,6 @@ def turn_spans(rendering: Rendering) -> list[TurnSpan]:
         if turn_span.body < 0:
             turn_span.body = turn_span.end
     return out
-
-
-def is_role(origin: Origin) -> bool:
-    """Whether an origin is a message's role: part of the scaffold for all that matters here."""
-    return len(origin) == 3 and origin[0] == "messages" and origin[2] == "role"
 
 
 def find_turns(
@@ -95,7 +89,7 @@ def find_turns(
         own = [
             stop
             for stop, origin in zip(rendering.ends, rendering.origins, strict=True)
-            if origin is not None and origin[:2] == ("messages", index) and start < stop <= end
+            if origin is not None and origin.message == index and start < stop <= end
         ]
         turns.append(TurnSpan(index, start, end, start, own[-1] if own else start, index - 1))
     return sorted(turns, key=lambda turn: turn.start) if missing else turns, notes
@@ -107,9 +101,9 @@ def _without_turn(rendering: Rendering, turns: list[TurnSpan], messages: Message
     if all(i in known or message["role"] != "assistant" for i, message in enumerate(messages)):
         return []
     shown = {
-        int(origin[1])
+        origin.message
         for origin in rendering.origins
-        if origin is not None and len(origin) > 2 and origin[0] == "messages" and origin[2] != "role"
+        if origin is not None and origin.message is not None and origin.field not in (None, "role")
     }
     return sorted(i for i in shown - known if messages[i]["role"] == "assistant")
 
