@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,21 @@ from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import Lost
+
+
+class Token(NamedTuple):
+    """One token: its id, where it came from, and whether the model samples it."""
+
+    id: int
+    text: str
+    """What it says on its own, for people: bytes that are not UTF-8 become U+FFFD."""
+    message: int
+    """The message it belongs to (-1: none)."""
+    role: str | None
+    field: str
+    """``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``, ``"generation_prompt"``…"""
+    origin: Origin | None
+    sampled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class RenderedTokens:
     Arrays: `ids` (int32), `messages` (int32; -1 for tokens that belong to no message), `mask` (bool; True where
     the model samples). Lists of the same are made on request: `token_ids`, `message_indices`, `sampled`,
     `fields`, `origins`. All have one entry per token.
+
+    ``rendered[3]`` is one token with all of this (`Token`), a slice a list of them.
 
     `mask_means` is ``"sampled"``; in a training row, whose mask is what carries loss, it is ``"trained"``.
 
@@ -250,6 +267,31 @@ class RenderedTokens:
         other.mask_means = "trained"
         other.turns = [turn for turn in self.turns if mask[turn.start : turn.stop].any()]
         return other
+
+    @overload
+    def __getitem__(self, at: int) -> Token: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Token]: ...
+
+    def __getitem__(self, at: int | slice) -> Token | list[Token]:
+        """One token with all that is known of it, or a list of them."""
+        if isinstance(at, slice):
+            return [self[index] for index in range(*at.indices(len(self)))]
+        index = range(len(self))[at]  # IndexError where there is none
+        span, message = int(self._encoded.spans[index]), int(self.messages[index])
+        number = int(self.ids[index])
+        return Token(
+            number,
+            self._tokenizer.decode((number,)),
+            message,
+            self.role(message),
+            self._span_fields[span],
+            self.rendering.origins[span],
+            bool(self.mask[index]),
+        )
+
+    def __iter__(self) -> Iterator[Token]:
+        return (self[index] for index in range(len(self)))
 
     def __len__(self) -> int:
         return len(self.ids)
