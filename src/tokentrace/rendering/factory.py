@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import inspect
 import queue
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -24,7 +25,6 @@ from .closing import Truncation
 from .lost import LostPolicy
 from .renderer import Renderer
 from .trust import TRUSTED, check_trusted
-from .variables import check_variables
 
 
 def create_renderer(
@@ -67,7 +67,7 @@ def create_renderer(
         for name, value in inspect.signature(create_renderer).parameters.items()
         if value.kind is value.KEYWORD_ONLY
     ]
-    check_variables(template_kwargs, templates.values(), settings)
+    _check_variables(template_kwargs, templates.values(), settings)
     family = _recognised(loaded, templates, renderer, template_kwargs)
     return Renderer(
         loaded,
@@ -88,6 +88,28 @@ def create_renderer(
         lost=choose(LostPolicy, "lost", lost),
         variables=template_kwargs,
     )
+
+
+_OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""What `render` is given with each conversation."""
+
+
+def _check_variables(given: Mapping[str, Any], templates: Iterable[Template], settings: Collection[str]) -> None:
+    """Raise RendererError for a variable that is no setting and that none of the templates reads."""
+    some = list(templates)
+    read = frozenset[str]().union(*(template.reads for template in some)) - _OF_RENDER
+    for name in given:
+        if name in read:
+            continue
+        if name in _OF_RENDER:
+            raise RendererError(f"{name} goes with each conversation: pass it to render(), not to the renderer")
+        near = difflib.get_close_matches(name, [*settings, *read], 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in some)))) or "no variables"
+        raise RendererError(
+            f"{shown(name)} is no setting of a renderer, and the chat template does not read it{meant} "
+            f"(it reads {reads})"
+        )
 
 
 def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:

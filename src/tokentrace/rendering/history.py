@@ -13,6 +13,7 @@ from typing import Any
 
 from ..conversation.forms import Change
 from ..errors import TokentraceError
+from ..study.probes import ANSWER, USER, call
 from ..study.turns import Messages, common_prefix, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
@@ -66,21 +67,14 @@ def keep_reasoning(
         old = _cut(rendering, turn.start, turn.end)
         if shows_reasoning(message, old, index):
             continue
-        for new in contexts.of(index):
-            if not shows_reasoning(message, new, index):
-                continue
-            spans = _inserted(old, new)
-            if spans is not None:
-                replaced[turn.start] = spans
-                changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
-                break
-        else:
-            spans = contexts.as_elsewhere(index, old)
-            if spans is None:
-                notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
-            else:
-                replaced[turn.start] = spans
-                changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
+        shown = (new for new in contexts.of(index) if shows_reasoning(message, new, index))
+        spans = next((made for new in shown if (made := _inserted(old, new)) is not None), None)
+        spans = contexts.as_elsewhere(index, old) if spans is None else spans
+        if spans is None:
+            notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
+            continue
+        replaced[turn.start] = spans
+        changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
     return _spliced(rendering, replaced), changes, notes
 
 
@@ -154,13 +148,11 @@ class _Contexts:
 
         Found by rendering a small exchange with reasoning and without: what is more is the reasoning's own.
         """
-        call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
-        user = {"role": "user", "content": "question"}
-        for extra in ({}, {"tool_calls": [call]}):
-            spoken = {"role": "assistant", "content": "answer", **extra}
+        for extra in ({}, {"tool_calls": [call()]}):
+            spoken = {**ANSWER, **extra}
             thought = {**spoken, "reasoning_content": "reasoning"}
             try:
-                without, shown = (spans_of_turn(self._render([user, said]), 1) for said in (spoken, thought))
+                without, shown = (_turns(self._render([USER, said])).get(1, []) for said in (spoken, thought))
             except TokentraceError:
                 continue
             before, after = _text(without), _text(shown)
@@ -188,16 +180,6 @@ class _Contexts:
                 spans = _cut(rendering, turn.start, turn.end)
                 yield [(text, index, origin and origin.renumbered(chosen)) for text, _, origin in spans]
                 return
-
-
-def spans_of_turn(rendering: Rendering, message: int) -> list[Span]:
-    """The spans of one message's turn."""
-    return [
-        span
-        for turn in turn_spans(rendering)
-        if turn.message == message
-        for span in _cut(rendering, turn.start, turn.end)
-    ]
 
 
 # -- history as given
@@ -280,8 +262,8 @@ def parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
 
 def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = []
-    for call in message["tool_calls"]:
-        holder = call.get("function") if isinstance(call.get("function"), Mapping) else call
+    for given in message["tool_calls"]:
+        holder = given.get("function") if isinstance(given.get("function"), Mapping) else given
         arguments = holder.get("arguments")
         if isinstance(arguments, str):
             try:
@@ -290,8 +272,8 @@ def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
                 value = None
             if isinstance(value, dict):
                 holder = {**holder, "arguments": value}
-                call = {**call, "function": holder} if isinstance(call.get("function"), Mapping) else holder
-        calls.append(call)
+                given = {**given, "function": holder} if isinstance(given.get("function"), Mapping) else holder
+        calls.append(given)
     return {**message, "tool_calls": calls}
 
 
