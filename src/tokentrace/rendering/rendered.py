@@ -215,8 +215,8 @@ class RenderedTokens:
     ) -> npt.NDArray[np.bool_]:
         """A mask of the tokens that fit all that is given. ``message=-1`` is what belongs to no message.
 
-        RendererError for a message that there is not, and for a role or a field that no message can have: a mask of
-        nothing is what a conversation without tool messages gives for ``role="tool"``, not what a slip of the pen does.
+        RendererError for a message that does not exist, and for a role or a field that no message can have: an empty
+        mask means that the conversation has no such tokens, never that a name was misspelled.
         """
         self._check_selection(message, role, field)
         chosen = np.ones(len(self.ids), np.bool_)
@@ -317,7 +317,7 @@ _CALL_FIELD: Final = re.compile(
 
 
 def _choose_name(kind: str, name: Any, known: Collection[str]) -> None:
-    """RendererError, with the names there are, for one that is none of them."""
+    """RendererError, with the known names, for an unknown one."""
     if isinstance(name, str) and name in known:
         return
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
@@ -345,9 +345,9 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
     """The message each span belongs to.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an
-    assistant that another's turn repeats (a function's name above its result) belongs to that other turn: nobody
-    sampled it there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message
-    that is quoted in it, if that is one. What comes before it may be a system block that nobody wrote: it belongs to a
+    assistant that another's turn repeats (a function's name above its result) belongs to that other turn: it
+    was not sampled there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message
+    that is quoted in it, if that is one. What comes before it may be a system block of the template: it belongs to a
     system message, to any other one it does not.
     """
     owners: list[int] = []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from ..conversation.messages import ROLES
 from ..errors import ControlTokenError, InputError, RendererError, shown
+from ..study.turns import Messages
 from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
@@ -24,8 +25,6 @@ An assistant's text only ever holds those that live inside a turn (`study.inner`
 """
 
 _SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:

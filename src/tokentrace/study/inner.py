@@ -10,7 +10,7 @@ user, and is read and rendered again, must not end its turn by that. Nothing of 
   after a user's, unless it also writes it in the turns of others;
 - *outside* is all else that the template writes: role markers, markers of results, placeholders of media;
 - a token that is never written is inside if its vocabulary does not call it special and it is a tag, ``<name>`` or
-  ``</name>``. Others that nobody shows (``<|image|>``, ``<|EOT|>``) may stand for anything, and are outside.
+  ``</name>``. Others that are never written (``<|image|>``, ``<|EOT|>``) may stand for anything, and are outside.
 """
 
 from __future__ import annotations
