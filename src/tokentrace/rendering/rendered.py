@@ -344,11 +344,11 @@ def field_name(origin: Origin | None) -> str:
 def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]]) -> list[int]:
     """The message each span belongs to.
 
-    Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an
-    assistant that another's turn repeats (a function's name above its result) belongs to that other turn: it
-    was not sampled there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message
-    that is quoted in it, if that is one. What comes before it may be a system block of the template: it belongs to a
-    system message, to any other one it does not.
+    Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
+    that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
+    there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message that is
+    quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
+    to the message if that is a system message.
     """
     owners: list[int] = []
     for turn, origin in zip(rendering.turns, rendering.origins, strict=True):
