@@ -10,6 +10,7 @@ from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
+from .memory import Memory
 from .probes import USER
 from .turns import Messages, Render, TurnSpan, cut_points, matched_prefix
 
@@ -47,6 +48,8 @@ class GenerationPrompts:
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
         self._words = searched_words(study)
+        self._known = Memory()
+        self._ends = Memory()
 
     def circumstances(self, messages: Messages, has_tools: bool) -> list[Circumstances]:
         """For each position, what a generation prompt at that position could depend on."""
@@ -69,7 +72,7 @@ class GenerationPrompts:
         if not messages:
             return None
         try:
-            return self._study.once(("prompt", circumstances), lambda: _prompt_after(messages, render))
+            return self._known.once(circumstances, lambda: _prompt_after(messages, render))
         except TokentraceError:
             return None
 
@@ -109,7 +112,7 @@ class GenerationPrompts:
     def _end_in(self, scaffold: str, tail: str) -> int | None:
         """Turns begin alike, so this is kept."""
         find = functools.partial(_prompt_end, scaffold, tail, self._study.tokenizer)
-        return self._study.once(("prompt in", scaffold, tail), find)
+        return self._ends.once((scaffold, tail), find)
 
 
 def searched_words(study: TemplateStudy) -> list[str]:

@@ -44,7 +44,7 @@ def learned(
 
     @functools.wraps(find)
     def ask(study: TemplateStudy, /, *given: Given.args, **named: Given.kwargs) -> Found:
-        return study.once((find.__name__, *given), lambda: find(study, *given, **named))
+        return study._facts.once((find.__name__, *given), lambda: find(study, *given, **named))
 
     return ask
 
@@ -62,8 +62,6 @@ class TemplateStudy:
         self._tool = wrap_tools([STAND_IN_TOOL])
         self._facts = Memory()
         self._renderings = Memory()
-        self.once = self._facts.once
-        """Find something out once for a key: for what others learn of this template."""
 
     # -- rendering
 
@@ -128,7 +126,7 @@ class TemplateStudy:
         """What the model writes in its turns. Tools are not shown to the template, but may change what ends a turn."""
         endings = self.endings(tools)
         ends = endings.stops | endings.closers | self.eos
-        return self.once(("grammar", ends), lambda: derive.template_grammar(self, ends))
+        return self._facts.once(("grammar", ends), lambda: derive.template_grammar(self, ends))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
@@ -144,9 +142,10 @@ def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, A
     """The study of a template: the same one as long as somebody holds it, for equal templates and variables."""
     given = dict(variables or {})
     try:
-        key = (type(template), template.digest, id(tokenizer), json.dumps(given, sort_keys=True))
-    except (TypeError, ValueError, RecursionError):  # variables that are not JSON cannot be compared
+        json.dumps(given)
+    except (TypeError, ValueError, RecursionError):  # only variables that are JSON are told apart by how they print
         return TemplateStudy(template, tokenizer, given)
+    key = (type(template), template.digest, id(tokenizer), repr(sorted(given.items())))
     with _SHARING:
         study = _SHARED.get(key)
         if study is None:
