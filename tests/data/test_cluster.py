@@ -409,10 +409,10 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
 
 
 def test_no_row_of_a_batch_is_lost() -> None:
-    from tokentrace.samples.supervised import Supervision
+    from tokentrace.samples.supervised import SampleSettings
 
     rows = list(conversations(12, 3, fewest=6, most=12))
-    settings = TokenizeSettings(str(POCKET), supervision=Supervision(past="expand"), max_length=250)
+    settings = TokenizeSettings(str(POCKET), samples=SampleSettings(past="expand"), max_length=250)
     table = on_ray.DatasetTokenizer(settings)(pa.table({"messages": [row["messages"] for row in rows]}))
     results = list(tokenize_rows(settings, rows))
     bad = sum(len(one.left_out) + (one.bad is not None) for one in results)

@@ -31,7 +31,7 @@ from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.errors import WriteError
 from tokentrace.pocket import POCKET
-from tokentrace.samples.supervised import Supervision
+from tokentrace.samples.supervised import SampleSettings
 from tokentrace.samples.truncation import Overlong
 
 SETTINGS = TokenizeSettings(str(POCKET))
@@ -111,7 +111,7 @@ def test_labels_are_a_column_when_asked_for(tmp_path: Path) -> None:
 def test_settings_reach_the_rows(tmp_path: Path) -> None:
     rows = list(conversations(20, seed=4, fewest=6))
     path = write_lines(tmp_path / "x.jsonl", rows)
-    last = TokenizeSettings(str(POCKET), supervision=Supervision.of(turns="last", parts=["content"]))
+    last = TokenizeSettings(str(POCKET), samples=SampleSettings(turns="last", parts=["content"]))
     done = tokenize_files([str(path)], tmp_path / "last.parquet", last, workers=1)
     renderer = create_renderer(POCKET)
     for row, sample in zip(rows, read_samples(done.output), strict=True):
@@ -241,7 +241,7 @@ def test_parts_of_another_job_are_refused_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(Stop):
         tokenize_files([str(path)], output, SETTINGS, workers=1, progress=stop)
-    other = TokenizeSettings(str(POCKET), supervision=Supervision.of(turns="last"))
+    other = TokenizeSettings(str(POCKET), samples=SampleSettings(turns="last"))
     with pytest.raises(InputError, match=r"other input or settings \(settings\.turns\): restart"):
         tokenize_files([str(path)], output, other, workers=1)
     write_lines(path, list(conversations(41, seed=7)))

@@ -49,7 +49,7 @@ from tokentrace import (
     create_renderer,
 )
 from tokentrace.parsing.response import PartKind
-from tokentrace.samples.supervised import Supervised, Supervision, Supervisor
+from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.study.turns import SampledTurn
 from tokentrace.tokens.kinds import Kind, Part
 
@@ -74,24 +74,24 @@ SHAPES = {
 def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
     """Every conversation that a family renders, and the default row of it."""
     renderer = make_renderer(family)
-    supervisor = Supervisor(renderer)
+    builder = SampleBuilder(renderer)
     out = {}
     for name, conversation in CONVERSATIONS.items():
         tokens = rendered(renderer, conversation)
         if isinstance(tokens, RenderedTokens):
-            (made,) = supervisor.samples(conversation.messages, conversation.tools)
-            out[name] = (conversation, tokens, made.sample)
+            (made,) = builder.build(conversation.messages, conversation.tools)
+            out[name] = (conversation, tokens, made)
     return out
 
 
 @per_vocabulary
-def expanded(family: str) -> dict[str, list[Supervised]]:
+def expanded(family: str) -> dict[str, list[Sample]]:
     """The rows that ``past="expand"`` makes of each conversation."""
-    supervisor = Supervisor(make_renderer(family), Supervision.of(past="expand"))
+    builder = SampleBuilder(make_renderer(family), SampleSettings(past="expand"))
     out = {}
     for name, (conversation, _, _) in rows(family).items():
         if name in SHAPES and name != ASSISTANT_FIRST:
-            out[name] = supervisor.samples(conversation.messages, conversation.tools)
+            out[name] = builder.build(conversation.messages, conversation.tools)
     return out
 
 
@@ -103,6 +103,10 @@ def sample_of(renderer: Renderer, conversation: Conversation, **chosen: Any) -> 
     return build_supervised_sample(
         renderer, conversation.messages, tools=conversation.tools, **{"past": "template"} | chosen
     )
+
+
+def told_of(sample: Sample, kind: type[Warning]) -> list[str]:
+    return [str(warning) for warning in sample.warnings if isinstance(warning, kind)]
 
 
 def assistants(conversation: Conversation) -> list[int]:
@@ -156,19 +160,19 @@ def test_row_unpacks_into_two_lists() -> None:
 def test_row_takes_one_render(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a renderer has seen such conversations; the first ones teach it how the template prompts and ends turns."""
     renderer = make_renderer(any_family)
-    supervisors = [Supervisor(renderer, Supervision.of(past=past)) for past in ("template", None)]
+    builders = [SampleBuilder(renderer, SampleSettings(past=past)) for past in ("template", None)]
     shown = {name: row for name, row in rows(any_family).items() if name in SHAPES}
-    for supervisor in supervisors:
+    for builder in builders:
         for conversation, _, _ in shown.values():
-            supervisor.samples(conversation.messages, conversation.tools)
+            builder.build(conversation.messages, conversation.tools)
     calls: list[int] = []
     run = Renderer._run
     monkeypatch.setattr(Renderer, "_run", lambda *given: calls.append(1) or run(*given))
     more = set()
-    for supervisor in supervisors:
+    for builder in builders:
         for name, (conversation, _, _) in shown.items():
             calls.clear()
-            supervisor.samples(conversation.messages, conversation.tools)
+            builder.build(conversation.messages, conversation.tools)
             assert calls, name
             if len(calls) > 1:
                 more.add(name)
@@ -446,14 +450,14 @@ def test_expanded_turn_comes_after_the_prompt_that_asks_for_it(any_family: str) 
     for name, made in expanded(any_family).items():
         conversation = CONVERSATIONS[name]
         for row in made:
-            for at in row.trained:
-                positions = np.flatnonzero(row.sample.mask & (row.sample.messages == at))
+            for at in row.trained_messages:
+                positions = np.flatnonzero(row.mask & (row.messages == at))
                 prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
                 if not len(positions) or not isinstance(prompt, RenderedTokens):
                     continue
                 history = prompt.text[: prompt.rendering.tail]
                 assert row.rendered.text.startswith(history), (name, at)
-                if np.array_equal(row.sample.ids[: positions[0]], prompt.ids):
+                if np.array_equal(row.ids[: positions[0]], prompt.ids):
                     checked += 1
                 elif row.rendered.text.startswith(prompt.text):
                     found.setdefault(OVER, f"{name}, message {at}")
@@ -469,8 +473,8 @@ NOTHING_WRITTEN = {("deepseek-v3", "content_none_alone"): "the template writes n
 def test_expanded_rows_train_every_turn_once(any_family: str) -> None:
     for name, made in expanded(any_family).items():
         own = assistants(CONVERSATIONS[name])
-        assert [at for row in made for at in row.trained] == own, name
-        trained = [np.unique(row.sample.messages[row.sample.mask]).tolist() for row in made]
+        assert [at for row in made for at in row.trained_messages] == own, name
+        trained = [np.unique(row.messages[row.mask]).tolist() for row in made]
         nothing = (any_family, name) in NOTHING_WRITTEN
         assert [at for some_of in trained for at in some_of] == ([] if nothing else own), name
 
@@ -479,8 +483,8 @@ def test_expanded_rows_go_on_as_long_as_they_can(any_family: str) -> None:
     """A row ends where the next one does not begin with it."""
     for name, made in expanded(any_family).items():
         for row, following in itertools.pairwise(made):
-            stop = int(np.flatnonzero(row.sample.mask)[-1]) + 1
-            assert not np.array_equal(row.sample.ids[:stop], following.sample.ids[:stop]), name
+            stop = int(np.flatnonzero(row.mask)[-1]) + 1
+            assert not np.array_equal(row.ids[:stop], following.ids[:stop]), name
 
 
 NEVER_REWRITTEN = {
@@ -528,9 +532,9 @@ def test_history_that_is_never_rewritten_gives_the_default_row(any_family: str) 
 def is_default(family: str, name: str) -> bool:
     """Whether the expanded row is the default one, up to the last token that carries loss."""
     (made,), sample = expanded(family)[name], rows(family)[name][2]
-    stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(made.sample)
-    same = np.array_equal(made.sample.ids[:stop], sample.ids[:stop])
-    return same and np.array_equal(made.sample.mask[:stop], sample.mask[:stop])
+    stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(made)
+    same = np.array_equal(made.ids[:stop], sample.ids[:stop])
+    return same and np.array_equal(made.mask[:stop], sample.mask[:stop])
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-thinking-2507", "gpt-oss", "mistral-nemo"])
@@ -579,18 +583,18 @@ def test_warned_of_every_turn_that_is_trained_otherwise_than_it_was_sampled(any_
     block that the template only prompts with) no choice of the past can mend, and no warning tells of it.
     """
     renderer = make_renderer(any_family)
-    supervisor = Supervisor(renderer)
+    builder = SampleBuilder(renderer)
     missed, needless = [], []
     for name, (conversation, _, _) in rows(any_family).items():
         if name not in SHAPES:
             continue
-        (made,) = supervisor.samples(conversation.messages, conversation.tools)
-        told = {int(at) for line in made.untrue for at in re.findall(r"\d+", line.partition(":")[0])}
+        (made,) = builder.build(conversation.messages, conversation.tools)
+        told = {int(at) for line in told_of(made, HistoryWarning) for at in re.findall(r"\d+", line.partition(":")[0])}
         changed = changed_turns(renderer, conversation)
         if changed - told:
-            missed.append(f"{name}: {sorted(changed - told)}, told {made.untrue}")
+            missed.append(f"{name}: {sorted(changed - told)}, told {told_of(made, HistoryWarning)}")
         if told - changed and name not in TOO_MANY:
-            needless.append(f"{name}: {sorted(told - changed)}, told {made.untrue}")
+            needless.append(f"{name}: {sorted(told - changed)}, told {told_of(made, HistoryWarning)}")
     assert not missed, some(missed)
     assert not needless, some(needless)
 
@@ -715,41 +719,43 @@ def test_turn_that_inference_never_starts_is_told_and_no_other(any_family: str) 
     for name, made in expanded(any_family).items():
         conversation = CONVERSATIONS[name]
         for row in made:
-            told = {int(at) for line in row.starts for at in re.findall(r"\d+", line.partition(":")[0])}
-            assert all(line in row.sample.notes for line in row.starts)
-            for at in row.trained:
-                positions = np.flatnonzero(row.sample.mask & (row.sample.messages == at))
+            told = {
+                int(at) for line in told_of(row, TurnStartWarning) for at in re.findall(r"\d+", line.partition(":")[0])
+            }
+            assert all(line in row.notes for line in told_of(row, TurnStartWarning))
+            for at in row.trained_messages:
+                positions = np.flatnonzero(row.mask & (row.messages == at))
                 prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
                 if len(positions) and isinstance(prompt, RenderedTokens):
-                    asked = np.array_equal(row.sample.ids[: positions[0]], prompt.ids)
-                    assert asked == (at not in told), (name, at, row.starts)
+                    asked = np.array_equal(row.ids[: positions[0]], prompt.ids)
+                    assert asked == (at not in told), (name, at, told_of(row, TurnStartWarning))
                     checked += 1
     assert checked > 20
 
 
 def test_families_that_write_turns_otherwise_than_they_ask_for_them(any_family: str) -> None:
-    renderer, supervisor = make_renderer(any_family), Supervisor(make_renderer(any_family))
+    renderer, builder = make_renderer(any_family), SampleBuilder(make_renderer(any_family))
     kinds, remedy = STARTS_ELSEWHERE.get(any_family, (set(), None))
     for kind, messages in SMALL.items():
         try:
-            (made,) = supervisor.samples(messages, SIMPLE)
+            (made,) = builder.build(messages, SIMPLE)
         except TokentraceError:
             continue
-        assert bool(made.starts) == (kind in kinds), (kind, made.starts)
-        if not made.starts:
+        assert bool(told_of(made, TurnStartWarning)) == (kind in kinds), (kind, told_of(made, TurnStartWarning))
+        if not told_of(made, TurnStartWarning):
             continue
-        (said,) = made.starts
+        (said,) = told_of(made, TurnStartWarning)
         assert "turns='flagged'" in said
         if remedy is None:
             assert "Leave them out" in said
             continue
         assert ("reasoning" if remedy == "reasoning" else f"Set {remedy}") in said
         if remedy == "reasoning":
-            mended = supervisor.samples([messages[0], {**messages[1], "reasoning_content": "Hm."}], SIMPLE)
+            mended = builder.build([messages[0], {**messages[1], "reasoning_content": "Hm."}], SIMPLE)
         else:
             switched = renderer.with_variables({"enable_thinking": remedy.endswith("True")})
-            mended = Supervisor(switched).samples(messages, SIMPLE)
-        assert not mended[0].starts
+            mended = SampleBuilder(switched).build(messages, SIMPLE)
+        assert not told_of(mended[0], TurnStartWarning)
 
 
 def test_start_is_warned_of_once_with_what_to_do() -> None:
@@ -770,9 +776,10 @@ def test_start_is_warned_of_once_with_what_to_do() -> None:
 
 def test_text_that_runs_into_the_prompt_is_told_as_such() -> None:
     """Qwen2.5's prompt ends in a line break; with one at the head of the content the two are one token."""
-    (made,) = Supervisor(make_renderer("qwen2.5")).samples([HI, assistant("\n\nHello.")])
-    assert "white space" in made.starts[0]
-    assert not Supervisor(make_renderer("qwen2.5")).samples([HI, assistant("Hello.")])[0].starts
+    (made,) = SampleBuilder(make_renderer("qwen2.5")).build([HI, assistant("\n\nHello.")])
+    assert "white space" in told_of(made, TurnStartWarning)[0]
+    (plain,) = SampleBuilder(make_renderer("qwen2.5")).build([HI, assistant("Hello.")])
+    assert not told_of(plain, TurnStartWarning)
 
 
 # -- the stop token of the last turn
@@ -808,32 +815,32 @@ def test_final_stop_is_the_head_of_the_next_turn(family: str, messages: list[dic
 def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows(family: str) -> None:
     """The oracle is the template: what it writes right after the turn, once the next message is there."""
     renderer = make_renderer(family)
-    supervisor = Supervisor(renderer, Supervision.of(past="expand"))
+    builder = SampleBuilder(renderer, SampleSettings(past="expand"))
     chats = {
         name: CONVERSATIONS[name] for name in ("agentic", "reasoning_every_turn", "multi_turn", "calls_in_sequence")
     }
     several = 0
     for name, chat in chats.items():
-        made = supervisor.samples(chat.messages, chat.tools)
+        made = builder.build(chat.messages, chat.tools)
         several += len(made) > 1
         for row in made:
-            for at in row.trained:
-                assert row.sample.parts is not None
-                own = row.sample.mask & (row.sample.messages == at)
+            for at in row.trained_messages:
+                assert row.parts is not None
+                own = row.mask & (row.messages == at)
                 last = int(np.flatnonzero(own)[-1])
-                stops = own & (row.sample.parts == Part.STOP)
+                stops = own & (row.parts == Part.STOP)
                 if at == len(chat.messages) - 1:
                     assert not stops.any(), name
                     continue
                 head = {"user": "<|user|>", "tool": "<|observation|>"}[chat.messages[at + 1]["role"]]
                 assert np.flatnonzero(stops).tolist() == [last], (name, at)
-                assert renderer.tokenizer.decode(row.sample.ids[last : last + 1]) == head, (name, at)
-                assert row.sample.kinds[last] == Kind.SAMPLED
+                assert renderer.tokenizer.decode(row.ids[last : last + 1]) == head, (name, at)
+                assert row.kinds[last] == Kind.SAMPLED
     assert several
-    content = Supervisor(renderer, Supervision.of(past="expand", parts=["content"]))
+    content = SampleBuilder(renderer, SampleSettings(past="expand", parts=["content"]))
     for row in content.samples(CONVERSATIONS["agentic"].messages, CONVERSATIONS["agentic"].tools):
-        assert row.sample.parts is not None
-        assert not (row.sample.mask & (row.sample.parts == Part.STOP)).any()
+        assert row.parts is not None
+        assert not (row.mask & (row.parts == Part.STOP)).any()
 
 
 LEFT_OPEN: dict[str, str] = {name: "<|user|>" for name in FAMILIES if name.startswith("glm-")}

@@ -14,7 +14,7 @@ from . import debug_option, show_view, supervision_options, template_options
 
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
-    from ..data.tokenizing import Tokenized, TokenizeSettings
+    from ..data.tokenizing import RowResult, TokenizeSettings
 
 
 @click.command(short_help="Turn files of conversations into training rows.")
@@ -169,7 +169,7 @@ def tokenize_settings(
     from ..data.conversations import Columns
     from ..data.tokenizing import TokenizeSettings
     from ..pocket import POCKET
-    from ..samples.supervised import Supervision
+    from ..samples.supervised import SampleSettings
     from ..samples.truncation import Overlong
     from .inputs import parse_kwargs, read_tools
     from .render import _template
@@ -186,7 +186,7 @@ def tokenize_settings(
         messages=messages,
         lost=lost,
         use_patched=use_patched,
-        supervision=Supervision.of(
+        samples=SampleSettings(
             turns=turns, parts=_listed(parts), roles=_listed(roles), past=past, final_stop=final_stop
         ),
         columns=Columns(messages_column, tools_column, system_column, prompt_column, completion_column),
@@ -381,31 +381,22 @@ def _show_rows(
     show_view(rows_text, rows_plain, shown, fold=True)
 
 
-def _shown(name: str, one: Tokenized) -> list[tuple[str, Any]]:
+def _shown(name: str, one: RowResult) -> list[tuple[str, Any]]:
     """A row's samples with titles; a bad row is said at once."""
     if one.bad is not None:
         click.secho(f"{name}, row {one.bad.row}: {one.bad.kind}: {one.bad.reason}", fg="red", err=True)
     out = []
-    for at, (sample, made) in enumerate(zip(one.samples, one.made, strict=True)):
+    for at, sample in enumerate(one.samples):
+        assert sample.rendered is not None
         which = f", sample {at + 1} of {len(one.samples)}" if len(one.samples) > 1 else ""
-        start, stop = _range(sample.ids, made.rendered.ids)
+        start, stop = sample.offset, min(sample.offset + len(sample), len(sample.rendered))
         title = f"{name}, row {one.row.number}{which}: {len(sample):,} tokens, {sample.trained:,} trained"
-        rendered = made.rendered.with_mask(_placed(sample.mask, start, len(made.rendered)))
-        if (start, stop) != (0, len(made.rendered)):
+        rendered = sample.rendered.with_mask(_placed(sample.mask, start, len(sample.rendered)))
+        if (start, stop) != (0, len(rendered)):
             title += f" (tokens {start} to {stop - 1} of what is shown)"
         rendered.notes = list(sample.notes)
         out.append((title, rendered))
     return out
-
-
-def _range(ids: Any, whole: Any) -> tuple[int, int]:
-    """Where a sample that was cut stands in what it was cut from."""
-    import numpy as np
-
-    length = min(len(ids), len(whole))
-    if np.array_equal(ids[:length], whole[:length]):
-        return 0, length
-    return len(whole) - length, len(whole)
 
 
 def _placed(mask: Any, start: int, length: int) -> Any:

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..files import write_whole, writing
 from .sources import Chunk, read_rows, tables
 from .tables import METADATA_KEY, Layout, Place, samples_table
-from .tokenizing import Counts, RowTokenizer, Tokenized
+from .tokenizing import Counts, RowResult, RowTokenizer
 
 
 def part_file(parts: Path, index: int) -> Path:
@@ -32,13 +32,13 @@ def tokenize_chunk(tokenizer: RowTokenizer, chunk: Chunk, parts: Path) -> Counts
     return counts
 
 
-def _write_part(path: Path, results: Sequence[Tokenized], chunk: Chunk, counts: Counts, layout: Layout) -> None:
+def _write_part(path: Path, results: Sequence[RowResult], chunk: Chunk, counts: Counts, layout: Layout) -> None:
     pa, ipc = tables("pyarrow"), tables("pyarrow.ipc")
     places = [
         Place(chunk.source.name, one.row.number, at, one.messages) for one in results for at in range(len(one.samples))
     ]
     table = samples_table([sample for one in results for sample in one.samples], places, layout)
-    bad = [row.described() for one in results for row in (*((one.bad,) if one.bad else ()), *one.left_out)]
+    bad = [row.described() for one in results for row in one.problems]
     about = {"counts": counts.described(), "bad": bad, "size": chunk.size}
     table = table.replace_schema_metadata({METADATA_KEY: json.dumps(about)})
     sink = pa.BufferOutputStream()

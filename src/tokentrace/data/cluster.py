@@ -29,7 +29,7 @@ from .chunks import part_file, tokenize_chunk
 from .job import MANIFEST, Finished, tokenize_files
 from .sources import CHUNK_ROWS, Chunk, Format, Row, tables
 from .tables import Layout, Place, samples_table, schema
-from .tokenizing import Counts, RowTokenizer, Tokenized, TokenizeSettings
+from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
 
 _SHARED: Final = "inputs, tokenizer and output must be on storage that all nodes share, under the same paths"
 _KEPT: Final = "what is done is kept: run again to go on"
@@ -317,11 +317,11 @@ class DatasetTokenizer:
         return table
 
 
-def _outcomes(one: Tokenized) -> Iterator[tuple[Sample, str | None]]:
+def _outcomes(one: RowResult) -> Iterator[tuple[Sample, str | None]]:
     """All that became of a row: samples, and what is wrong with those that are none."""
     for sample in one.samples:
         yield sample, None
-    for bad in (*((one.bad,) if one.bad else ()), *one.left_out):
+    for bad in one.problems:
         empty = np.zeros(0, np.int32)
         nothing = Sample(empty, empty.astype(np.bool_), empty, empty.astype(np.uint8), parts=empty.astype(np.uint8))
         yield nothing, f"{bad.kind}: {bad.reason}"

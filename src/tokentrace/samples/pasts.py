@@ -1,15 +1,14 @@
-"""Past turns: where a template writes a turn otherwise once it is no longer the last, or than it asks for it.
+"""Past turns: where a template writes a turn differently once it is no longer the last, or than it prompts for it.
 
-Reasoning that is left out of the past the trace of a row shows. All else (an empty thinking block that only the last
-turn has, a stop token that history replaces) is found out once for every kind of turn, on a small conversation:
-written as the last message, and again with others after it.
+The trace of a row shows which reasoning is left out of the past. All else (an empty thinking block that only the last
+turn has, a stop token that history replaces) is found once for each kind of turn, with a small conversation: the turn
+is rendered as the last message, and again with other messages after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -44,15 +43,16 @@ _CALL: Final = {"id": "call00001", "type": "function", "function": {"name": "pro
 _RESULT: Final = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": "result"}
 
 
-@dataclass(frozen=True, slots=True)
-class Remarks:
-    """What is to be said about the turns of a row."""
+class HistoryWarning(UserWarning):
+    """A row trains turns as inference never shows them."""
 
-    untrue: tuple[str, ...] = ()
-    """Turns that are not written as they were sampled."""
-    starts: tuple[str, ...] = ()
-    """Turns that do not go on from the prompt that inference asks for them with."""
-    plain: tuple[str, ...] = ()
+
+class TurnStartWarning(UserWarning):
+    """A row trains a turn that does not continue the prompt that inference asks for it with."""
+
+
+Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
+"""What to know about the turns of a row: a note, or a note that is also a warning."""
 
 
 class PastTurns:
@@ -65,8 +65,8 @@ class PastTurns:
         self._stops: dict[tuple[str, bool], int | None] = {}
         self._remedies: dict[tuple[bool, bool, bool], str] = {}
 
-    def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> Remarks:
-        """What is to be said about the chosen turns of a row."""
+    def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> list[Remark]:
+        """What to know about the chosen turns of a row."""
         nowhere: list[int] = []
         silent: list[int] = []
         changed: list[int] = []
@@ -89,16 +89,16 @@ class PastTurns:
             if is_past and self._is_changed(message, thought is not None, at < last_user, at < last_answer, tools):
                 changed.append(at)
         found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE))
-        return Remarks(
-            untrue=tuple(f"{listed(who)}: {what}" for who, what in found if who),
-            starts=self.starts(rendered, messages, tools, set(chosen) - {*silent, *changed}),
-            plain=(f"{listed(nowhere)}: {REASONING_NOWHERE}",) if nowhere else (),
-        )
+        return [
+            *(HistoryWarning(f"{listed(who)}: {what}") for who, what in found if who),
+            *self.starts(rendered, messages, tools, set(chosen) - {*silent, *changed}),
+            *([f"{listed(nowhere)}: {REASONING_NOWHERE}"] if nowhere else []),
+        ]
 
     def starts(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Collection[int]
-    ) -> tuple[str, ...]:
-        """What is to be said about chosen turns that do not go on from their generation prompt."""
+    ) -> list[TurnStartWarning]:
+        """A warning for chosen turns that do not continue their generation prompt."""
         found: dict[str, list[int]] = {}
         for turn in rendered.turns:
             if turn.other_prompt and turn.message in chosen:
@@ -108,7 +108,7 @@ class PastTurns:
                     f"from there, so it trains a start that inference never gives. {remedy}"
                 )
                 found.setdefault(said, []).append(turn.message)
-        return tuple(f"{listed(who)}: {what}" for what, who in found.items())
+        return [TurnStartWarning(f"{listed(who)}: {what}") for what, who in found.items()]
 
     def _remedy(self, message: Mapping[str, Any], tools: Any) -> str:
         """What would make a turn of this kind go on from its prompt, as far as trying it on a small one tells."""

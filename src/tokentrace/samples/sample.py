@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from ..settings import items
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind, VersionSpan
+
+if TYPE_CHECKING:
+    from ..rendering.rendered import RenderedTokens
 
 IGNORE: Final = -100
 """The label of a token that carries no loss."""
@@ -72,7 +75,13 @@ class Sample:
     branch: int = -1
     """The branch of the trajectory; -1 where there is none."""
     notes: tuple[str, ...] = ()
-    """What is to be known about it before it is trained on."""
+    """What to know about it before it is trained on."""
+    warnings: tuple[Warning, ...] = ()
+    """Those of the notes that `build_supervised_sample` gives as warnings."""
+    rendered: RenderedTokens | None = None
+    """What it was rendered from, where a `SampleBuilder` made it; a stop token that it added is not in there."""
+    offset: int = 0
+    """The token of `rendered` that the row begins with: not 0 where its beginning was cut off."""
 
     def __post_init__(self) -> None:
         for name in ("ids", *_PER_TOKEN):
@@ -127,6 +136,11 @@ class Sample:
         """How many tokens carry loss."""
         return int(np.count_nonzero(self.mask))
 
+    @property
+    def trained_messages(self) -> list[int]:
+        """The messages that have tokens that carry loss, in order."""
+        return cast(list[int], np.unique(self.messages[self.mask & (self.messages >= 0)]).tolist())
+
     def slice(self, start: int, stop: int) -> Sample:
         """The tokens `start` to `stop` as a sample of their own."""
         if not _is_place(start) or not _is_place(stop) or not start <= stop <= len(self):
@@ -139,6 +153,7 @@ class Sample:
             ids=self.ids[start:stop],
             versions=_cut(self.versions, start, stop),
             completions=_cut(self.completions, start, stop),
+            offset=self.offset + start,
             **arrays,
         )
 
