@@ -37,9 +37,10 @@ from tokentrace.data.check.deviations import Cause
 from tokentrace.data.check.report import EXAMPLES
 from tokentrace.data.check.source_rows import SourceRows
 from tokentrace.data.check.turn_marks import TurnMarks
+from tokentrace.data.chunks import Row
 from tokentrace.data.conversations import Columns
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.sources import Row, find_sources
+from tokentrace.data.sources import find_sources
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Sample

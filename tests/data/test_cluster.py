@@ -27,11 +27,12 @@ import pytest
 
 from tests.data.generate import conversations, write_conversations
 from tokentrace.data import cluster as on_ray
-from tokentrace.data.chunks import part_file
+from tokentrace.data.chunks import CHUNK_ROWS, Chunk, plan
 from tokentrace.data.job import MANIFEST, Finished, Progress, parts_path, tokenize_files
-from tokentrace.data.sources import CHUNK_ROWS, Chunk, find_sources, plan
+from tokentrace.data.sources import find_sources
 from tokentrace.data.tables import Layout, schema, table_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
+from tokentrace.data.workers import part_file
 from tokentrace.errors import InputError, SampleError
 from tokentrace.pocket import POCKET
 

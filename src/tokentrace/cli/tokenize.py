@@ -361,7 +361,8 @@ def _show_rows(
     """The first rows that give samples, and what is wrong with those before that do not."""
     import tempfile
 
-    from ..data.sources import find_sources, plan, read_rows
+    from ..data.chunks import plan, read_rows
+    from ..data.sources import find_sources
     from ..data.tokenizing import RowTokenizer
     from ..show.rows import rows_page, rows_plain, rows_text
 

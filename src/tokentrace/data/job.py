@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from ..errors import InputError, SampleError, WriteError
 from ..files import lock, write_whole, writing
 from ..settings import instance, whole
-from .chunks import part_file, read_part
-from .sources import Chunk, Source, file_digest, find_sources, plan, tables
+from .chunks import Chunk, chunk_size, plan
+from .sources import Source, file_digest, find_sources, pyarrow
 from .tables import Layout, check_name, named_path, sample_writer
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
-from .workers import run_chunks
+from .workers import part_file, read_part, run_chunks
 
 MANIFEST: Final = "manifest.json"
 
@@ -97,7 +97,7 @@ def tokenize_files(
     here on processes of this machine, in `data.cluster` on Ray. Where the system refuses to write, WriteError names
     the file and how many rows are safe: the same call goes on with them.
     """
-    tables("pyarrow")
+    pyarrow()
     path = named_path(output)
     check_name(path)
     instance("settings", settings, TokenizeSettings, SampleError)
@@ -258,7 +258,7 @@ class _Work:
     @property
     def useful_workers(self) -> int:
         """How many processes have something to do; a small input is done sooner than a second one has started."""
-        chunks = sum(-(-source.size // source.chunk_size) for source in self.sources)
+        chunks = sum(-(-source.size // chunk_size(source)) for source in self.sources)
         return max(1, chunks // 4)
 
     def run(self, run: Callable[..., Iterable[tuple[Chunk, Counts]]], workers: int) -> Counts:
@@ -295,27 +295,18 @@ class _Work:
             for row, source in zip(self.described["sources"], self.sources, strict=True)
         ]
         metadata = {**self.described, "sources": sources, "counts": counts.described()}
-        writer = sample_writer(path, Layout(labels=self.settings.labels), metadata)
         try:
-            with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
-                for index in range(self.chunks):
-                    table, about = read_part(part_file(self.parts, index))
-                    _write_lines(bad_rows, about["bad"])
-                    writer.write(table)
-            has_bad = draft.stat().st_size > 0
-            if has_bad:
-                os.replace(draft, side)
-            else:
-                draft.unlink()
-                side.unlink(missing_ok=True)
-            writer.close()
-        except BaseException:
-            writer.abandon()
+            with sample_writer(path, Layout(labels=self.settings.labels), metadata) as write:
+                with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
+                    for index in range(self.chunks):
+                        table, about = read_part(part_file(self.parts, index))
+                        bad_rows.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in about["bad"])
+                        write(table)
+                has_bad = draft.stat().st_size > 0
+                if has_bad:
+                    os.replace(draft, side)
+                else:
+                    side.unlink(missing_ok=True)
+        finally:
             draft.unlink(missing_ok=True)
-            raise
         return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks)
-
-
-def _write_lines(file: IO[str], rows: Iterable[dict[str, Any]]) -> None:
-    for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")

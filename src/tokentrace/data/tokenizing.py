@@ -24,8 +24,9 @@ from ..settings import choose, instance, whole
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
+from .chunks import ROW_BYTES, Row
 from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
-from .sources import ROW_BYTES, Format, Row
+from .sources import Format
 
 _MANY_SETTINGS: Final = 32
 """Renderers are kept for so many combinations of template variables that rows bring along."""

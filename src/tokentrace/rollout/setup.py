@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
+from ..data.chunks import Row, plan, read_rows
 from ..data.conversations import without_nulls
-from ..data.sources import Format, Row, find_sources, plan, read_rows
+from ..data.sources import Format, find_sources
 from ..engines.protocol import Engine, EngineError, SamplingParams
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET

@@ -130,7 +130,7 @@ def build_supervised_sample(
 
     - `turns`: which assistant turns carry loss: ``"all"``, ``"last"``, or ``"flagged"`` (all but those whose message
       says ``"train": false`` or ``"weight": 0``); and none before message `since`.
-    - `parts`: which parts of them do: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (delimiters included), ``"stop"``.
+    - `parts`: which of their parts do: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters), ``"stop"``.
     - `roles`: whose messages do. For roles other than the assistant only the text carries loss, no scaffold.
     - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default as the renderer
       does it, with a `HistoryWarning` where that trains turns as inference never shows them.

@@ -19,7 +19,8 @@ from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
 from ...settings import whole
 from ...tokens.differences import common_prefix
-from ..sources import ROW_BYTES, Format, Row, Source, find_sources, plan, read_rows
+from ..chunks import ROW_BYTES, Row, plan, read_rows
+from ..sources import Format, Source, find_sources
 from ..tables import read_metadata
 from ..tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
