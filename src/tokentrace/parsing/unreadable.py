@@ -17,8 +17,8 @@ from typing import Any
 from ..conversation.forms import texts_of
 from ..formats.grammar import Style, TurnGrammar, Value
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, FieldPath
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
 from .values import Tools, read_value
 
 
@@ -62,10 +62,10 @@ def find_unreadable(
 ) -> list[Unreadable]:
     """What of the assistant messages cannot be read back. `forgeable`: delimiters that text of a field can spell."""
     schemas = Tools(tools)
-    spans: dict[int, list[tuple[int, int, Origin]]] = {}
+    spans: dict[int, list[tuple[int, int, FieldPath]]] = {}
     for start, end, origin in zip([0, *rendering.ends], rendering.ends, rendering.origins, strict=False):
-        if origin is not None and origin[0] == "messages" and len(origin) > 2:
-            spans.setdefault(int(origin[1]), []).append((start, end, origin[2:]))
+        if origin is not None and origin.message is not None and origin.path:
+            spans.setdefault(origin.message, []).append((start, end, origin.path))
     return [
         Unreadable(index, *reason)
         for index, message in enumerate(messages)
@@ -79,7 +79,7 @@ class _Message:
     """One message, and the spans of its fields: start, end, and the path within the message."""
 
     text: str
-    spans: list[tuple[int, int, Origin]]
+    spans: list[tuple[int, int, FieldPath]]
     message: Mapping[str, Any]
     grammar: TurnGrammar
     tools: Tools

@@ -37,6 +37,7 @@ from ..study.seams import STAND_IN_TOOL, BridgeRefusal
 from ..study.skeleton import Skeleton
 from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, sections
 from ..template.chat_template import Template, wrap_tools, wrap_variables
+from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
@@ -704,8 +705,8 @@ def _credit_content(rendering: Rendering, adapted: Adapted) -> None:
     """Text that was put into a part for the template's sake is the content that was given."""
     if adapted.wrapped:
         rendering.origins = [
-            ("messages", origin[1], "content")
-            if origin is not None and origin[2:3] == ("content",) and origin[1] in adapted.wrapped
+            Origin.of(origin.message, "content")
+            if origin is not None and origin.message in adapted.wrapped and origin.field == "content"
             else origin
             for origin in rendering.origins
         ]
