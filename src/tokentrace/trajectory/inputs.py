@@ -7,7 +7,8 @@ Every function here either returns exactly what was given, in the trajectory's o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -17,18 +18,12 @@ from ..errors import TrajectoryError, shown
 from ..settings import items
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .turns import LogprobKind, VersionSpan
+from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Version, VersionLike, VersionSpan
 
 INT32_MAX: Final = 2**31 - 1
 POSITIVE_NOISE: Final = 1e-4
 """How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
 
-IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
-KindsLike: TypeAlias = Kind | int | Sequence[int] | npt.NDArray[Any]
-LogprobsLike: TypeAlias = Sequence[float] | npt.NDArray[Any]
-Version: TypeAlias = str | int
-VersionLike: TypeAlias = Version | Sequence[tuple[Version, int, int]] | None
-SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 
 _KIND_COUNT: Final = len(Kind)
@@ -179,6 +174,18 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
             raise TrajectoryError(f"{what} names message {message} of {messages}: say how many with messages=")
         reached = last
     return np.array(rows, np.int32).reshape(-1, 3)
+
+
+def owner_spans(owners: npt.ArrayLike, length: int) -> list[tuple[int, int, int]]:
+    """The runs of tokens that belong to one message, as spans, from the message of each token (-1 for none)."""
+    given = np.asarray(owners)
+    if given.dtype.kind not in "iu" or given.shape != (length,):
+        raise TrajectoryError(
+            f"bridge.messages must be {length} integers, one for each new id, not {given.dtype} of shape {given.shape}"
+        )
+    cuts = [0, *(np.flatnonzero(given[1:] != given[:-1]) + 1).tolist(), length]
+    runs = ((start, stop, int(given[start])) for start, stop in pairwise(cuts) if start < stop)
+    return [run for run in runs if run[2] != -1]
 
 
 def from_position(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.kinds import Kinds
-from ..tokens.tokenizer import Ids
+from ..tokens.kinds import Kind
+
+IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
+KindsLike: TypeAlias = Kind | int | Sequence[int] | npt.NDArray[Any]
+LogprobsLike: TypeAlias = Sequence[float] | npt.NDArray[Any]
+Version: TypeAlias = str | int
+VersionLike: TypeAlias = Version | Sequence[tuple[Version, int, int]] | None
+SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 
 
 class LogprobKind(StrEnum):
@@ -112,28 +119,22 @@ class Branch:
     """Why the history was rewritten; empty for the first branch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How a branch began."""
-
-    parent: int
-    cause: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ContextWrite:
     """Tokens that were put into a stream: a first prompt, a rewritten one, or what came after a completion."""
 
     branch: int
     start: int
-    ids: Ids
-    kinds: Kinds
+    ids: IdsLike
+    kinds: KindsLike
     spans: npt.NDArray[np.int32]
     """Rows of stream positions and message number."""
     messages: int
     """How many messages the conversation holds after it."""
-    opening: Opening | None
-    """Set where this write made the branch."""
+    parent: int | None = None
+    """Set where this write makes the branch: the branch that owns the token before `start`, -1 for none."""
+    cause: str = ""
+    """Why it makes a branch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,14 +143,15 @@ class CompletionWrite:
 
     branch: int
     start: int
-    ids: Ids
-    logprobs: npt.NDArray[np.float32] | None
+    ids: IdsLike
+    logprobs: LogprobsLike | None
     finish_reason: str
-    version: str | int | tuple[VersionSpan, ...] | None
+    version: VersionLike
     sampling_json: str | None
     continues: bool
-    logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
+    logprobs_kind: LogprobKind | str = LogprobKind.UNKNOWN
     cached_tokens: int | None = None
 
 
 Write = ContextWrite | CompletionWrite
+"""What the ledger records, and what a trajectory is made of. `Trajectory.writes` gives those made, with arrays."""
