@@ -6,6 +6,7 @@ docs/rows.md is the specification of the columns.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,19 @@ METADATA_KEY: Final = "tokentrace"
 GROUP_TOKENS: Final = 1 << 20
 GROUP_ROWS: Final = 4096
 """A row group is closed when it has this many rows, or tokens."""
+
+
+_PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
+    "input_ids": ("ids", np.int32),
+    "loss_mask": ("mask", np.bool_),
+    "labels": ("labels", np.int32),
+    "message_indices": ("messages", np.int32),
+    "kinds": ("kinds", np.uint8),
+    "parts": ("parts", np.uint8),
+    "logprobs": ("logprobs", np.float32),
+    "advantages": ("advantages", np.float32),
+}
+"""Columns with an entry for each token: the attribute of a `Sample`, and its type in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +81,9 @@ class Place:
 def schema(layout: Layout) -> Any:
     """The Arrow schema of a file of samples."""
     pa = pyarrow()
+    has = dataclasses.asdict(layout)
     fields = [
-        ("input_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        *([("labels", pa.list_(pa.int32()))] if layout.labels else []),
-        ("message_indices", pa.list_(pa.int32())),
-        ("kinds", pa.list_(pa.uint8())),
-        *([("parts", pa.list_(pa.uint8()))] if layout.parts else []),
-        *([("logprobs", pa.list_(pa.float32()))] if layout.logprobs else []),
-        *([("advantages", pa.list_(pa.float32()))] if layout.advantages else []),
+        *((name, pa.list_(pa.from_numpy_dtype(kind))) for name, (_, kind) in _PER_TOKEN.items() if has.get(name, True)),
         ("num_tokens", pa.int32()),
         ("num_trained", pa.int32()),
         ("num_messages", pa.int32()),
@@ -117,15 +125,9 @@ def samples_table(
         values = pa.array(flat, from_pandas=False)
         return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(missing) if missing.any() else None)
 
+    made = schema(layout)
     columns: dict[str, Any] = {
-        "input_ids": lists("ids", np.int32),
-        "loss_mask": lists("mask", np.bool_),
-        "labels": lists("labels", np.int32) if layout.labels else None,
-        "message_indices": lists("messages", np.int32),
-        "kinds": lists("kinds", np.uint8),
-        "parts": lists("parts", np.uint8) if layout.parts else None,
-        "logprobs": lists("logprobs", np.float32) if layout.logprobs else None,
-        "advantages": lists("advantages", np.float32) if layout.advantages else None,
+        **{name: lists(*about) for name, about in _PER_TOKEN.items() if name in made.names},
         "num_tokens": np.diff(offsets),
         "num_trained": np.asarray([sample.trained for sample in samples], np.int32),
         "num_messages": np.asarray([place.messages for place in where], np.int32),
@@ -144,7 +146,6 @@ def samples_table(
             for sample in samples
         ],
     }
-    made = schema(layout)
     return pa.table({field.name: pa.array(columns[field.name], field.type) for field in made}, schema=made)
 
 
@@ -156,14 +157,13 @@ def _filled(sample: Sample, name: str, dtype: Any) -> Any:
 def table_samples(table: Any) -> Iterator[Sample]:
     """The samples of a table that `samples_table` made, or of a batch of its rows."""
     for row in _rows(table):
+        arrays = {
+            attribute: row[name].astype(kind, copy=False)
+            for name, (attribute, kind) in _PER_TOKEN.items()
+            if row.get(name) is not None and name != "labels"
+        }
         yield Sample(
-            ids=row["input_ids"].astype(np.int32, copy=False),
-            mask=row["loss_mask"].astype(np.bool_, copy=False),
-            messages=row["message_indices"].astype(np.int32, copy=False),
-            kinds=row["kinds"].astype(np.uint8, copy=False),
-            parts=row.get("parts"),
-            logprobs=row.get("logprobs"),
-            advantages=row.get("advantages"),
+            **arrays,
             reward=row.get("reward"),
             versions=tuple(
                 VersionSpan(json.loads(span["version"]), span["start"], span["stop"])
@@ -179,9 +179,6 @@ def table_samples(table: Any) -> Iterator[Sample]:
         )
 
 
-_ARRAYS: Final = ("input_ids", "loss_mask", "message_indices", "kinds", "parts", "logprobs", "advantages")
-
-
 def _rows(table: Any) -> Iterator[dict[str, Any]]:
     """Rows as dicts; lists of numbers as arrays."""
     names = list(table.schema.names)
@@ -193,7 +190,7 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {}
         for name, column in zip(names, columns, strict=True):
             value = column[at]
-            if name in _ARRAYS:
+            if name in _PER_TOKEN:
                 row[name] = value.values.to_numpy(zero_copy_only=False) if value.is_valid else None
             else:
                 row[name] = value.as_py()
