@@ -588,7 +588,7 @@ MALFORMED: dict[str, tuple[Any, str, str]] = {
                  "InputError", "message 1, tool_calls.0.function.name"),
     "template refusal": ({"messages": [{"role": "user", "content": "REFUSE"}, {"role": "assistant", "content": "x"}]},
                          "TemplateError", "no thanks"),
-    "too deep": ("[" * 20_000 + "]" * 20_000, "unreadable", "not to be read"),
+    "too deep": ("[" * 20_000 + "]" * 20_000, "unreadable", "cannot be read"),
     "10 MB": ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "unreadable", "over the limit"),
 }  # fmt: skip
 

@@ -169,7 +169,7 @@ def test_bad_lines_are_reported_with_their_numbers_and_lose_nothing_else(tmp_pat
     assert [row.value for row in rows if row.problem is None] == ROWS
     problems = {row.line: row.problem for row in rows if row.problem is not None}
     assert sorted(problems) == [2, 4, 6, 8, 10]
-    assert problems[4] == "not UTF-8: byte 6 of the row is no text"
+    assert problems[4] == "not UTF-8: byte 6 of the row is not text"
     assert "not valid JSON" in (problems[2] or "")
 
 

@@ -40,7 +40,7 @@ class Chunk:
     stop: int
     rows: int
     size: int
-    """How much of the source it is, in the unit of `Source.size`."""
+    """How much of the source it is, in the units of `Source.size`."""
     lines: tuple[tuple[int, int, int], ...] = ()
     """Elements of an array: where each begins and ends, and on which line."""
     group: int = -1
@@ -108,7 +108,7 @@ def _lines_chunk(first: int, start: int, stop: int, rows: int, oversized: bool =
 
 
 _MARKS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\Z)|[\[\]{},\n]', re.DOTALL)
-"""What an array is taken apart by: strings, which hide the rest, brackets, commas and line ends."""
+"""What splits an array: brackets, commas and line ends, outside of strings."""
 
 
 def _plan_elements(source: Source, limit: int) -> Iterator[dict[str, Any]]:
@@ -241,9 +241,9 @@ def _parsed(text: bytes, number: int, line: int) -> Row:
     except json.JSONDecodeError as error:
         return Row(number, line + error.lineno - 1, problem=f"not valid JSON: {error.msg} (column {error.colno})")
     except UnicodeDecodeError as error:
-        return Row(number, line, problem=f"not UTF-8: byte {error.start} of the row is no text")
+        return Row(number, line, problem=f"not UTF-8: byte {error.start} of the row is not text")
     except (RecursionError, ValueError) as error:
-        return Row(number, line, problem=f"not to be read: {error}")
+        return Row(number, line, problem=f"cannot be read: {error}")
 
 
 def _read_table(chunk: Chunk, limit: int) -> Iterator[Row]:

@@ -46,7 +46,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file with rows. `name` is what people know it by; `path` is where it is read, perhaps unpacked."""
+    """A file with rows. `name` is what the user called it; `path` is where it is read, perhaps unpacked."""
 
     name: str
     path: str
@@ -60,12 +60,12 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of its bytes (unpacked), and so another one whenever they are. Read from beginning to end."""
+        """The SHA-256 of its (unpacked) bytes, read from beginning to end."""
         return self.hashed or file_digest(self.path)
 
 
 def file_digest(path: str, progress: Callable[[int], None] | None = None) -> str:
-    """The SHA-256 of a file, read a little at a time; `progress` is told how many bytes more are done."""
+    """The SHA-256 of a file, read a little at a time; `progress` gets the number of bytes of each step."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_BLOCK))
     with reading(path), open(path, "rb", buffering=0) as file:
@@ -78,7 +78,7 @@ def file_digest(path: str, progress: Callable[[int], None] | None = None) -> str
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """What the system says about a source that cannot be read, as an InputError with its name."""
+    """A system error while a source is read becomes an InputError with its name."""
     try:
         yield
     except OSError as error:
@@ -91,14 +91,14 @@ def reading(name: str) -> Iterator[None]:
 def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None) -> list[Source]:
     """The files that inputs name: files, folders, ``datasets`` saved to disk, hub names, ``-`` for stdin.
 
-    What is packed or comes from stdin is unpacked into `spool`. InputError says what cannot be read and what can.
+    Packed files and stdin are unpacked into `spool`. InputError says what cannot be read, and what can.
     """
     if isinstance(inputs, (str, os.PathLike)):
         inputs = [os.fspath(inputs)]
     if not isinstance(inputs, Iterable) or not (inputs := [_named(given) for given in inputs]):
         raise InputError("no input was given: name files, folders, or '-' for stdin")
     if split is not None and not isinstance(split, str):
-        raise InputError(f"split is the name of one, not {shown(split)}")
+        raise InputError(f"split must be the name of a split, not {shown(split)}")
     found: list[Source] = []
     for given in inputs:
         found += _sources(given, spool, split, len(found))
@@ -157,7 +157,7 @@ def _files(folder: Path, given: str, split: str | None) -> list[Path]:
 
 
 def _of_split(path: Path, split: str) -> bool:
-    """Whether a file is of a split, by the names that hubs use: ``train-00000-of-00001.parquet``, ``train/x.jsonl``."""
+    """Whether a file belongs to a split, by the usual names: ``train-00000-of-00001.parquet``, ``train/x.jsonl``."""
     words = [re.split(r"[-_.]", part)[0] for part in path.parts]
     return split in words
 
@@ -190,14 +190,14 @@ def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise InputError(f"{name!r} is no file here; to fetch it from the hub, install tokentrace[hub]") from None
+        raise InputError(f"{name!r} is not a file here; to fetch it from the hub, install tokentrace[hub]") from None
     patterns = [f"*{suffix}" for suffix in (*_LINES, ".json", *_TABLES)]
     patterns += [f"*{suffix}{packed}" for suffix in (*_LINES, ".json") for packed in _PACKED]
     try:
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:
         raise InputError(
-            f"{name!r} is no file here and could not be fetched from the hub: {type(error).__name__}: {error}"
+            f"{name!r} is not a file here and could not be fetched from the hub: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -248,7 +248,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _unpacked(name: str, stream: IO[bytes], spool: Path, count: int, given: str = "") -> Source:
-    """A copy of what a stream says, with its hash."""
+    """An unpacked copy of a stream, with its hash."""
     path = spool / f"source-{count:05d}{Path(name).suffix or '.json'}"
     digest = hashlib.sha256()
     with writing(path):

@@ -1,4 +1,4 @@
-"""Rows of a dataset to samples: the one function that the local job, Ray and the check of a dataset share."""
+"""Rows of a dataset to samples: what the local job, Ray and the check of a dataset share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .conversations import Columns, Conversation, conversation_of, plain_values,
 from .sources import Format
 
 _MANY_SETTINGS: Final = 32
-"""Renderers are kept for so many combinations of template variables that rows bring along."""
+"""For how many combinations of the rows' own template variables a renderer is kept."""
 
 
 _NOT_DESCRIBED: Final = ("tokenizer", "chat_template", "samples")
@@ -47,14 +47,14 @@ class TokenizeSettings:
     control_tokens: str = "literal"
     messages: str = "adapt"
     lost: str = "error"
-    """What becomes of a row of which some text reaches no token: ``"error"`` makes it a bad row, ``"warn"`` notes it on
-    the samples, ``"ignore"`` says nothing."""
+    """What to do with a row whose text does not all reach a token: ``"error"`` makes it a bad row, ``"warn"`` adds a
+    note to its samples, ``"ignore"`` does nothing."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     samples: SampleSettings = field(default_factory=SampleSettings)
     columns: Columns = field(default_factory=Columns)
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """The tools of rows that bring none."""
+    """The tools of rows that have none of their own."""
     parse_arguments: bool = False
     """Parse arguments that are JSON strings before the template sees them, as inference servers do."""
     max_length: int | None = None
@@ -87,7 +87,7 @@ class TokenizeSettings:
         try:
             json.dumps(self.described())
         except (TypeError, ValueError, RecursionError) as error:
-            raise SampleError(f"settings have to be what JSON can hold: {error}") from None
+            raise SampleError(f"settings must be what JSON can hold: {error}") from None
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them."""
@@ -165,7 +165,7 @@ class RowResult:
 
 
 class RowTokenizer:
-    """Makes samples of rows. Errors of a row are its own: they never end a run."""
+    """Makes samples of rows. An error in a row is part of its result, and never ends a run."""
 
     def __init__(self, settings: TokenizeSettings) -> None:
         self.settings = settings
@@ -259,7 +259,7 @@ class RowTokenizer:
         return Conversation(messages, tools, found.completion_from, found.variables)
 
     def described(self) -> dict[str, Any]:
-        """What made the samples: for the metadata of a file, and to tell whether a run can go on."""
+        """What made the samples: for the metadata of a file, and to tell whether a run can be continued."""
         return {
             "tokentrace": version("tokentrace"),
             "tokenizer": self.renderer.tokenizer.name,
@@ -281,7 +281,7 @@ def _nothing_trained(conversation: Conversation) -> str:
 
 
 def _has_text_arguments(value: Any) -> bool:
-    """Whether a row has tool calls with arguments that are strings, wherever they stand."""
+    """Whether a row has tool calls with arguments that are strings, anywhere in it."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -291,7 +291,7 @@ def _has_text_arguments(value: Any) -> bool:
 
 @dataclass(slots=True)
 class Counts:
-    """What a run came to."""
+    """The counts of a run."""
 
     rows: int = 0
     samples: int = 0
@@ -301,7 +301,7 @@ class Counts:
     left_out: int = 0
     """Samples of expanded rows that were left out beside others that were kept."""
     notes: Counter[str] = field(default_factory=Counter)
-    """How many samples each note is about, without the messages it names."""
+    """How many samples have each note; the messages that a note names are left off."""
 
     def add(self, one: RowResult) -> None:
         self.rows += 1
@@ -335,7 +335,7 @@ class Counts:
 
 
 def without_place(note: str) -> str:
-    """A note without the messages it is about, or the numbers of a cut: what it says in general."""
+    """A note without the messages it names, or the numbers of a cut."""
     head, colon, rest = note.partition(": ")
     if colon and head.startswith("message"):
         return rest

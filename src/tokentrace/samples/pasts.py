@@ -22,7 +22,7 @@ from ..template.trace import Rendering
 
 Messages = Sequence[Mapping[str, Any]]
 TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
-"""Has reasoning, tags of it in the content, content (its outline), calls; a user speaks later, an answer follows;
+"""Has reasoning, has it in the content, the content (its outline), has calls; a user speaks later, an answer follows;
 there are tools."""
 
 REASONING_LEFT_OUT: Final = (
@@ -36,7 +36,7 @@ WRITTEN_OTHERWISE: Final = (
 )
 
 _SHOWN: Final = 48
-"""So many characters of a prompt are shown, the last ones."""
+"""How many characters of a prompt are shown, from its end."""
 
 _USER: Final = {"role": "user", "content": "question"}
 _ANSWER: Final = {"role": "assistant", "content": "reply"}
@@ -57,7 +57,7 @@ Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
 
 
 class PastTurns:
-    """What becomes of turns that are no longer the last, for one renderer."""
+    """How one renderer writes turns that are no longer the last."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer.silent()
@@ -112,7 +112,7 @@ class PastTurns:
         return [TurnStartWarning(f"{listed(who)}: {what}") for what, who in found.items()]
 
     def _remedy(self, message: Mapping[str, Any], tools: Any) -> str:
-        """What would make a turn of this kind go on from its prompt, as far as trying it on a small one tells."""
+        """What would make a turn of this kind continue its prompt, as far as trying it on a small turn shows."""
         kind = (reasoning_of(message) is not None, bool(message.get("tool_calls")), bool(tools))
         if kind not in self._remedies:
             thought, called, _ = kind
@@ -140,7 +140,7 @@ class PastTurns:
                 turn["tool_calls"] = [_CALL]
             try:
                 self._thinking[kind] = "thought" in self._asked([_USER, turn], tools=tools).text
-            except TokentraceError:  # the template refuses the probe: all that is known is that this row left it out
+            except TokentraceError:  # the template refuses it: only this row, which left it out, is known
                 self._thinking[kind] = True
         return self._thinking[kind]
 
@@ -158,7 +158,7 @@ class PastTurns:
         return self._changed[kind]
 
     def _probe(self, kind: TurnKind, tools: Any) -> bool:
-        """Whether a turn of this kind is written otherwise when others follow; False where none of it can be shown."""
+        """Whether a turn of this kind is written differently when others follow; False if the template refuses it."""
         thought, inline, spoken, called, user_follows, answered, _ = kind
         turn: dict[str, Any] = {"role": "assistant", "content": spoken}
         if inline:
@@ -182,8 +182,8 @@ class PastTurns:
     def as_asked(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
         """A conversation up to an assistant's turn, with the history that the prompt for that turn shows.
 
-        Some templates write what comes before a turn otherwise once it is there: Harmony's leaves out the reasoning
-        beside calls that are answered, Mistral's the system message. Then the turn is put after its prompt's history.
+        Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
+        calls that are answered, Mistral's the system message. Then the turn is put after the history of its prompt.
         """
         renderer, at = self._renderer, len(messages) - 1
         own = next((section for section in sections(rendered.rendering) if section.message == at), None)
@@ -229,7 +229,7 @@ def _goes_on(renderer: Renderer, thought: bool, called: bool, tools: Any) -> boo
 
 
 def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTokens:
-    """A probe, with arguments as a mapping or, where the template wants that, as a JSON string."""
+    """A small conversation, with arguments as a mapping or, if the template refuses that, as a JSON string."""
     try:
         return renderer.render(messages, tools=tools)
     except TokentraceError:
@@ -237,7 +237,7 @@ def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTok
 
 
 def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
-    """What a prompt shows up to its generation prompt, then a rendering from `start` on."""
+    """A prompt up to its generation prompt, then another rendering from `start` on."""
     out = Rendering(asked.text[: asked.tail] + whole.text[start:])
     shift = asked.tail - start
     for source, first, last, moved in ((asked, 0, asked.tail, 0), (whole, start, len(whole.text), shift)):
@@ -253,7 +253,7 @@ def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
 
 
 def _outline(content: Any) -> str:
-    """A short text that begins and ends with the same white space, some of which templates strip off the past."""
+    """A short text that begins and ends with the same white space, which some templates strip off past turns."""
     if not isinstance(content, str) or not content.strip():
         return "answer" if content else ""
     head, tail = content[:8], content[-8:]
@@ -261,7 +261,7 @@ def _outline(content: Any) -> str:
 
 
 def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], rendered: RenderedTokens) -> bool:
-    """Whether a message's reasoning stands in the rendering."""
+    """Whether a message's reasoning is in the rendering."""
     reasoning, field = thought
     if field != "content":
         return (at, field) in shown

@@ -1,4 +1,4 @@
-"""Samples: rows for a trainer, from trajectories and from conversations alike."""
+"""Samples: rows for a trainer, from trajectories and from conversations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IGNORE: Final = -100
 
 _PER_TOKEN: Final = ("mask", "messages", "kinds", "parts", "logprobs", "advantages")
 _CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "parts": "iu"}
-"""The kind of number that each array holds; floats where nothing is said."""
+"""The kind of number that each array holds; floats by default."""
 Span = TypeVar("Span", VersionSpan, "CompletionSpan")
 
 
@@ -69,7 +69,7 @@ class Sample:
     versions: tuple[VersionSpan, ...] = ()
     """Which weights sampled which tokens; positions are those of the row."""
     completions: tuple[CompletionSpan, ...] = ()
-    """What the engine returned at once, with what was sampled how; empty for rows of conversations."""
+    """What the engine returned at once, and how it was sampled; empty for rows of conversations."""
     name: str = ""
     """What it was made from: the name of a trajectory, the file of a conversation."""
     branch: int = -1
@@ -103,7 +103,7 @@ class Sample:
             for span in spans:
                 if not _is_place(span.start) or not _is_place(span.stop) or not span.start <= span.stop <= len(self):
                     where = f"{shown(span.start)}..{shown(span.stop)}"
-                    raise SampleError(f"{name}: a span of {where} lies outside of the {len(self)} tokens")
+                    raise SampleError(f"{name}: a span of {where} is outside the {len(self)} tokens")
 
     @property
     def token_ids(self) -> list[int]:
@@ -144,7 +144,7 @@ class Sample:
     def slice(self, start: int, stop: int) -> Sample:
         """The tokens `start` to `stop` as a sample of their own."""
         if not _is_place(start) or not _is_place(stop) or not start <= stop <= len(self):
-            raise SampleError(f"{shown(start)}..{shown(stop)} is no part of {len(self)} tokens")
+            raise SampleError(f"{shown(start)}..{shown(stop)} is not a range of the {len(self)} tokens")
         arrays: dict[str, Any] = {
             name: getattr(self, name)[start:stop] for name in _PER_TOKEN if getattr(self, name) is not None
         }
@@ -180,7 +180,7 @@ _WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
 
 
 def as_samples(samples: Any) -> list[Sample]:
-    """Samples in a row, checked: `SampleError` where there is none, or something else."""
+    """A list of samples, checked: `SampleError` where it is empty, or holds something else."""
     if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
         raise SampleError(f"samples must be a list of samples, not {_described(samples)}")
     found = items("samples", samples, SampleError)

@@ -44,14 +44,14 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 
 
 def as_kinds(value: KindsLike, length: int, what: str, *, allowed: frozenset[Kind], skip: int = 0) -> Kinds:
-    """One kind a token, as uint8; a single kind stands for all. The first `skip` may be of any kind."""
+    """One kind for each token, as uint8; a single kind is for all. The first `skip` may be of any kind."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         codes = np.full(1, value, np.int64) if abs(int(value)) <= INT32_MAX else np.full(1, -1, np.int64)
         _refuse_kinds(codes, what, allowed, 0)
         return np.full(length, int(value), np.uint8)
     given = _integers(value, what)
     if len(given) != length:
-        raise TrajectoryError(f"{what} has {len(given)} entries for {length} tokens: give one kind a token")
+        raise TrajectoryError(f"{what} has {len(given)} entries for {length} tokens: give one for each token")
     _refuse_kinds(given[:skip], what, _ALL_KINDS, 0)
     _refuse_kinds(given[skip:], what, allowed, skip)
     return given.astype(np.uint8, copy=False)
@@ -62,7 +62,7 @@ def _refuse_kinds(codes: npt.NDArray[Any], what: str, allowed: frozenset[Kind], 
         return
     if int(codes.min()) < 0 or int(codes.max()) >= _KIND_COUNT:
         where = int(((codes < 0) | (codes >= _KIND_COUNT)).argmax())
-        raise TrajectoryError(f"{what}[{where + offset}] is {int(codes[where])}, which is no Kind")
+        raise TrajectoryError(f"{what}[{where + offset}] is {int(codes[where])}, which is not a Kind")
     for kind in _ALL_KINDS - allowed:
         if (codes == kind).any():
             where = int((codes == kind).argmax())
@@ -76,7 +76,7 @@ _WHY_NOT: Final = {
 
 
 def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
-    """One logprob a sampled token, as float32; float32 is kept bit for bit."""
+    """One logprob for each sampled token, as float32; float32 is kept bit for bit."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.kind not in "fiu":
             raise TrajectoryError(f"logprobs must be a row of floats, not {value.dtype} of shape {value.shape}")
@@ -87,8 +87,8 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
                 where = next(k for k, one in enumerate(value) if type(one) is kind)
                 advice = "a missing logprob cannot be recorded; " if kind is type(None) else ""
                 raise TrajectoryError(
-                    f"logprobs[{where}] is {shown(value[where])}, no number: {advice}ask the engine for logprobs, or "
-                    "make the trajectory with logprobs=False"
+                    f"logprobs[{where}] is {shown(value[where])}, not a number: {advice}ask the engine for logprobs, "
+                    "or make the trajectory with logprobs=False"
                 )
         try:
             given = np.array(value, np.float64)
@@ -110,7 +110,7 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
 
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
-    """Of which distribution the logprobs of a completion are."""
+    """The distribution that the logprobs of a completion are of."""
     if not isinstance(value, str) or value not in set(LogprobKind):
         raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}")
     kind = LogprobKind(value)
@@ -208,7 +208,7 @@ def as_count(value: Any, what: str) -> int:
 
 
 def json_text(value: Any, what: str) -> str:
-    """`value` as JSON text that gives back an equal value; whatever JSON would change is refused."""
+    """`value` as JSON text that gives back an equal value; what JSON would change is refused."""
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
         same = bool(from_json(text) == value)
@@ -231,7 +231,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _integers(value: Any, what: str) -> npt.NDArray[Any]:
@@ -244,7 +244,7 @@ def _integers(value: Any, what: str) -> npt.NDArray[Any]:
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(k for k, one in enumerate(value) if type(one) is kind)
-            raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, no integer")
+            raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, not an integer")
     try:
         return np.array(value, np.int64)
     except OverflowError as error:

@@ -1,7 +1,7 @@
 """Ledger: what a trajectory consists of, and the only three ways to add to it: open a branch, add context, add a
 completion.
 
-Each write is checked as a whole, then there is room made, then it is done: a write that fails has changed nothing.
+Each write is first checked as a whole, then memory is reserved, then it is done: a write that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tree import Node, Tree
 from .turns import CompletionWrite, ContextWrite, LogprobsLike, Turn, VersionSpan, Write
 
 UNFINISHED: Final = frozenset({"abort", "length"})
-"""Finish reasons after which a completion may go on with the same message."""
+"""Finish reasons after which a completion may continue the same message."""
 
 LATER_KINDS: Final = frozenset({Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC})
 PROMPT_KINDS: Final = LATER_KINDS | {Kind.PROMPT}
@@ -104,7 +104,7 @@ class Ledger:
         if not continues and self.log.row(node.writes[-1]).is_turn:
             raise TrajectoryError(
                 f"branch {write.branch} ends with a completion: append what the engine was given after it, or say "
-                "continues=True where it goes on with an unfinished message"
+                "continues=True where it continues an unfinished message"
             )
         after = as_count(message + 1, "the number of messages")
         kinds = np.full(len(ids), Kind.SAMPLED, np.uint8)
@@ -173,24 +173,24 @@ class Ledger:
         return as_logprobs(logprobs, count)
 
     def _continued(self, node: Node) -> int:
-        """The message that a completion with `continues` goes on with."""
+        """The message that a completion with `continues` continues."""
         for number in reversed(node.writes):
             row = self.log.row(number)
             if row.is_turn:
                 reason = self.log.detail(row).finish_reason
                 if reason not in UNFINISHED and row.stop > row.start:
                     raise TrajectoryError(
-                        f'the turn before finished with "{reason}": a message goes on only after "abort" or "length"'
+                        f'the turn before finished with "{reason}": a message continues only after "abort" or "length"'
                     )
                 if row.messages != node.messages:
                     raise TrajectoryError("new messages came after the turn before: leave continues out")
                 return row.first
-        raise TrajectoryError("there is no turn before in this branch to go on with: leave continues out")
+        raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
 
     # -- reading
 
     def messages_at(self, branch: int, position: int) -> int:
-        """How many messages the writes hold that lie whole before `position` of a stream."""
+        """How many messages are in the writes that end at or before `position` of a stream."""
         owner = self.tree.owner(branch, position)
         if owner < 0:
             return 0

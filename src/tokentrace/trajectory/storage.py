@@ -26,9 +26,9 @@ from .trajectory import Trajectory
 from .turns import CompletionWrite, ContextWrite, LogprobKind, Write
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
-"""No text begins like this, and a transfer that changes line ends breaks it."""
+"""No text begins like this, and a transfer that changes line ends damages it."""
 VERSION: Final = 2
-"""What is written. Version 1 has no `logprobs_kind` and no `cached_tokens`, and is read as not knowing them."""
+"""The version that is written. Version 1, which is still read, has no `logprobs_kind` and no `cached_tokens`."""
 
 _VERSION = struct.Struct("<I")
 _HEAD = struct.Struct("<QB")  # length of the payload, type
@@ -161,7 +161,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
         except TrajectoryError as error:
             raise TrajectoryError(f"{place} is whole but wrong: {error}") from error
         except (ValueError, RecursionError) as error:
-            raise TrajectoryError(f"{place} is whole but no JSON: {error}") from error
+            raise TrajectoryError(f"{place} is whole but its JSON is not valid: {error}") from error
         position, number = stop, number + 1
     if trajectory is None:
         return Loaded(Trajectory(), ending, 0, 0, total, problem, version)
@@ -207,7 +207,7 @@ def _split(payload: memoryview) -> tuple[dict[str, Any], memoryview]:
         raise TrajectoryError(f"its JSON of {length} bytes is longer than the record")
     small = from_json(bytes(payload[_JSON_LENGTH.size : _JSON_LENGTH.size + length]))
     if not isinstance(small, dict):
-        raise TrajectoryError("its JSON is no object")
+        raise TrajectoryError("its JSON is not an object")
     return small, payload[_JSON_LENGTH.size + length :]
 
 
@@ -242,7 +242,7 @@ def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int
     if kind == RecordType.COMPLETION:
         sampling = small["sampling"]
         if sampling is not None and not isinstance(sampling, dict):
-            raise TrajectoryError("sampling is no object")
+            raise TrajectoryError("sampling is not an object")
         return CompletionWrite(
             branch=branch,
             start=start,
@@ -333,18 +333,18 @@ class TrajectoryFile:
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str]) -> TrajectoryFile:
-        """Load a file and go on with it. The rest of a record that was cut off is removed by the next write.
+        """Load a file and continue it. The rest of a record that was cut off is removed by the next write.
 
-        A file of an older version is written anew in this one. A file that is damaged, rather than cut off, is
-        refused: whole records may follow the damage.
+        A file of an older version is rewritten in this one. A file that is damaged, rather than cut off, is refused:
+        whole records may follow the damage.
         """
         loaded = load_trajectory(path)
         if loaded.ending is Ending.DAMAGED or not loaded.good_bytes:
             raise TrajectoryError(
-                f"{os.fspath(path)} cannot be gone on with: {loaded.problem or 'it has no header'}; load_trajectory() "
+                f"{os.fspath(path)} cannot be continued: {loaded.problem or 'it has no header'}; load_trajectory() "
                 "gives what comes before, to be saved under another name"
             )
-        if loaded.version != VERSION:  # a file has one version: what is added must be of the one it says
+        if loaded.version != VERSION:  # a file has one version
             save_trajectory(loaded.trajectory, path)
             return cls(path, loaded.trajectory, written=loaded.writes, size=Path(path).stat().st_size)
         return cls(path, loaded.trajectory, written=loaded.writes, size=loaded.good_bytes)

@@ -104,8 +104,8 @@ class Trajectory:
     ) -> None:
         """Record what was put after the stream: tool results, scaffold, a generation prompt, a synthetic close.
 
-        It brings `messages` new messages. `message_spans` are rows ``(start, stop, message)``: positions in
-        `new_ids`, and the number of the new message, counted from 0. The cost is that of what is new.
+        It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`, and
+        the number of the new message, counted from 0. The cost depends on the new ids alone.
         """
         index = self._index(branch)
         node = self._tree.nodes[index]
@@ -116,7 +116,7 @@ class Trajectory:
         self._ledger.record(ContextWrite(index, node.stop, ids, kinds, spans, node.messages + added))
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
-        """Record the new tokens of a bridge that was made for this very stream."""
+        """Record the new tokens of a bridge that was made for this stream."""
         node = self._tree.nodes[self._index(branch)]
         if not hasattr(bridge, "stream_length"):
             raise TrajectoryError(f"append_bridge takes what a renderer's bridge() returned, not {shown(bridge)}")
@@ -149,11 +149,11 @@ class Trajectory:
     ) -> Turn:
         """Record the tokens that an engine returned for the stream as its prompt.
 
-        `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion where
-        they changed on the way. `logprobs_kind` says of which distribution the logprobs are, and `sampling` with which
-        temperature, top-p and top-k they were sampled: without these two a logprob is a number of unknown meaning.
+        `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion if they
+        changed during it. `logprobs_kind` says of which distribution the logprobs are, and `sampling` with which
+        temperature, top-p and top-k they were sampled: without both, the meaning of a logprob is unknown.
         `cached_tokens` is how many ids of the prompt the engine had cached. A completion needs a prompt or context
-        before it. `continues` says that it goes on with the message of the turn before, which ended with ``"abort"``
+        before it. `continues` says that it continues the message of the turn before, which ended with ``"abort"``
         or ``"length"`` or was empty, with no new message in between.
         """
         index = self._index(branch)
@@ -259,7 +259,7 @@ class Trajectory:
     ) -> int:
         """Branch where it is known how much is shared: the first `position` ids of a stream, and `new_ids` after them.
 
-        As `append_context`, it is about what is new and costs what is new.
+        As with `append_context`, arguments and cost are about what is new.
         """
         source = self._index(branch)
         shared = as_count(position, "position")
@@ -270,7 +270,7 @@ class Trajectory:
         return self._open(source, shared, ids, kinds, spans, inherited + added, cause)
 
     def replay(self, write: Write) -> None:
-        """Do a write of another trajectory, as `writes` gives it; what storage does to load one."""
+        """Do a write of another trajectory, as `writes` gives it. Storage loads a trajectory so."""
         self._ledger.record(write)
 
     # -- reading
@@ -383,7 +383,7 @@ class Trajectory:
         check_ledger(self._ledger)
 
     def drop_caches(self) -> None:
-        """Let go of the laid out stream and the wire text; they are made anew when asked for."""
+        """Free the laid out stream and the wire text; they are made again when asked for."""
         self._tree.line.drop()
         self._tree.wire.drop()
 
@@ -391,7 +391,7 @@ class Trajectory:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What it was made with, as a new dict."""
+        """The metadata it was made with, as a new dict."""
         metadata: dict[str, Any] = from_json(self._metadata)
         return metadata
 

@@ -1,4 +1,4 @@
-"""What a trajectory tells of itself: turns, branches, spans of messages and versions, and the writes it was made of."""
+"""What a trajectory consists of: turns, branches, spans of messages and versions, and the writes it was made of."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 
 
 class LogprobKind(StrEnum):
-    """Of which distribution logprobs are. They differ where temperature is not 1, or top-p or top-k leave ids out."""
+    """The distribution that logprobs are of. Kinds differ where temperature is not 1, or top-p or top-k exclude ids."""
 
     PROCESSED = "processed"
     """The one that was sampled from: temperature, top-p and top-k included."""
     SCALED = "scaled"
-    """After temperature, before top-p and top-k. Where these leave nothing out, it is the one that was sampled from."""
+    """After temperature, before top-p and top-k. Where these exclude nothing, it is the one that was sampled from."""
     RAW = "raw"
-    """The model's own, before temperature, top-p and top-k; what a greedy completion (temperature 0) has anywhere."""
+    """The model's own, before temperature, top-p and top-k; what a greedy completion (temperature 0) has everywhere."""
     UNKNOWN = "unknown"
-    """Nobody said, and it could not be found out."""
+    """It was not said, and could not be found."""
 
 
 class MessageSpan(NamedTuple):
@@ -79,19 +79,19 @@ class Turn:
     """Its number in the conversation."""
     finish_reason: str
     versions: tuple[VersionSpan, ...]
-    """Which weights sampled which part; positions count from `start`. Empty where nobody said."""
+    """Which weights sampled which part; positions count from `start`. Empty where it is not known."""
     sampling_json: str | None
     continues: bool
-    """It goes on with the message of the turn before, which was aborted or ran out of tokens."""
+    """It continues the message of the turn before, which was aborted or ran out of tokens."""
     cut: bool = False
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     """Of which distribution its logprobs are."""
     cached_tokens: int | None = None
-    """How many ids of its prompt the engine had cached; None where nobody said."""
+    """How many ids of its prompt the engine had cached; None where it is not known."""
 
     @property
     def version(self) -> str | int | None:
-        """The version that sampled all of it; None where nobody said or the weights changed in between."""
+        """The version that sampled all of it; None where it is not known or the weights changed in between."""
         return self.versions[0].version if len(self.versions) == 1 else None
 
     @property
