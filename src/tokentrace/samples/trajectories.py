@@ -85,16 +85,21 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
 
 def _completion(turn: Turn) -> CompletionSpan:
     sampling = turn.sampling or {}
-    temperature, top_p, top_k = (sampling.get(name) for name in ("temperature", "top_p", "top_k"))
+    temperature, top_p = (_number(sampling.get(name)) for name in ("temperature", "top_p"))
+    top_k = sampling.get("top_k")
     return CompletionSpan(
         turn.start,
         turn.stop,
         turn.logprobs_kind,
-        temperature if type(temperature) is float else float(temperature) if _is_small(temperature) else None,
-        top_p if type(top_p) is float else float(top_p) if _is_small(top_p) else None,
+        temperature,
+        top_p,
         top_k if _is_small(top_k) else None,
         turn.cached_tokens,
     )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) is float or _is_small(value) else None
 
 
 def _is_small(value: Any) -> TypeGuard[int]:
@@ -242,13 +247,5 @@ def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
             unsampled=len(branches) - len(rows),
         )
     ordered = dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
-    return RolloutReport(
-        rollouts=counts["rollouts"],
-        samples=counts["samples"],
-        breaks=counts["breaks"],
-        tokens=counts["tokens"],
-        sampled=counts["sampled"],
-        tokens_in_rows=counts["tokens_in_rows"],
-        unsampled=counts["unsampled"],
-        causes=ordered,
-    )
+    names = ("rollouts", "samples", "breaks", "tokens", "sampled", "tokens_in_rows", "unsampled")
+    return RolloutReport(**{name: counts[name] for name in names}, causes=ordered)
