@@ -59,15 +59,19 @@ class Ledger:
         ids = as_ids(write.ids, "ids", self.vocab_size)
         if not isinstance(write.cause, str):
             raise TrajectoryError(f"cause must be a str, not {shown(write.cause)}")
-        if start and start >= nodes[parent].stop:
-            raise TrajectoryError(
-                f"branch {parent} ends at {nodes[parent].stop}, so leaving it at {start} rewrites nothing: "
-                "use append_context() or extend_to()"
-            )
+        self.check_leaves(parent, start)
         if start == 0 and not len(ids):
             raise TrajectoryError("a prompt needs at least one id")
         node = Node(parent, start, write.cause, messages=self.messages_at(parent, start))
         return self._put(write, node, ids, PROMPT_KINDS, "the shared prefix")
+
+    def check_leaves(self, branch: int, start: int) -> None:
+        """Refuse to leave a stream at its end."""
+        if start and start >= self.tree.nodes[branch].stop:
+            raise TrajectoryError(
+                f"branch {branch} ends at {self.tree.nodes[branch].stop}, so leaving it at {start} rewrites nothing: "
+                "use append_context() or extend_to()"
+            )
 
     def _extend(self, write: ContextWrite) -> int:
         """Add what was put after a stream."""

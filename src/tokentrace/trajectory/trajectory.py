@@ -469,6 +469,7 @@ class Trajectory:
 
     def _open(self, source: int, start: int, ids: Ids, kinds: KindsLike, spans: Any, messages: int, cause: str) -> int:
         """Make a branch that shares the first `start` ids of the stream of `source`; returns its index."""
+        self._ledger.check_leaves(source, start)
         index, parent = self.num_branches, self._tree.owner(source, start)
         self._ledger.record(ContextWrite(index, start, ids, kinds, spans, messages, parent, cause))
         return index
