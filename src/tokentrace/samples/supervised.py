@@ -110,7 +110,7 @@ _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
 def _part(given: Any) -> Part:
     part = given if isinstance(given, Part) else _BY_NAME.get(given) if isinstance(given, str) else None
     if part not in TRAINED_PARTS:
-        raise SampleError(f"parts are of {', '.join(map(repr, _BY_NAME))}, not {shown(given)}")
+        raise SampleError(f"parts are some of {', '.join(map(repr, _BY_NAME))}, not {shown(given)}")
     return part
 
 
@@ -197,7 +197,8 @@ def build_prompt_response_sample(
     end = tokenizer.variables.get("eos_token") if eos is None else instance("eos", eos, str, SampleError)
     end_id = tokenizer.token_id(end) if end else None
     if end_id is None:
-        raise SampleError(f"{end!r} is no control token of {tokenizer.name or 'the tokenizer'}; name one with eos=")
+        named = tokenizer.name or "the tokenizer"
+        raise SampleError(f"{end!r} is not a control token of {named}; name one with eos=")
     if isinstance(prompt, str):
         head = tokenizer.encode(prompt)
         owners, kinds = np.zeros(len(head), np.int32), np.full(len(head), Kind.CONTEXT, np.uint8)
@@ -250,7 +251,9 @@ class SampleBuilder:
         """The messages that carry loss, assistant's and others'."""
         strange = sorted(self.settings.roles - ROLES - {row["role"] for row in messages})
         if strange:
-            raise SampleError(f"roles names {strange[0]!r}, which is no role of this conversation, nor any known one")
+            raise SampleError(
+                f"roles names {strange[0]!r}, which is neither a role of this conversation nor a known one"
+            )
         whose = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         own = [at for at in whose if messages[at]["role"] == "assistant"]
         flagged = {at: said for at in whose if (said := _flag(at, messages[at])) is not None}
@@ -288,28 +291,32 @@ class SampleBuilder:
     def _sample(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: list[int], remarks: Sequence[Remark]
     ) -> Sample:
-        parts, kinds = self._finder.find(rendered, tools=tools is not None)
         notes = [*rendered.notes, *map(str, remarks)]
+        added: int | None = None
+        last = rendered.turns[-1] if rendered.turns else None
+        if last is not None and last.stop_token is None and last.message in chosen and last.stop == len(rendered.ids):
+            stop, is_sampled = self._left_open(messages, last.message, tools)
+            if is_sampled or self.settings.final_stop:
+                added = stop
+            elif stop is not None:
+                notes.append(
+                    f"message {last.message}: ends without the token {self.renderer.tokenizer.decode([stop])!r} that "
+                    "the model stops with: final_stop=True adds it"
+                )
+        parts, kinds = self._finder.find(rendered, tools=tools is not None)
         sample = Sample(
             ids=rendered.ids,
             mask=self._mask(rendered, messages, parts, chosen),
             messages=rendered.messages,
             kinds=kinds,
             parts=parts,
-            rendered=rendered,
+            notes=tuple(notes),
             warnings=tuple(one for one in remarks if isinstance(one, Warning)),
+            rendered=rendered,
         )
-        last = rendered.turns[-1] if rendered.turns else None
-        if last is not None and last.stop_token is None and last.message in chosen and last.stop == len(rendered.ids):
-            stop, is_sampled = self._left_open(messages, last.message, tools)
-            if stop is not None and (is_sampled or self.settings.final_stop):
-                sample = _with_stop(sample, stop, last.message, Part.STOP in self.settings.parts)
-            elif stop is not None:
-                notes.append(
-                    f"message {last.message}: ends without the token {self.renderer.tokenizer.decode([stop])!r} that "
-                    "the model stops with: final_stop=True adds it"
-                )
-        return sample.replace(notes=tuple(notes))
+        if last is None or added is None:
+            return sample
+        return _with_stop(sample, added, last.message, Part.STOP in self.settings.parts)
 
     def _mask(
         self, rendered: RenderedTokens, messages: Messages, parts: npt.NDArray[np.uint8], chosen: Sequence[int]
