@@ -117,13 +117,13 @@ class PastTurns:
         if kind not in self._remedies:
             thought, called, _ = kind
             renderer, ways = self._renderer, []
-            if _goes_on(renderer, thought, called, tools):
+            if _continues(renderer, thought, called, tools):
                 ways.append("take white space off the beginning of their text")
             else:
                 for name, value in renderer.switches():
-                    if _goes_on(renderer.with_variables({name: value}), thought, called, tools):
+                    if _continues(renderer.with_variables({name: value}), thought, called, tools):
                         ways.append(f"set {name}={value}")
-                if not thought and _goes_on(renderer, True, called, tools):
+                if not thought and _continues(renderer, True, called, tools):
                     ways.append("give them their reasoning")
             said = ", or ".join((*ways, "leave them out: turns='flagged'"))
             self._remedies[kind] = said[0].upper() + said[1:]
@@ -133,19 +133,12 @@ class PastTurns:
         """Whether the template shows the reasoning of such a turn when it is the last."""
         kind = (field, bool(message.get("content")), bool(message.get("tool_calls")), bool(tools))
         if kind not in self._thinking:
-            turn: dict[str, Any] = {"role": "assistant", "content": "answer" if kind[1] else "", field: "thought"}
-            if field == "content":
-                turn["content"] = "<think>\nthought\n</think>\n\nanswer"
-            if message.get("tool_calls"):
-                turn["tool_calls"] = [_CALL]
+            turn = _small_turn(True, kind[2], "answer" if kind[1] else "", field)
             try:
-                self._thinking[kind] = "thought" in self._asked([_USER, turn], tools=tools).text
+                self._thinking[kind] = "thought" in _rendered(self._renderer, [_USER, turn], tools).text
             except TokentraceError:  # the template refuses it: only this row, which left it out, is known
                 self._thinking[kind] = True
         return self._thinking[kind]
-
-    def _asked(self, messages: Messages, tools: Any) -> RenderedTokens:
-        return _rendered(self._renderer, messages, tools)
 
     def _is_changed(
         self, message: Mapping[str, Any], thought: bool, user_follows: bool, answered: bool, tools: Any
@@ -160,26 +153,20 @@ class PastTurns:
     def _probe(self, kind: TurnKind, tools: Any) -> bool:
         """Whether a turn of this kind is written differently when others follow; False if the template refuses it."""
         thought, inline, spoken, called, user_follows, answered, _ = kind
-        turn: dict[str, Any] = {"role": "assistant", "content": spoken}
-        if inline:
-            turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
-        elif thought:
-            turn["reasoning_content"] = "thought"
-        if called:
-            turn["tool_calls"] = [_CALL]
+        turn = _small_turn(thought, called, spoken, "content" if inline else "reasoning_content")
         answer = [_ANSWER] if answered else []
         later = [_RESULT, *answer] if called else []
         if user_follows or not called:
             later += [_USER, *answer]
         try:
-            alone = self._asked([_USER, turn], tools=tools)
-            whole = self._asked([_USER, turn, *later], tools=tools)
+            alone = _rendered(self._renderer, [_USER, turn], tools)
+            whole = _rendered(self._renderer, [_USER, turn, *later], tools)
         except TokentraceError:
             return False
         stop = max((one.stop for one in alone.turns if one.message == 1), default=0)
         return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
 
-    def as_asked(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
+    def after_prompt(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
         """A conversation up to an assistant's turn, with the history that the prompt for that turn shows.
 
         Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
@@ -208,13 +195,21 @@ class PastTurns:
         return self._stops[key]
 
 
-def _goes_on(renderer: Renderer, thought: bool, called: bool, tools: Any) -> bool:
-    """Whether a small turn begins with the very ids of the prompt for it."""
-    turn: dict[str, Any] = {"role": "assistant", "content": "answer"}
-    if thought:
-        turn["reasoning_content"] = "thought"
+def _small_turn(thought: bool, called: bool, content: str, field: str = "reasoning_content") -> dict[str, Any]:
+    """An assistant's turn to try on a template, with its reasoning in a field, or in its content."""
+    turn: dict[str, Any] = {"role": "assistant", "content": content}
+    if field == "content":
+        turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
+    elif thought:
+        turn[field] = "thought"
     if called:
-        turn |= {"content": "", "tool_calls": [_CALL]}
+        turn["tool_calls"] = [_CALL]
+    return turn
+
+
+def _continues(renderer: Renderer, thought: bool, called: bool, tools: Any) -> bool:
+    """Whether a small turn begins with the ids of the prompt for it."""
+    turn = _small_turn(thought, called, "" if called else "answer")
     try:
         asked = renderer.render_ids([_USER], tools=tools, add_generation_prompt=True)
         plain = renderer.render_ids([_USER], tools=tools)

@@ -271,7 +271,7 @@ class SampleBuilder:
             if messages[at]["role"] != "assistant":
                 continue
             rendered = self.renderer.silent().render(messages[: at + 1], tools=tools)
-            rendered = self._pasts.as_asked(rendered, messages[: at + 1], tools)
+            rendered = self._pasts.after_prompt(rendered, messages[: at + 1], tools)
             self.renderer.say_lost(rendered, messages[: at + 1], tools=tools)
             if rows and _extends(rendered, *rows[-1]):
                 rows[-1] = (rendered, [*rows[-1][1], at])
