@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -109,16 +109,17 @@ def tokenize_files(
     with writing(parts):
         parts.mkdir(exist_ok=True)
     with _held(parts, restart):
-        sources = find_sources(inputs, parts / "unpacked", split=split)
+        found = find_sources(inputs, parts / "unpacked", split=split)
         tokenizer = RowTokenizer(settings)
-        seen = [_seen(source) for source in sources]
-        digests = _digests(sources, progress)
-        described = {**tokenizer.described(), "sources": list(map(_described, sources, digests))}
+        seen = [_seen(source) for source in found]
+        sources = _hashed(found, progress)
+        listed = [{"name": source.name, "size": source.size, "digest": source.digest} for source in sources]
+        described = {**tokenizer.described(), "sources": listed}
         _check_manifest(parts, described)
         work = _Work(parts, settings, sources, described, progress)
         with _safe(work):
             counts = work.run(run, workers or min(available_cores(), work.useful_workers))
-            _check_unchanged(sources, seen, digests, parts)
+            _check_unchanged(sources, seen, parts)
             finished = work.assemble(path, counts)
         shutil.rmtree(parts)
     return finished
@@ -130,17 +131,13 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _described(source: Source, digest: str) -> dict[str, Any]:
-    return {"name": source.name, "size": source.size, "digest": digest}
-
-
 def _seen(source: Source) -> tuple[int, int]:
     about = os.stat(source.path)
     return about.st_size, about.st_mtime_ns
 
 
-def _digests(sources: Sequence[Source], progress: Callable[[Progress], None] | None) -> list[str]:
-    """The digest of each source's content. Modification times do not tell whether a file changed."""
+def _hashed(sources: Sequence[Source], progress: Callable[[Progress], None] | None) -> list[Source]:
+    """The sources with the digest of their content. Modification times do not tell whether a file changed."""
     done, total = 0, sum(os.path.getsize(source.path) for source in sources if not source.hashed)
 
     def more(size: int) -> None:
@@ -149,15 +146,12 @@ def _digests(sources: Sequence[Source], progress: Callable[[Progress], None] | N
         if progress is not None and before // _TELL != done // _TELL:
             progress(Progress(Counts(), done, total, stage=Stage.READING))
 
-    return [source.hashed or file_digest(source.path, more) for source in sources]
+    return [replace(source, hashed=source.hashed or file_digest(source.path, more)) for source in sources]
 
 
-def _check_unchanged(
-    sources: Sequence[Source], seen: Sequence[tuple[int, int]], digests: Sequence[str], parts: Path
-) -> None:
-    """Check that no source changed after its digest was taken."""
-    for source, before, digest in zip(sources, seen, digests, strict=True):
-        if _seen(source) != before and source.digest != digest:
+def _check_unchanged(sources: Sequence[Source], seen: Sequence[tuple[int, int]], parts: Path) -> None:
+    for source, before in zip(sources, seen, strict=True):
+        if _seen(source) != before and file_digest(source.path) != source.digest:
             raise InputError(
                 f"{source.name} changed while it was read, and {parts} holds rows of both: restart to discard it"
             )
