@@ -363,7 +363,8 @@ def _show_rows(
 
     from ..data.sources import find_sources, plan, read_rows
     from ..data.tokenizing import RowTokenizer
-    from ..show.rows import rows_page, rows_plain, rows_text
+    from ..show.html import rows_page
+    from ..show.rows import rows_plain, rows_text
 
     tokenizer = RowTokenizer(job)
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as folder:

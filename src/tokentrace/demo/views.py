@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,12 +20,12 @@ from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
 from ..samples.trajectories import report_rollouts
-from ..show.html import _counted, _text, _token, framed
-from ..show.pieces import _BY_ROLE, KINDS, Kind
+from ..show.page import Row, Stretch, Token, make_page
+from ..show.pieces import Kind, kind_of
 from ..tokens.differences import unequal
 from ..tokens.kinds import Kind as Origin
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from .paths import ABOUT, TEMPERATURE, ClientPath, PathReport
 from .trials import PRETRAINED, WORDS, Demo, Trial, remarks
 
@@ -259,96 +260,46 @@ def _style(measure: Measure, report: PathReport) -> str:
 def demo_page(demo: Demo, renderer: Renderer) -> str:
     """The demo as a page that needs nothing but itself; every text escaped."""
     reports = demo.paths
-    said = "".join(f"<li>{_text(remark)}</li>" for remark in remarks(demo))
-    body = "".join(
-        [
-            f'<p class="tt-lead">{_counted(len(reports[0].rollouts), "rollout")} of the pocket model on held-back '
-            f"questions, at temperature {TEMPERATURE:g}, by {len(reports)} client paths: the same questions, tools, "
-            f"weights and seeds (--seed {demo.seed}). All numbers of the tables were counted in this run. A request "
-            "that two paths make alike, same prompt and same seed, was computed once.</p>",
-            f'<h2>What to know when reading this</h2><ul class="tt-said">{said}</ul>',
-            "<h2>What each path comes to</h2>",
-            _table(reports),
-            "<h2>Why streams broke</h2>"
-            '<p class="tt-lead">Breaks by cause, on the same questions: with the noise that pocket was trained on, '
-            "without it, and under a template that drops past reasoning.</p>",
-            _causes_table(demo),
-            "<h2>Where streams broke</h2>"
-            f'<p class="tt-lead">At temperature {TEMPERATURE:g}, one line for each rollout: the last prompt and what '
-            "was sampled after it. A history that was encoded anew does not hold sampled tokens any more: what was "
-            "green has turned grey.</p>",
-            _streams(reports),
-            _examples(demo, renderer.tokenizer),
-            _whole(reports, renderer),
-        ]
-    )
-    styles = ("report.css", "histories.css", "demo.css")
-    return framed("Three ways to the next turn", "tokentrace demo", "", body, styles=styles)
-
-
-def _table(reports: Sequence[PathReport]) -> str:
-    heads = "".join(f"<th>{_text(one.path)}<small>{_text(ABOUT[one.path])}</small></th>" for one in reports)
-    lines = []
-    for measure in MEASURES:
-        cells = "".join(f"<td{_class(measure, one)}>{_text(measure.value(one))}</td>" for one in reports)
-        about = f"<small>{_text(measure.about)}</small>" if measure.about else ""
-        key = ' class="key"' if measure.key else ""
-        lines.append(f"<tr{key}><td>{_text(measure.label)}{about}</td>{cells}</tr>")
-    return f'<div class="tt-wide"><table class="tt-paths"><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>'
-
-
-def _causes_table(demo: Demo) -> str:
-    heads = "".join(f"<th>{_text(one.path)}</th>" for one in demo.paths)
-    lines = []
-    for trial in demo.trials:
-        about = f"{_text(trial.name)}<small>{_text(trial.about)}</small>"
-        lines.append(f'<tr class="trial"><th colspan="{len(trial.reports) + 1}">{about}</th></tr>')
-        for label, words, numbers in _cause_lines(trial):
-            cells = "".join(f"<td>{_text(number)}</td>" for number in numbers)
-            more = f"<small>{_text(words)}</small>" if words else ""
-            lines.append(f"<tr><td>{_text(label)}{more}</td>{cells}</tr>")
-    return f'<div class="tt-wide"><table class="tt-paths"><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>'
-
-
-def _class(measure: Measure, report: PathReport) -> str:
-    if measure.good is None:
-        return ""
-    return ' class="good"' if measure.good(report) else ' class="bad"'
-
-
-def _streams(reports: Sequence[PathReport]) -> str:
     longest = max((len(one.trajectory) for report in reports for one in report.rollouts), default=1)
-    figures = "".join(_figure(report, longest) for report in reports)
-    return (
-        f'<div class="tt-streams">{figures}</div><p class="tt-lights"><b><span class="s"></span></b>prompt, tool '
-        'results, scaffold <b><span class="w"></span></b>sampled <b><span class="x"></span></b>break</p>'
+    return make_page(
+        "demo.html",
+        "Three ways to the next turn",
+        "tokentrace demo",
+        scripted=False,
+        seed=demo.seed,
+        temperature=f"{TEMPERATURE:g}",
+        rollouts=counted(len(reports[0].rollouts), "rollout"),
+        remarks=remarks(demo),
+        measures=MEASURES,
+        reports=reports,
+        paths={report.path: ABOUT[report.path] for report in reports},
+        trials=[(trial, _cause_lines(trial)) for trial in demo.trials],
+        figures=[_figure(report, longest) for report in reports],
+        examples=_example_rows(demo, renderer.tokenizer),
+        whole=_whole(reports, renderer),
     )
 
 
-def _figure(report: PathReport, longest: int) -> str:
-    rows = []
+def _figure(report: PathReport, longest: int) -> dict[str, Any]:
+    """The streams of a path as bars, one line for each rollout."""
+    bars: list[tuple[str, object, int, object, int]] = []
     step = 8
     wide = max(2.0, longest / 130)
     for at, rollout in enumerate(report.rollouts):
         trajectory, y = rollout.trajectory, at * step + 3
-        rows.append(f'<rect class="s" x="0" y="{y}" width="{len(trajectory)}" height="5"/>')
+        bars.append(("s", 0, y, len(trajectory), 5))
         edges = np.flatnonzero(np.diff(trajectory.loss_mask(once=False), prepend=False, append=False)).tolist()
-        rows += [
-            f'<rect class="w" x="{start}" y="{y}" width="{stop - start}" height="5"/>'
-            for start, stop in zip(edges[::2], edges[1::2], strict=True)
-        ]
-        rows += [
-            f'<rect class="x" x="{branch.start - wide / 2:.1f}" y="{y - 1}" width="{wide:.1f}" height="7"/>'
-            for branch in trajectory.branches[1:]
-        ]
-    high = len(report.rollouts) * step + 4
-    return (
-        f"<figure><figcaption>{_text(report.path)}<small>{_counted(report.num_breaks, 'break')}, "
-        f"{_counted(report.samples, 'sample')}</small></figcaption>"
-        f'<svg viewBox="-{wide:.1f} 0 {longest + 2 * wide:.1f} {high}" preserveAspectRatio="none" '
-        f'height="{max(60, min(420, 6 * len(report.rollouts)))}" role="img" '
-        f'aria-label="Streams of the path {_text(report.path)}">{"".join(rows)}</svg></figure>'
-    )
+        bars += [("w", start, y, stop - start, 5) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+        bars += [("x", f"{one.start - wide / 2:.1f}", y - 1, f"{wide:.1f}", 7) for one in trajectory.branches[1:]]
+    return {
+        "path": report.path,
+        "about": f"{counted(report.num_breaks, 'break')}, {counted(report.samples, 'sample')}",
+        "bars": bars,
+        "wide": f"{wide:.1f}",
+        "width": f"{longest + 2 * wide:.1f}",
+        "high": len(report.rollouts) * step + 4,
+        "height": max(60, min(420, 6 * len(report.rollouts))),
+    }
 
 
 def _examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
@@ -360,126 +311,109 @@ def _examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
     return list(found.values())
 
 
-def _examples(demo: Demo, tokenizer: Tokenizer) -> str:
-    shown: dict[str, str] = {}
+def _example_rows(demo: Demo, tokenizer: Tokenizer) -> list[tuple[Break, str, list[Row]]]:
+    """For a few causes a break, where it is, and both of its sides."""
+    shown: dict[str, tuple[Break, str, list[Row]]] = {}
     for trial in demo.trials:
         for path, name, found in _examples_of(trial):
             if found.cause not in shown and len(shown) < _EXAMPLES:
-                shown[found.cause] = _example(f"{trial.name}, {path}, {name}", found, tokenizer)
-    if not shown:
-        return ""
-    return (
-        "<h2>What a break looks like</h2>"
-        '<p class="tt-lead">The shortest one of each cause. Above what the model sampled, below what the client sent '
-        "for the next turn in its place.</p>" + "".join(shown.values())
-    )
+                place = f"{trial.name}, {path}, {name}, token {found.position:,} of {found.stream_length:,}"
+                sides = (("sampled", DiffOp.REMOVED, "del"), ("next prompt", DiffOp.ADDED, "ins"))
+                shown[found.cause] = found, place, [_side(found, tokenizer, *side) for side in sides]
+    return list(shown.values())
 
 
-def _example(where: str, found: Break, tokenizer: Tokenizer) -> str:
+def _side(found: Break, tokenizer: Tokenizer, label: str, own: DiffOp, tag: str) -> Row:
+    """One side of a break: what both have, and what only this side has."""
     control = tokenizer.vocabulary.is_control
-    sides = {"sampled": (DiffOp.REMOVED, "del"), "next prompt": (DiffOp.ADDED, "ins")}
-    rows = []
-    for label, (own, tag) in sides.items():
-        body, last = "", DiffOp.EQUAL
-        for row in found.tokens:
-            tokens = "".join(_token(text, bool(control[index])) for text, index in zip(row.texts, row.ids, strict=True))
-            if row.op is DiffOp.EQUAL:
-                body += f'<s class="k8">{tokens}</s>'
-            elif row.op is DiffOp.SKIPPED and last is own:
-                body += f'<span class="tt-skip">{_counted(row.count, "token")}</span>'
-            elif row.op is own:
-                body += f'<{tag}><s class="k8">{tokens}</s></{tag}>'
-            last = last if row.op is DiffOp.SKIPPED else row.op
-        rows.append(
-            f'<section class="tt-row"><div class="tt-gutter"><p>{label}</p></div><div class="tt-tokens">{body}</div>'
-            "</section>"
-        )
-    place = f"{where}, token {found.position:,} of {found.stream_length:,}"
-    return (
-        f'<div class="tt-example"><p><b>{_text(found.cause)}</b><small>{_text(place)}</small><br>{_text(found.detail)}'
-        f'</p><div class="tt-rows">{"".join(rows)}</div></div>'
-    )
+    row, last = Row(-1, label), DiffOp.EQUAL
+    for part in found.tokens:
+        if part.op is DiffOp.SKIPPED:
+            if last is own:
+                row.parts.append(counted(part.count))
+            continue
+        last = part.op
+        if part.op in (DiffOp.EQUAL, own):
+            tokens = [Token(text, bool(control[index])) for text, index in zip(part.texts, part.ids, strict=True)]
+            row.parts.append(Stretch(Kind.SCAFFOLD, 0, tokens, tag=tag if part.op is own else ""))
+    return row
 
 
 # -- one rollout
 
 
-def _whole(reports: Sequence[PathReport], renderer: Renderer) -> str:
+def _whole(reports: Sequence[PathReport], renderer: Renderer) -> dict[str, Any] | None:
     """A rollout of tokentrace; where some broke by another path, one of those."""
     ours = next((one for one in reports if one.path is ClientPath.TOKENTRACE), None)
     if ours is None or not ours.rollouts:
-        return ""
-    chosen, spans = min(
+        return None
+    chosen, differs = min(
         ((one, _respelled(one, renderer)) for one in ours.rollouts),
-        key=lambda pair: (not pair[1], pair[0].turns < 3, len(pair[0].trajectory)),
+        key=lambda pair: (not pair[1].any(), pair[0].turns < 3, len(pair[0].trajectory)),
     )
-    marks = (
-        "Tokens in a frame are those that encoding the text again would have replaced."
-        if spans
-        else "Encoding its text again would give the same tokens."
-    )
-    return (
-        "<h2>One rollout, whole</h2>"
-        f'<p class="tt-lead">{_text(chosen.task.name)} by tokentrace: one stream, one row, '
-        f"{_counted(chosen.turns, 'turn')}. Underlined tokens were sampled and carry loss; their titles tell id and "
-        f"logprob. {marks}</p>"
-        f'<div class="tt-rows tt-whole">{_stream_rows(chosen, renderer.tokenizer, spans)}</div>'
-    )
+    return {
+        "name": chosen.task.name,
+        "turns": counted(chosen.turns, "turn"),
+        "differs": bool(differs.any()),
+        "rows": _stream_rows(chosen, renderer.tokenizer, differs),
+    }
 
 
-def _respelled(rollout: Rollout, renderer: Renderer) -> list[tuple[int, int]]:
-    """Where the stream has other tokens than a render of its final messages."""
+def _respelled(rollout: Rollout, renderer: Renderer) -> npt.NDArray[np.bool_]:
+    """True where the stream has other tokens than a render of its final messages."""
     stream = rollout.trajectory.stream()
     rendered = renderer.render(rollout.messages, tools=rollout.schemas)
-    parts = unequal(stream.tolist(), rendered.token_ids)
-    return [(start, stop) for start, stop, _, _ in parts if start < stop]
+    differs = np.zeros(len(stream), np.bool_)
+    for start, stop, _, _ in unequal(stream.tolist(), rendered.token_ids):
+        differs[start:stop] = True
+    return differs
 
 
-def _stream_rows(rollout: Rollout, tokenizer: Tokenizer, marked: Sequence[tuple[int, int]]) -> str:
+def _stream_rows(rollout: Rollout, tokenizer: Tokenizer, framed: npt.NDArray[np.bool_]) -> list[Row]:
     """The stream message by message, tokens coloured by who they are from."""
     trajectory = rollout.trajectory
     kinds, owners = trajectory.kinds(), trajectory.message_indices()
-    frames = np.zeros(len(kinds), np.bool_)
-    for start, stop in marked:
-        frames[start:stop] = True
     tokens = _stream_tokens(rollout, tokenizer)
-    cuts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(kinds)]
-    out = []
-    for first, last in itertools.pairwise(cuts):
+    rows = []
+    for first, last in itertools.pairwise(_cuts(owners, 0, len(owners))):
         message = int(owners[first])
         role = str(rollout.messages[message]["role"]) if message >= 0 else "template"
-        edges = np.flatnonzero(np.diff(kinds[first:last]) | np.diff(frames[first:last])) + first + 1
-        body = ""
-        for start, stop in itertools.pairwise([first, *edges.tolist(), last]):
-            origin = Origin(int(kinds[start]))
-            shown = _KINDS.get(origin) or _BY_ROLE.get(role, Kind.USER if role == "user" else Kind.SCAFFOLD)
-            classes = f"k{KINDS.index(shown)}{' on' if origin is Origin.SAMPLED else ''}{' o' if start % 2 else ''}"
-            piece = f'<s class="{classes}">{"".join(tokens[start:stop])}</s>'
-            body += f"<mark>{piece}</mark>" if frames[start] else piece
-        number = "" if message < 0 else f"<b>{message}</b>"
         drawn = int(np.count_nonzero(kinds[first:last] == Origin.SAMPLED))
-        more = f"<small>{drawn:,} sampled</small>" if drawn else ""
-        out.append(
-            f'<section class="tt-row"><div class="tt-gutter"><p>{number}{_text(role)}</p>'
-            f"<small>{_counted(last - first, 'token')}</small>{more}</div>"
-            f'<div class="tt-tokens">{body}</div></section>'
-        )
-    return "".join(out)
+        row = Row(message, role, [counted(last - first), *([f"{drawn:,} sampled"] if drawn else [])])
+        for start, stop in itertools.pairwise(_cuts(2 * kinds + framed, first, last)):
+            origin = Origin(int(kinds[start]))
+            row.parts.append(
+                Stretch(
+                    _KINDS.get(origin) or (kind_of(role, "content") if message >= 0 else Kind.SCAFFOLD),
+                    start,
+                    tokens[start:stop],
+                    marked=origin is Origin.SAMPLED,
+                    tag="mark" if framed[start] else "",
+                )
+            )
+        rows.append(row)
+    return rows
+
+
+def _cuts(values: npt.NDArray[Any], start: int, stop: int) -> list[int]:
+    """The places from `start` to `stop` between which all values are the same."""
+    return [start, *(np.flatnonzero(np.diff(values[start:stop])) + start + 1).tolist(), stop]
 
 
 _KINDS: Final = {Origin.SCAFFOLD: Kind.SCAFFOLD, Origin.SYNTHETIC: Kind.UNKNOWN}
 
 
-def _stream_tokens(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
+def _stream_tokens(rollout: Rollout, tokenizer: Tokenizer) -> list[Token]:
     """Each token of the stream; a sampled one with a title."""
-    trajectory = rollout.trajectory
-    control = tokenizer.vocabulary.is_control
-    out = []
-    for index, logprob in zip(trajectory.stream().tolist(), trajectory.logprobs().tolist(), strict=True):
-        made = _token(token_text(tokenizer.vocabulary, index), bool(control[index]))
-        title = "" if math.isnan(logprob) else f' title="{index} · {logprob:.4f}"'
-        out.append(made[:2] + title + made[2:])  # after the name of the element, <i or <b
-    return out
+    trajectory, vocabulary = rollout.trajectory, tokenizer.vocabulary
+    return [
+        Token(
+            token_text(vocabulary, index),
+            bool(vocabulary.is_control[index]),
+            "" if math.isnan(logprob) else f"{index} · {logprob:.4f}",
+        )
+        for index, logprob in zip(trajectory.stream().tolist(), trajectory.logprobs().tolist(), strict=True)
+    ]
 
 
 __all__ = ["MEASURES", "Measure", "demo_json", "demo_page", "demo_text"]

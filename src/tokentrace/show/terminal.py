@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
-from .pieces import Block, Kind, Piece, blocks, counts, edited, listed, message_count, pieces, stops, token_texts
+from .pieces import (
+    Block,
+    Kind,
+    Piece,
+    blocks,
+    counts,
+    edited,
+    listed,
+    meaning,
+    message_count,
+    pieces,
+    stops,
+    token_texts,
+)
 
 COLOURS: Final[dict[Kind, tuple[str, str]]] = {
     Kind.SYSTEM: ("#a78bfa", "#8b6cf0"),
@@ -36,6 +50,29 @@ _CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
 
 LIMIT: Final = 20_000
 """Tokens shown before a view stops and says so."""
+
+
+_UNBROKEN: Final = 100_000
+"""A width at which no line is broken."""
+
+
+def laid_out(*parts: RenderableType, width: int = _UNBROKEN) -> Text:
+    """Parts of a view one below the other, as one text with its styles; by default no line of it is broken."""
+    console = Console(width=width, color_system="truecolor", force_terminal=True, file=io.StringIO())
+    segments = [segment for part in parts for segment in console.render(part)]
+    text = Text.assemble(*((segment.text, segment.style or "") for segment in segments if not segment.control))
+    text.right_crop(1)
+    return text
+
+
+def plain_lines(text: Text) -> str:
+    """A text without its styles, nor the spaces at the ends of its lines."""
+    return "\n".join(line.rstrip() for line in text.plain.split("\n"))
+
+
+def flat(text: str) -> str:
+    """A text that others wrote, on one line."""
+    return visible(text).replace("\n", "⏎")
 
 
 def text_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> RenderableType:
@@ -88,8 +125,7 @@ def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
         size = f"{tokens:,}" if not drawn else f"{tokens:,} ({drawn:,} {rendered.mask_means})"
         legend.append(Text().append(f"■ {kind} ", COLOURS[kind][0]).append(size, "dim"))
     yield Columns(legend, padding=(0, 3))
-    meaning = "sampled by the model" if rendered.mask_means == "sampled" else "carries loss"
-    key = Text().append("underlined", "bold underline").append(f" = {meaning}   ", "dim")
+    key = Text().append("underlined", "bold underline").append(f" = {meaning(rendered)}   ", "dim")
     yield key.append("boxed", _CONTROL).append(" = control token   the shade changes token by token", "dim")
     for made in rendered.changes:
         lead, out, new, rest = edited(visible(made.before), visible(made.after))
