@@ -10,7 +10,7 @@ import click
 from . import debug_option, show_view, template_options
 
 if TYPE_CHECKING:
-    from ..show.grammar import Sheet
+    from ..show.sheet import Sheet
 
 
 @click.command(short_help="Show what a model writes in its turn.")
@@ -46,7 +46,8 @@ def grammar(
     """
     from ..pocket import POCKET
     from ..rendering.factory import create_renderer
-    from ..show.grammar import json_view, make_sheet
+    from ..show.grammar import json_view
+    from ..show.sheet import make_sheet
     from .inputs import parse_kwargs, read_tools
     from .render import _template
 

@@ -45,8 +45,8 @@ COLOURS: Final[dict[Kind, tuple[str, str]]] = {
 }
 """Two shades each: neighbouring tokens take turns, which makes boundaries visible."""
 
-_CONTROL: Final = "#1c1c1c on #8f959e"
-_CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
+CONTROL: Final = "#1c1c1c on #8f959e"
+CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
 
 LIMIT: Final = 20_000
 """Tokens shown before a view stops and says so."""
@@ -56,9 +56,9 @@ _UNBROKEN: Final = 100_000
 """A width at which no line is broken."""
 
 
-def laid_out(*parts: RenderableType, width: int = _UNBROKEN) -> Text:
-    """Parts of a view one below the other, as one text with its styles; by default no line of it is broken."""
-    console = Console(width=width, color_system="truecolor", force_terminal=True, file=io.StringIO())
+def laid_out(*parts: RenderableType) -> Text:
+    """Parts of a view one below the other, as one text with its styles; no line of it is broken."""
+    console = Console(width=_UNBROKEN, file=io.StringIO(), highlight=False, markup=False, emoji=False)
     segments = [segment for part in parts for segment in console.render(part)]
     text = Text.assemble(*((segment.text, segment.style or "") for segment in segments if not segment.control))
     text.right_crop(1)
@@ -99,7 +99,7 @@ def _tokens(rendered: RenderedTokens, block: Block, texts: list[str]) -> Text:
         for at in range(piece.start, piece.stop):
             style = shades[at % 2]
             if control[at]:
-                out.append(visible(texts[at]), _CONTROL_SAMPLED if piece.sampled else _CONTROL)
+                out.append(visible(texts[at]), CONTROL_SAMPLED if piece.sampled else CONTROL)
             else:
                 out.append(visible(texts[at]).replace("\t", "⇥   ").replace("\n", "⏎\n"), style)
     if out.plain.endswith("\n"):
@@ -118,7 +118,7 @@ def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
         if text is None:
             yield Text(f"no stop token: messages {listed(ended)}", "yellow")
         else:
-            line = Text("stop token ", "dim").append(visible(text), _CONTROL)
+            line = Text("stop token ", "dim").append(visible(text), CONTROL)
             yield line.append(f" × {len(ended)} (messages {listed(ended)})", "dim")
     legend = []
     for kind, (tokens, drawn) in counts(rendered).items():
@@ -126,7 +126,7 @@ def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
         legend.append(Text().append(f"■ {kind} ", COLOURS[kind][0]).append(size, "dim"))
     yield Columns(legend, padding=(0, 3))
     key = Text().append("underlined", "bold underline").append(f" = {meaning(rendered)}   ", "dim")
-    yield key.append("boxed", _CONTROL).append(" = control token   the shade changes token by token", "dim")
+    yield key.append("boxed", CONTROL).append(" = control token   the shade changes token by token", "dim")
     for made in rendered.changes:
         lead, out, new, rest = edited(visible(made.before), visible(made.after))
         field = f", {made.field}" if made.field else ""
