@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from . import debug_option
+from .options import debug_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
