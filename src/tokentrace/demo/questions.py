@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from .calculator import calculate
-from .names import FIRST, GOODS, plural
 from .script import GIVES, LOOKING, Script, Use, listed, spread
-from .wording import AGE, ASK_FACT, ASK_STOCK, DISTANCE, FACTS, PEOPLE, PRICE, TELL_STOCK, TOPICS, WEIGHT, Topic
+from .words import AGE, DISTANCE, PEOPLE, PRICE, TOPICS, WEIGHT, WORDS, Topic, plural, words
 
 
 def lookup(script: Script) -> None:
@@ -39,11 +38,11 @@ def stock(script: Script, known: bool) -> None:
     script.table.pop(name, None)
     script.table.pop(many, None)
     script.table[key] = value = spread(script.rng, 2, 900)
-    script.ask(*ASK_STOCK, n=many)
+    script.ask(*WORDS["stock"]["ask"], n=many)
     script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Use.LOOK_UP, many))
     if not known:
         retry(script, many, name)
-    script.tell(value, ("There are {v}.", "The answer is {v}.", ""), TELL_STOCK)
+    script.tell(value, ("There are {v}.", "The answer is {v}.", ""), WORDS["stock"]["tell"])
 
 
 def retry(script: Script, many: str, name: str) -> None:
@@ -66,7 +65,7 @@ def missing(script: Script) -> None:
         many = plural(name)
         script.field_name = "stock"
         script.table = {row: spread(rng, 2, 900) for row in script.draw_names("item", 4) if row != name}
-        script.ask(*ASK_STOCK, n=many)
+        script.ask(*WORDS["stock"]["ask"], n=many)
         script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Use.LOOK_UP, many))
         retry(script, many, name)
         lost, the = many, many
@@ -245,29 +244,16 @@ def arithmetic(script: Script) -> None:
     rng = script.rng
     a, b, c, d = (spread(rng, 2, 1000) for _ in range(4))
     small = rng.randint(2, 20)
-    expression, words = rng.choice(
-        (
-            (f"{a} + {b}", f"{a} plus {b}"),
-            (f"{a} * {b}", f"{a} times {b}"),
-            (f"{a} - {b}", f"{a} minus {b}"),
-            (f"{a * small} / {small}", f"{a * small} divided by {small}"),
-            (f"{a} * {small} + {b}", f"{a} times {small} plus {b}"),
-            (f"({a} + {b}) * {small}", ""),
-            (f"({a} - {b}) * {small}", ""),
-            (f"{a} + {b} + {c}", f"the sum of {a}, {b} and {c}"),
-            (f"{a} * {b} - {c}", f"{a} times {b} minus {c}"),
-            (f"{small} * ({a} + {b}) - {c}", ""),
-            (f"{a} + {b} - {c} + {d}", f"{a} plus {b} minus {c} plus {d}"),
-        )
-    )
+    values = {"a": a, "b": b, "c": c, "d": d, "small": small, "whole": a * small}
+    signs, said = (text.format(**values) for text in rng.choice(WORDS["arithmetic"]["expressions"]))
     if a < 10 and b < 10:  # those need no tool
-        expression, words = f"{a} * {b} * {c}", f"{a} times {b} times {c}"
+        signs, said = f"{a} * {b} * {c}", f"{a} times {b} times {c}"
     script.ask(
         *("What is {e}?", "How much is {e}?", "Please compute {e}.", "Calculate {e}."),
-        e=words if words and rng.random() < 0.5 else expression,
+        e=said if said and rng.random() < 0.5 else signs,
     )
-    value = script.calculate(expression)
-    script.tell(value, GIVES, ("The answer is {v}.", f"{expression} = {{v}}", "It is {v}."))
+    value = script.calculate(signs)
+    script.tell(value, GIVES, ("The answer is {v}.", f"{signs} = {{v}}", "It is {v}."))
     if rng.random() < 0.3:
         script.uses = (Use.CALCULATE,)
 
@@ -275,67 +261,12 @@ def arithmetic(script: Script) -> None:
 def word_problem(script: Script) -> None:
     """A small word problem: one or two calculations, nothing to look up."""
     rng = script.rng
-    one, two = rng.sample(FIRST, 2)
-    goods = rng.choice(GOODS)
+    one, two = rng.sample(words("first"), 2)
+    goods = rng.choice(words("goods"))
     a, b, c = spread(rng, 2, 500), spread(rng, 2, 500), rng.randint(2, 20)
-    texts: tuple[tuple[str, str, str], ...] = (
-        (
-            f"{one} has {a + b} {goods} and gives {b} to {two}. Then {one} buys {c} more. How many {goods} does "
-            f"{one} have now?",
-            f"{a + b} - {b}",
-            f"{a} + {c}",
-        ),
-        (
-            f"{one} buys {c} boxes with {a} {goods} each and gives {c} to {two}. How many {goods} are left?",
-            f"{c} * {a}",
-            f"{c * a} - {c}",
-        ),
-        (
-            f"{one} has {a} {goods}, and {two} has {b} more than {one}. How many {goods} do they have together?",
-            f"{a} + {b}",
-            f"{a} + {a + b}",
-        ),
-        (
-            f"{one} has {a} {goods}. {two} has {c} times as many. How many {goods} do they have together?",
-            f"{c} * {a}",
-            f"{a} + {c * a}",
-        ),
-        (
-            f"{one} saves {b} coins a week for {c} weeks, and then spends {c}. How many coins are left?",
-            f"{b} * {c}",
-            f"{b * c} - {c}",
-        ),
-        (
-            f"{c} friends share {a * c} {goods} equally. Then {one} gets {b} more. How many {goods} does {one} have?",
-            f"{a * c} / {c}",
-            f"{a} + {b}",
-        ),
-        (
-            f"A shelf holds {a} {goods}. There are {c} shelves, and {b} {goods} lie on the floor. How many {goods} "
-            f"are there?",
-            f"{a} * {c}",
-            f"{a * c} + {b}",
-        ),
-        (
-            f"{one} reads {c} pages a day. The book has {a * c + b} pages, and {b} are read already. How many days "
-            f"does {one} still need?",
-            f"{a * c + b} - {b}",
-            f"{a * c} / {c}",
-        ),
-        (
-            f"{one} and {two} pick {goods}. {one} picks {a} and {two} picks {b}. They give away {min(a, b)}. How many "
-            f"{goods} do they keep?",
-            f"{a} + {b}",
-            f"{a + b} - {min(a, b)}",
-        ),
-        (
-            f"One of the {goods} costs {c} coins. {one} buys {a} and {two} buys {b}. How many coins do they pay "
-            f"together?",
-            f"{a} + {b}",
-            f"{a + b} * {c}",
-        ),
-    )
-    text, first, second = rng.choice(texts)
+    sums = {"ab": a + b, "ac": a * c, "bc": b * c, "acb": a * c + b, "least": min(a, b)}
+    values = {"one": one, "two": two, "goods": goods, "a": a, "b": b, "c": c, **sums}
+    text, first, second = (part.format(**values) for part in rng.choice(WORDS["problems"]).values())
     script.ask(text)
     result = script.calculate(first, "First {e}.", "I start with {e}.", "First step: {e}.")
     value = script.calculate(second, f"That is {result}. Now {{e}}.", f"So {result}. Then {{e}}.")
@@ -353,8 +284,8 @@ def direct(script: Script) -> None:
     a, b = rng.randint(1, 9), rng.randint(1, 9)
     thoughts: tuple[str, ...] = ("I know this.", "This needs no tool.", "")
     if way == "fact":
-        said, value = rng.choice(FACTS)
-        script.ask(*ASK_FACT, f=said)
+        said, value = rng.choice(WORDS["facts"]["known"])
+        script.ask(*WORDS["facts"]["ask"], f=said)
         script.tell(value, thoughts, ("{v}.", "The answer is {v}.", "It is {v}."))
         return
     if way == "sum":

@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from .calculator import calculate
-from .names import names
-from .wording import Topic
+from .words import Topic, names
 
 
 class Use(StrEnum):

@@ -3,7 +3,7 @@
 Every question has a small table of its own that only the look-up tool can read; the prompt does not show it. The same
 seed always gives the same questions. What training sees and what is held back never meet: names are like "green lamp",
 "Oakford" or "Ada Stone", and one in eight occurs only in held-back questions; one in eight questions, by the hash of
-what is asked, is only ever held back (see `names.is_held_back`). The words that names are made of, and the ways to
+what is asked, is only ever held back (see `words.is_held_back`). The words that names are made of, and the ways to
 ask, are the same on both sides.
 
 >>> question = make_questions(0, 3, "held_back")[2]
@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .calculator import CalculatorError, calculate
-from .names import is_held_back
 from .questions import KINDS
 from .script import Script, Step, Use
-from .wording import CLOSINGS, OPENINGS, SYSTEMS
+from .words import WORDS, is_held_back
 
 SPLITS: Final = ("train", "held_back")
 
@@ -109,12 +108,12 @@ def _make(seed: int, index: int, split: str, kind: str) -> Question:
             break
     asked = list(script.asked)
     if rng.random() < 0.1:
-        asked[0] = rng.choice(OPENINGS) + asked[0]
+        asked[0] = rng.choice(WORDS["around"]["openings"]) + asked[0]
     if rng.random() < 0.1:
-        asked[-1] += rng.choice(CLOSINGS)
+        asked[-1] += rng.choice(WORDS["around"]["closings"])
     prompt = [{"role": "user", "content": asked[0]}]
     if rng.random() < 0.4:
-        prompt.insert(0, {"role": "system", "content": rng.choice(SYSTEMS)})
+        prompt.insert(0, {"role": "system", "content": rng.choice(WORDS["around"]["systems"])})
     chosen = {use: _TOOLS[use][0] if rng.random() < 0.75 else rng.choice(_TOOLS[use]) for use in script.uses}
     field = script.field_name
     rows = [
