@@ -73,7 +73,7 @@ def rollout(
       tokentrace rollout agents.yaml --json -q > metrics.json
     """
     one_blas_thread()
-    from ..demo.source import SOURCES
+    from ..demo.rollouts import SOURCES
     from ..errors import InputError
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run

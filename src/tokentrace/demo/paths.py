@@ -26,7 +26,7 @@ from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Messages, Rollout, Task
 from ..samples.sample import Sample
-from ..samples.trajectories import trajectory_samples
+from ..samples.trajectories import report_rollouts, trajectory_samples
 from ..tokens.differences import unequal
 from ..tokens.tokenizer import Ids
 from .memory import RememberingEngine, RememberingScorer, Scorer
@@ -245,6 +245,15 @@ class PathReport:
         """How often a user spoke again after an answer."""
         said = [message["role"] for rollout in self.rollouts for message in rollout.messages]
         return said.count("user") - len(self.rollouts)
+
+    @property
+    def tokens_in_samples(self) -> int:
+        return report_rollouts(rollout.trajectory for rollout in self.rollouts).tokens_in_rows
+
+    @property
+    def cache_lost(self) -> int:
+        """How many tokens of streams come after the place of a break."""
+        return sum(found.stream_length - found.position for some in self.breaks.values() for found in some)
 
     @property
     def causes(self) -> dict[str, int]:

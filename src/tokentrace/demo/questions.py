@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from .calculator import calculate
 from .script import GIVES, LOOKING, Script, Use, listed, spread
-from .words import AGE, DISTANCE, PEOPLE, PRICE, TOPICS, WEIGHT, WORDS, Topic, plural, words
+from .words import TOPICS, WORDS, Topic, plural, words
+
+PRICE: Final = TOPICS["price"]
 
 
 def lookup(script: Script) -> None:
@@ -16,7 +18,7 @@ def lookup(script: Script) -> None:
     if rng.random() < 0.15:
         stock(script, known=True)
         return
-    topic = rng.choice(TOPICS)
+    topic = rng.choice(list(TOPICS.values()))
     (name,) = script.draw_names(topic.sort, 1)
     (value,) = script.fill(topic, [name])
     the = topic.the(name)
@@ -70,7 +72,7 @@ def missing(script: Script) -> None:
         retry(script, many, name)
         lost, the = many, many
     else:
-        topic = rng.choice(TOPICS)
+        topic = rng.choice(list(TOPICS.values()))
         wanted = script.draw_names(topic.sort, 2 if way == "two" else 1)
         script.fill(topic, wanted)
         lost = rng.choice(wanted)
@@ -100,7 +102,7 @@ def amounts(script: Script, topic: Topic, count: int) -> tuple[list[str], str, s
 def total(script: Script) -> None:
     """Two or three look-ups, one after the other, then one calculation."""
     rng = script.rng
-    topic = rng.choice((PRICE, PRICE, WEIGHT))
+    topic = rng.choice((PRICE, PRICE, TOPICS["weight"]))
     wanted, said, expression = amounts(script, topic, rng.choice((1, 2, 2, 3)))
     script.ask(*topic.ask_sum, all=said)
     script.look_up(topic, *wanted, together=False)
@@ -112,7 +114,7 @@ def total(script: Script) -> None:
 def parallel(script: Script) -> None:
     """Two or three look-ups in one reply, then one calculation."""
     rng = script.rng
-    topic = rng.choice(TOPICS)
+    topic = rng.choice(list(TOPICS.values()))
     wanted = script.draw_names(topic.sort, rng.choice((2, 2, 3)))
     values = script.fill(topic, wanted)
     script.ask(*topic.ask_sum, all=listed([topic.the(name) for name in wanted]))
@@ -125,7 +127,7 @@ def parallel(script: Script) -> None:
 def compare(script: Script) -> None:
     """Which of two is less or more, and by how much: the sign of the difference tells."""
     rng = script.rng
-    topic = rng.choice(TOPICS)
+    topic = rng.choice(list(TOPICS.values()))
     one, two = wanted = script.draw_names(topic.sort, 2)
     first, second = script.fill(topic, wanted)
     if first == second:
@@ -151,92 +153,51 @@ def compare(script: Script) -> None:
 
 def chain(script: Script) -> None:
     """A calculation whose result goes into the next one."""
-    result, second, says = script.rng.choice((_spent, _spent, _loaded, _shared, _driven, _taxed, _aged))(script)
+    chains = WORDS["chains"]
+    one = script.rng.choice([chains[0], *chains])  # the first is twice as likely
+    result, number = {"bought": _bought, "driven": _driven, "summed": _summed}[one["kind"]](script, one)
+    second = one["second"].format(result=result, k=number)
     value = script.calculate(second, f"That is {result}. Now {{e}}.", f"The result is {result}. So {{e}}.")
-    script.tell(value, GIVES, says)
+    script.tell(value, GIVES, one["tell"])
 
 
-Begun = tuple[int, str, tuple[str, ...]]
-"""A chain's first result, its second expression, and how the answer is told."""
-
-
-def _bought(script: Script, topic: Topic, wanted: Sequence[str], expression: str) -> int:
-    script.look_up(topic, *wanted, together=len(wanted) > 1 and script.rng.random() < 0.5)
-    told = script.told(topic, *wanted)
-    return script.calculate(expression, told + " First the total: {e}.", told + " All of it: {e}.")
-
-
-def _spent(script: Script) -> Begun:
-    wanted, said, expression = amounts(script, PRICE, script.rng.choice((1, 2)))
-    paid = calculate(expression).numerator + spread(script.rng, 1, 1000)
-    script.ask(
-        "I buy {all} and pay with {k} coins. How much change do I get?",
-        "I have {k} coins and buy {all}. How many coins are left?",
-        all=said,
-        k=paid,
-    )
-    result = _bought(script, PRICE, wanted, expression)
-    return result, f"{paid} - {result}", ("You have {v} coins left.", "The change is {v} coins.")
-
-
-def _loaded(script: Script) -> Begun:
-    wanted, said, expression = amounts(script, WEIGHT, script.rng.choice((1, 2)))
-    limit = calculate(expression).numerator + spread(script.rng, 1, 1000)
-    script.ask("A cart can carry {k} kg. I load {all}. How many kg are left?", all=said, k=limit)
-    result = _bought(script, WEIGHT, wanted, expression)
-    return result, f"{limit} - {result}", ("It can carry {v} kg more.", "There are {v} kg left.")
-
-
-def _shared(script: Script) -> Begun:
-    wanted, said, expression = amounts(script, PRICE, script.rng.choice((1, 2)))
+def _bought(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
+    """What several things come to, and a number that the user gives."""
+    rng, topic = script.rng, TOPICS[one["topic"]]
+    wanted, said, expression = amounts(script, topic, rng.choice((1, 2)))
     whole = calculate(expression).numerator
-    friends = script.rng.choice([n for n in range(2, 13) if whole % n == 0] or [1])
-    script.ask(
-        "{k} friends buy {all} and share the cost equally. How much does each pay?",
-        "What do {all} cost if {k} people share the price? How much is it for each?",
-        all=said,
-        k=friends,
-    )
-    result = _bought(script, PRICE, wanted, expression)
-    return result, f"{result} / {friends}", ("Each pays {v} coins.",)
+    if one["shared"]:
+        number = rng.choice([n for n in range(2, 13) if whole % n == 0] or [1])
+    else:
+        number = whole + spread(rng, 1, 1000)
+    script.ask(*one["ask"], all=said, k=number)
+    script.look_up(topic, *wanted, together=len(wanted) > 1 and rng.random() < 0.5)
+    told = script.told(topic, *wanted)
+    return script.calculate(expression, told + " First the total: {e}.", told + " All of it: {e}."), number
 
 
-def _driven(script: Script) -> Begun:
-    (name,) = script.draw_names("town", 1)
-    (value,) = script.fill(DISTANCE, [name])
+def _driven(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
+    """How far there and back is, and how often."""
+    topic = TOPICS[one["topic"]]
+    (name,) = script.draw_names(topic.sort, 1)
+    (value,) = script.fill(topic, [name])
     times = script.rng.randint(2, 20)
-    script.ask(
-        "I drive to {n} and back {k} times. How many km is that?",
-        "How many km do I drive if I go to {n} and back {k} times?",
-        n=name,
-        k=times,
-    )
-    script.look_up(DISTANCE, name, together=False)
-    told = script.told(DISTANCE, name)
-    result = script.calculate(f"2 * {value}", told + " There and back is {e}.", told + " One trip is {e}.")
-    return result, f"{result} * {times}", ("That is {v} km.", "In all you drive {v} km.")
+    script.ask(*one["ask"], n=name, k=times)
+    script.look_up(topic, name, together=False)
+    told = script.told(topic, name)
+    return script.calculate(f"2 * {value}", told + " There and back is {e}.", told + " One trip is {e}."), times
 
 
-def _summed(script: Script, topic: Topic, number: int, *texts: str) -> int:
+def _summed(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
+    """The sum of two values, and a number that the user gives."""
+    rng, topic = script.rng, TOPICS[one["topic"]]
+    number = rng.randint(2, 30)
     wanted = script.draw_names(topic.sort, 2)
     first, second = script.fill(topic, wanted)
-    script.ask(*texts, all=listed(wanted), k=number)
-    script.look_up(topic, *wanted, together=script.rng.random() < 0.6)
+    script.ask(*one["ask"], all=listed(wanted), k=number)
+    script.look_up(topic, *wanted, together=rng.random() < 0.6)
     told = script.told(topic, *wanted)
-    return script.calculate(f"{first} + {second}", told + " The sum is {e}.", told + " Together: {e}.")
-
-
-def _taxed(script: Script) -> Begun:
-    coins = script.rng.randint(2, 30)
-    result = _summed(script, PEOPLE, coins, "Everyone in {all} pays {k} coins. How many coins is that?")
-    return result, f"{result} * {coins}", ("That makes {v} coins.",)
-
-
-def _aged(script: Script) -> Begun:
-    years = script.rng.randint(2, 30)
-    texts = ("How old will {all} be together in {k} years?", "What is the sum of the ages of {all} in {k} years?")
-    result = _summed(script, AGE, years, *texts)
-    return result, f"{result} + 2 * {years}", ("Together they will be {v}.",)
+    return script.calculate(f"{first} + {second}", told + " The sum is {e}.", told + " Together: {e}."), number
 
 
 def arithmetic(script: Script) -> None:

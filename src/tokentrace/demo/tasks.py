@@ -32,26 +32,6 @@ SPLITS: Final = ("train", "held_back")
 UNKNOWN: Final = "could not find"
 """What an answer has to say where there is none."""
 
-_TOOLS: Final[dict[Use, tuple[tuple[str, str, str], ...]]] = {
-    Use.CALCULATE: (
-        ("calculator", "expression", "Evaluate an arithmetic expression."),
-        ("compute", "formula", "Compute the value of a formula."),
-        ("calc", "expression", "A calculator."),
-        ("evaluate", "input", "Evaluate + - * / on numbers."),
-    ),
-    Use.LOOK_UP: (
-        ("lookup", "item", "Look up the {field} of an entry."),
-        ("search", "query", "Search the {field} list for a name."),
-        ("get_{field}", "name", "The {field} that belongs to a name."),
-        ("find", "key", "Find an entry by its key."),
-    ),
-    Use.CHECK: (
-        ("check_answer", "answer", "Check whether an answer is correct."),
-        ("calc_gsm8k_reward", "answer", "Calculate the reward of an answer: 1.0 if it is correct, else 0.0."),
-    ),
-}
-"""For each use the tools that serve it: name, parameter, description. The first is by far the most frequent."""
-
 _LAST_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)")
 
 
@@ -114,7 +94,9 @@ def _make(seed: int, index: int, split: str, kind: str) -> Question:
     prompt = [{"role": "user", "content": asked[0]}]
     if rng.random() < 0.4:
         prompt.insert(0, {"role": "system", "content": rng.choice(WORDS["around"]["systems"])})
-    chosen = {use: _TOOLS[use][0] if rng.random() < 0.75 else rng.choice(_TOOLS[use]) for use in script.uses}
+    chosen = {
+        use: WORDS["tools"][use][0] if rng.random() < 0.75 else rng.choice(WORDS["tools"][use]) for use in script.uses
+    }
     field = script.field_name
     rows = [
         (use, name.format(field=field), parameter, about.format(field=field))
@@ -272,15 +254,6 @@ def _reply(question: Question, rng: random.Random, step: Step, thought: str) -> 
         yield {"role": "tool", "tool_call_id": f"call_{at}", "content": result}
 
 
-_BROKEN: Final = (
-    "Error: the call is not valid JSON",
-    "Error: invalid JSON in tool call",
-    "Error: the call is not closed",
-    "Error: the call could not be read",
-)
-_FAILED: Final = ("Error: timeout", "Error: the tool timed out", "Error: the tool failed", "Error: try again later")
-
-
 def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
     """A reply that goes wrong and what comes back: a slip of the pen, a call that is no JSON, a tool that fails."""
     use, value = step.calls[0]
@@ -293,9 +266,9 @@ def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> I
         text = json.dumps({"name": function["name"], "arguments": function["arguments"]})
         text = rng.choice((text[:-1], text[:-2], text.replace('"', "", 1)))
         messages[0]["content"] = f"<tool_call>\n{text}\n</tool_call>"
-        messages[1]["content"] = rng.choice(_BROKEN)
+        messages[1]["content"] = rng.choice(WORDS["slips"]["unreadable"])
     elif way < 0.6:
-        messages[1]["content"] = rng.choice(_FAILED)
+        messages[1]["content"] = rng.choice(WORDS["slips"]["failed"])
     elif not messages[1]["content"].startswith("Error"):
         return
     messages[0]["train"] = False

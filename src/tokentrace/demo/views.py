@@ -19,7 +19,6 @@ from ..compare.token_diff import DiffOp, token_text
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
-from ..samples.trajectories import report_rollouts
 from ..show.page import Row, Stretch, Token, make_page
 from ..show.pieces import Kind, kind_of
 from ..tokens.differences import unequal
@@ -38,89 +37,119 @@ NO_GAP: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One line of the table, and what it counts."""
+    """One line of the table, and what it counts. `name` is its key in JSON."""
 
+    name: str
     label: str
     about: str
-    value: Callable[[PathReport], str]
+    number: Callable[[PathReport], float]
     key: bool = False
-    good: Callable[[PathReport], bool] | None = None
+    show: Callable[[float, int], str] = lambda number, _: f"{number:,}"
+    """The number for people, given how many rollouts there are."""
+    good: Callable[[float, int], bool] | None = None
+
+    def value(self, report: PathReport) -> str:
+        return self.show(self.number(report), len(report.rollouts))
+
+    def tone(self, report: PathReport) -> str:
+        """``"good"``, ``"bad"``, or ``""`` where it is neither."""
+        if self.good is None:
+            return ""
+        return "good" if self.good(self.number(report), len(report.rollouts)) else "bad"
 
 
-def _gap(value: float) -> str:
+def _gap(value: float, _: int) -> str:
     return "0" if value == 0 else f"{value:.1e}" if value < 1e-4 else f"{value:.4f}"
+
+
+def _none(number: float, _: int) -> bool:
+    return number == 0
+
+
+def _no_gap(number: float, _: int) -> bool:
+    return number < NO_GAP
 
 
 MEASURES: Final = (
     Measure(
         "breaks",
+        "breaks",
         "prompts that do not begin with the stream so far, id for id",
-        lambda one: f"{one.num_breaks:,}",
-        True,
-        lambda one: one.num_breaks == 0,
+        lambda one: one.num_breaks,
+        key=True,
+        good=_none,
     ),
     Measure(
         "samples",
+        "samples",
         "rows that it takes to train each sampled token after the very prompt it was sampled from",
-        lambda one: f"{one.samples:,} from {len(one.rollouts):,}",
-        True,
-        lambda one: one.samples == len(one.rollouts),
+        lambda one: one.samples,
+        key=True,
+        show=lambda number, rollouts: f"{number:,} from {rollouts:,}",
+        good=lambda number, rollouts: number == rollouts,
     ),
     Measure(
+        "mismatched_tokens",
         "mismatched tokens",
         "sampled tokens that are not in the row, where a rollout is trained as one row",
-        lambda one: f"{one.mismatched:,}",
-        True,
-        lambda one: one.mismatched == 0,
+        lambda one: one.mismatched,
+        key=True,
+        good=_none,
     ),
     Measure(
+        "never_sampled_tokens",
         "tokens never sampled",
         "tokens of those rows that carry loss, and that no engine returned",
-        lambda one: f"{one.foreign:,}",
-        False,
-        lambda one: one.foreign == 0,
+        lambda one: one.foreign,
+        good=_none,
     ),
     Measure(
+        "mean_logprob_gap",
         "logprob gap, mean",
         "|engine's logprob - that of the same weights in one pass over the row|, over sampled tokens still in the row",
-        lambda one: _gap(one.mean_gap),
-        True,
-        lambda one: one.mean_gap < NO_GAP,
+        lambda one: one.mean_gap,
+        key=True,
+        show=_gap,
+        good=_no_gap,
     ),
     Measure(
+        "largest_logprob_gap",
         "logprob gap, largest",
         "the same, of the token where it is largest",
-        lambda one: _gap(one.largest_gap),
-        True,
-        lambda one: one.largest_gap < NO_GAP,
+        lambda one: one.largest_gap,
+        key=True,
+        show=_gap,
+        good=_no_gap,
     ),
-    Measure("rollouts with a break", "those with at least one", lambda one: f"{one.broken:,} of {len(one.rollouts):,}"),
     Measure(
+        "broken_rollouts",
+        "rollouts with a break",
+        "those with at least one",
+        lambda one: one.broken,
+        show=lambda number, rollouts: f"{number:,} of {rollouts:,}",
+    ),
+    Measure(
+        "tokens_in_samples",
         "tokens in the samples",
         "the length of those rows together; what two rows share is in both",
-        lambda one: f"{_in_rows(one):,}",
+        lambda one: one.tokens_in_samples,
     ),
     Measure(
+        "cache_lost",
         "cache lost",
         "tokens of streams after the place of a break: what a prefix cache held and could not serve",
-        lambda one: f"{_lost(one):,}",
+        lambda one: one.cache_lost,
     ),
     Measure(
         "solved",
+        "solved",
         "questions answered rightly; one more or less is no finding",
-        lambda one: f"{100 * one.solved:.1f} %",
+        lambda one: one.solved,
+        show=lambda number, _: f"{100 * number:.1f} %",
     ),
-    Measure("turns", "completions that were sampled, calls and answers alike", lambda one: f"{one.turns:,}"),
-    Measure("sampled tokens", "of all turns, stop tokens among them", lambda one: f"{one.sampled:,}"),
+    Measure("turns", "turns", "completions that were sampled, calls and answers alike", lambda one: one.turns),
+    Measure("sampled_tokens", "sampled tokens", "of all turns, stop tokens among them", lambda one: one.sampled),
 )
-
-
-def _in_rows(report: PathReport) -> int:
-    return report_rollouts(rollout.trajectory for rollout in report.rollouts).tokens_in_rows
-
-
-def _lost(report: PathReport) -> int:
-    return sum(found.stream_length - found.position for some in report.breaks.values() for found in some)
 
 
 # -- for programs
@@ -140,19 +169,7 @@ def demo_json(demo: Demo) -> dict[str, Any]:
             "measured": "apart, not in this run",
         },
         "paths": {
-            str(one.path): {
-                **_json_breaks(one),
-                "samples": one.samples,
-                "tokens_in_samples": _in_rows(one),
-                "cache_lost": _lost(one),
-                "mismatched_tokens": one.mismatched,
-                "never_sampled_tokens": one.foreign,
-                "mean_logprob_gap": one.mean_gap,
-                "largest_logprob_gap": one.largest_gap,
-                "solved": one.solved,
-                "turns": one.turns,
-                "sampled_tokens": one.sampled,
-            }
+            str(one.path): {**_json_breaks(one), **{measure.name: measure.number(one) for measure in MEASURES}}
             for one in demo.paths
         },
         "trials": [
@@ -210,7 +227,7 @@ def demo_text(demo: Demo) -> RenderableType:
     """The table, what its lines are, why streams broke and one example, and what has to be known to read it."""
     table = _columns([str(one.path) for one in demo.paths])
     for measure in MEASURES:
-        cells = [Text(measure.value(one), _style(measure, one)) for one in demo.paths]
+        cells = [Text(measure.value(one), _STYLES[measure.tone(one)]) for one in demo.paths]
         table.add_row(Text(measure.label, "bold" if measure.key else "dim"), *cells)
     parts: list[RenderableType] = [table, Text()]
     parts += [Text.assemble(f"  {measure.label}: ", (measure.about, "dim")) for measure in MEASURES]
@@ -248,10 +265,7 @@ def _trial_table(trial: Trial) -> Table:
     return table
 
 
-def _style(measure: Measure, report: PathReport) -> str:
-    if measure.good is None:
-        return ""
-    return "bold green" if measure.good(report) else "bold red"
+_STYLES: Final = {"": "", "good": "bold green", "bad": "bold red"}
 
 
 # -- for browsers

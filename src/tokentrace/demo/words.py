@@ -43,8 +43,7 @@ class Topic:
 
 
 WORDS: Final[dict[str, Any]] = tomllib.loads(resources.files(__package__).joinpath("words.toml").read_text("utf-8"))
-TOPICS: Final = [Topic(key, **about) for key, about in WORDS["topics"].items()]
-PRICE, WEIGHT, DISTANCE, PEOPLE, AGE = TOPICS
+TOPICS: Final = {key: Topic(key, **about) for key, about in WORDS["topics"].items()}
 
 SHARE: Final = 8
 """One in so many names, and one in so many questions, is held back."""
