@@ -40,7 +40,7 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool) 
     """Run agents on the embedded pocket model by three client paths, on the same questions with the same seeds.
 
     Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The table tells
-    what that comes to: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
+    what that costs: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
     Pocket was trained with noise that makes streams break; a second table tells which breaks need it and which do not.
     """
     one_blas_thread()

@@ -121,7 +121,7 @@ def _kept(run: Run, store: RolloutStore) -> str:
 
 
 async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, list[Circuit], float]:
-    """What the run came to, the states of its endpoints, and for how many seconds it waited for an engine."""
+    """The summary of the run, the states of its endpoints, and for how many seconds it waited for an engine."""
     from ..engines.routing import circuits_of
     from ..rollout.batch import Summary, run_rollouts
     from ..rollout.patience import Patience

@@ -34,7 +34,7 @@ class RememberingEngine(EmbeddedEngine):
         session: str | None = None,
         wire: Sequence[bytes] | None = None,
     ) -> Completion:
-        """Sample a completion, or give the one that is known; nothing is said then of cached tokens."""
+        """Sample a completion, or return the known one, with no count of cached tokens."""
         if sampling.seed is None and sampling.temperature > 0:
             return await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
         key = _bytes(prompt_ids), sampling

@@ -119,7 +119,7 @@ class MessageAgent(Agent):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """The row that a trainer of a path gets, held against what was sampled."""
+    """The row that a trainer of a path gets, compared with what was sampled."""
 
     ids: Ids
     mask: Mask
@@ -138,8 +138,8 @@ class Scored:
 def score_row(rollout: Rollout, row: Row, model: Scorer) -> Scored:
     """Align the sampled turns of a rollout with the turns of a row, and score the row.
 
-    The n-th turn is held against the n-th run of tokens that carry loss. Tokens that an alignment of the two leaves
-    over are mismatched on one side, foreign on the other.
+    The n-th turn is aligned with the n-th run of tokens that carry loss. Tokens without a partner are mismatched on
+    one side, foreign on the other.
     """
     ids, mask = row
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
@@ -181,7 +181,7 @@ def _paired(one: Ids, other: Ids) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathReport:
-    """What one path came to. Everything in it was measured."""
+    """What was measured of one path."""
 
     path: ClientPath
     rollouts: list[Rollout]

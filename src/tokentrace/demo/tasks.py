@@ -255,7 +255,7 @@ def _reply(question: Question, rng: random.Random, step: Step, thought: str) -> 
 
 
 def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
-    """A reply that goes wrong and what comes back: a slip of the pen, a call that is no JSON, a tool that fails."""
+    """A reply that goes wrong and what comes back: a slip of the pen, a call that is not JSON, a tool that fails."""
     use, value = step.calls[0]
     at = rng.randrange(len(value))
     spoiled = value[:at] + rng.choice("?&_x") + value[at + rng.randrange(2) :]

@@ -98,7 +98,7 @@ class Trial:
         return sorted(totals, key=lambda cause: (-totals[cause], cause))
 
     def of(self, path: ClientPath) -> PathReport:
-        """What one path came to."""
+        """The report of one path."""
         return next(report for report in self.reports if report.path is path)
 
 

@@ -46,7 +46,7 @@ WORDS: Final[dict[str, Any]] = tomllib.loads(resources.files(__package__).joinpa
 TOPICS: Final = {key: Topic(key, **about) for key, about in WORDS["topics"].items()}
 
 SHARE: Final = 8
-"""One in so many names, and one in so many questions, is held back."""
+"""One name in this many is held back, and one question in this many."""
 
 
 def is_held_back(text: str) -> bool:

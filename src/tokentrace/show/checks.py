@@ -1,4 +1,4 @@
-"""The view of a check: a verdict, what rows came to and why, and the places where they differ."""
+"""The view of a check: a verdict, the outcomes of rows and their causes, and the places where they differ."""
 
 from __future__ import annotations
 

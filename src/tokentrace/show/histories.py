@@ -133,7 +133,7 @@ def _json_run(run: Run) -> dict[str, Any]:
 
 
 def plain_view(report: HistoryReport, *, step: int | None = None) -> str:
-    """A report as plain lines: what it comes to, a table of the steps, and what differs at each, or at one."""
+    """A report as plain lines: a summary, a table of the steps, and what differs at each, or at one."""
     return plain_lines(text_view(report, step=step))
 
 

@@ -1,4 +1,4 @@
-"""Views of training rows in a terminal: each as `tokentrace render` shows it; and what a file of them comes to."""
+"""Views of training rows in a terminal: each as `tokentrace render` shows it; and statistics of a file of them."""
 
 from __future__ import annotations
 
