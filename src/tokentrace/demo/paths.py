@@ -289,9 +289,9 @@ async def roll_out(
     temperature: float = TEMPERATURE,
     renderer: Renderer,
     engine: Engine,
-    done: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> PathReport:
-    """Run tasks by a path, `seed` for the sampling. `done` is called with how many rollouts have ended."""
+    """Run tasks by a path, `seed` for the sampling."""
     settings: dict[str, Any] = {
         "sampling": SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=temperature),
         "interaction": FollowUps(),
@@ -306,8 +306,8 @@ async def roll_out(
 
     def end(rollout: Rollout) -> None:
         ended[rollout.task.name] = rollout
-        if done is not None:
-            done(len(ended))
+        if progress is not None:
+            progress(str(path), len(ended), len(tasks))
 
     await run_rollouts(agent, tasks, done=end, seed=seed)
     rollouts = [ended[task.name] for task in tasks]
@@ -337,11 +337,13 @@ async def compare_paths(
     *,
     rollouts: int = 64,
     seed: int = 0,
+    temperature: float = TEMPERATURE,
+    score: bool = True,
     model: PocketModel | None = None,
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> list[PathReport]:
-    """All paths, one after another, on the same held-back questions and seeds, rows scored.
+    """All paths, one after another, on the same held-back questions and seeds; with `score` their rows are scored.
 
     Where two paths make the same request (same prompt, same seed), or get the same row, it is computed once.
     """
@@ -351,17 +353,17 @@ async def compare_paths(
     reports = []
     try:
         for path in ClientPath:
-            done = counting(progress, str(path), rollouts)
-            report = await roll_out(path, tasks, seed=seed, renderer=renderer, engine=own, done=done)
-            reports.append(await score_path(report, renderer, scorer))
+            report = await roll_out(
+                path,
+                tasks,
+                seed=seed,
+                temperature=temperature,
+                renderer=renderer,
+                engine=own,
+                progress=progress,
+            )
+            reports.append(await score_path(report, renderer, scorer) if score else report)
     finally:
         if engine is None:
             await own.close()
     return reports
-
-
-def counting(progress: Progress | None, label: str, total: int, before: int = 0) -> Callable[[int], None] | None:
-    """What to call with how many are done, after `before` others."""
-    if progress is None:
-        return None
-    return lambda done: progress(label, before + done, total)
