@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import InputError
 from .options import debug_option, json_option, tokenizer_option
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch:
     import numpy as np
 
     from ..compare.breaks import explain_break
-    from ..errors import InputError
     from ..tokens.loading import load_tokenizer
     from .inputs import chosen_tokenizer
 
@@ -95,7 +95,6 @@ def _read_stream(path: Path, branch: int | None) -> tuple[list[int], dict[str, A
 
 
 def _read_json(path: Path) -> Any:
-    from ..errors import InputError
 
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -104,7 +103,6 @@ def _read_json(path: Path) -> Any:
 
 
 def _ids(found: Any, path: Path) -> list[int]:
-    from ..errors import InputError
     from ..rendering.bridged import check_ids
 
     if not isinstance(found, list):

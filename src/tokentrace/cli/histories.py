@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..errors import InputError
 from .options import debug_option, index_option, json_option, page_option, template_options
 from .output import note, show_view, write_file
 
@@ -67,7 +68,6 @@ def histories(
       tokentrace histories rollouts.jsonl --index 3 --json | jq .summary
     """
     from ..compare.histories import compare_histories
-    from ..errors import InputError
     from ..pocket import EXAMPLE
     from ..show.histories import html_page, plain_view, text_view
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools

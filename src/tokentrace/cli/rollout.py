@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
+from ..errors import InputError
 from ..rollout.ends import FAILED_ENDS
 from . import one_blas_thread
 from .options import debug_option, json_option, quiet_option
@@ -74,7 +75,6 @@ def rollout(
     """
     one_blas_thread()
     from ..demo.rollouts import SOURCES
-    from ..errors import InputError
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, discard_run
@@ -148,7 +148,6 @@ async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, lis
 
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:
     """Write rows and metrics; says why the rows could not be written."""
-    from ..errors import InputError
     from ..files import write_whole
     from ..rollout.store import METRICS
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import InputError
 from ..tokens.visible import counted
 from .options import (
     debug_option,
@@ -115,7 +116,6 @@ def tokenize(
       tokentrace tokenize chats.jsonl -o rows.parquet --turns last --parts content,tool_calls,stop
       tokentrace tokenize big/ -o /shared/rows.parquet -t /shared/Qwen3-8B --ray
     """
-    from ..errors import InputError
 
     if output is None and show is None and html is None:
         raise click.UsageError("name the file to write with -o, or look at rows with --show")
@@ -173,7 +173,6 @@ def _settings(options: Mapping[str, Any]) -> TokenizeSettings:
 
 def _with_options(error: Exception) -> Exception:
     """The error with the options that help."""
-    from ..errors import InputError
 
     said = str(error)
     said = said.replace("or overwrite it", "or replace it with --overwrite")
