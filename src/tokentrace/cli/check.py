@@ -82,10 +82,11 @@ def check(
     from ..show.checks import plain_view, text_view
     from .inputs import chosen_tokenizer
 
+    name = chosen_tokenizer(tokenizer)
     with ProgressBars(transient=True) as bars:
         report = check_dataset(
             rows,
-            tokenizer=chosen_tokenizer(tokenizer),
+            tokenizer=name,
             changes=_changes(ctx, options),
             sources=sources,
             columns=RowColumns(ids_column, mask_column),
