@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.assets import family_dir
-from tests.conversations import CONVERSATIONS
-from tests.support import JINJA_FAMILIES, SPECIAL, per_family, some, tokenizer_json_for
+from tests.conversations import CONVERSATIONS, Conversation
+from tests.support import JINJA_FAMILIES, SPECIAL, per_family, rendered, some, tokenizer_json_for
 from tokentrace import Change, RenderedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
 
 NEVER_SHOW = {
@@ -36,6 +36,11 @@ def render(family: str, setting: str, messages: Any, tools: Any = None) -> Rende
         return None
 
 
+def render_whole(family: str, setting: str, conversation: Conversation) -> RenderedTokens | None:
+    made = rendered(renderer(family, setting), conversation)
+    return made if isinstance(made, RenderedTokens) else None
+
+
 def shown(rendered: RenderedTokens, message: int, field: str = "reasoning_content") -> str:
     spans = rendered.rendering.spans()
     return "".join(text for text, _, origin in spans if origin == ("messages", message, field))
@@ -55,8 +60,8 @@ def is_subsequence(short: str, long: str) -> bool:
 def test_all_reasoning_is_kept_and_nothing_but_added(family: str) -> None:
     wrong, thoughts = [], 0
     for name, conversation in CONVERSATIONS.items():
-        plain = render(family, "", conversation.messages, conversation.tools)
-        kept = render(family, "preserve_all_thinking", conversation.messages, conversation.tools)
+        plain = render_whole(family, "", conversation)
+        kept = render_whole(family, "preserve_all_thinking", conversation)
         if plain is None or kept is None:
             assert plain is kept
             continue
@@ -115,7 +120,7 @@ def test_kept_reasoning_is_sampled() -> None:
 def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> None:
     wrong, proven = [], 0
     for name, conversation in CONVERSATIONS.items():
-        whole = render(family, "use_patched", conversation.messages, conversation.tools)
+        whole = render_whole(family, "use_patched", conversation)
         for count in range(2, len(conversation.messages)) if whole else ():
             part = render(family, "use_patched", conversation.messages[:count], conversation.tools)
             if part is None or whole is None or conversation.messages[count - 1]["role"] != "assistant":
@@ -132,8 +137,8 @@ def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> N
 def test_changes_are_listed_exactly_where_a_patched_turn_differs_from_the_shipped(family: str) -> None:
     wrong = []
     for name, conversation in CONVERSATIONS.items():
-        shipped = render(family, "", conversation.messages, conversation.tools)
-        patched = render(family, "use_patched", conversation.messages, conversation.tools)
+        shipped = render_whole(family, "", conversation)
+        patched = render_whole(family, "use_patched", conversation)
         if patched is None:
             continue
         if shipped is None:

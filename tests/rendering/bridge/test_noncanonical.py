@@ -31,7 +31,8 @@ from tokentrace import BridgedTokens, BridgeRefusal, Kind, Tokenizer
 from tokentrace.study.markers import MarkedText
 from tokentrace.tokens.vocabulary import Vocabulary
 
-SHORT = -(-1_000 // len(FAMILIES))
+SHORT = 12
+"""Examples for each family and each of nine oddities: some 3,500 in all."""
 LONG = -(-100_000 // len(FAMILIES))
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
