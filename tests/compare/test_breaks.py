@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.conversations import ADD, GET_WEATHER, NOW, SYS, assistant, call, result, system, tool, user
 from tests.support import make_renderer, per_vocabulary
 from tokentrace import Renderer, create_renderer
-from tokentrace.compare.breaks import ADVICE, REASONING_TAGS, Break, BreakCause, explain_break
-from tokentrace.compare.token_diff import DiffOp, next_hunk
+from tokentrace.compare.breaks import ADVICE, REASONING_TAGS, Break, Cause, explain_break
+from tokentrace.compare.texts import DiffOp
 from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET
+from tokentrace.tokens.alignment import next_hunk
 from tokentrace.tokens.kinds import Kind
 
 REMOVE = tool("remove", "Remove a file.", {"path": {"type": "string"}, "dry_run": {"type": "boolean"}}, ["path"])
@@ -141,7 +142,7 @@ def test_boolean_written_by_str(family: str) -> None:
     told = xml("remove", parameter("path", "a.txt") + parameter("dry_run", "false"))
     made = Rollout(family, told, called("remove", {"path": "a.txt", "dry_run": False}))
     found = made.explain()
-    assert found.cause is BreakCause.BOOLEAN_CASE
+    assert found.cause is Cause.BOOLEAN_CASE
     assert found.detail == "the stream has `false`, the next prompt `False`: the value went through Python's str()"
     assert found.region == "completion 1"
     assert found.stream_range[1] - found.position == 1
@@ -160,7 +161,7 @@ def test_null_written_by_str_and_further_booleans(family: str) -> None:
     told = xml("remove", parameter("path", "null") + "".join(parameter(f"flag_{n}", "true") for n in range(3)))
     flags = {f"flag_{n}": True for n in range(3)}
     found = Rollout(family, told, called("remove", {"path": None, **flags})).explain()
-    assert found.cause is BreakCause.BOOLEAN_CASE
+    assert found.cause is Cause.BOOLEAN_CASE
     assert "`null`" in found.detail
     assert "`None`" in found.detail
     assert "true][" not in str(found)
@@ -170,7 +171,7 @@ def test_null_written_by_str_and_further_booleans(family: str) -> None:
 def test_boolean_written_by_json(family: str) -> None:
     told = glm("remove\n" + arg("path", "x") + arg("dry_run", "False"))
     found = Rollout(family, told, called("remove", {"path": "x", "dry_run": False})).explain()
-    assert found.cause is BreakCause.BOOLEAN_CASE
+    assert found.cause is Cause.BOOLEAN_CASE
     assert "through JSON" in found.detail
 
 
@@ -178,12 +179,12 @@ def test_boolean_written_by_json(family: str) -> None:
 def test_boolean_that_became_a_string(family: str) -> None:
     told = weather('{"city": "Paris", "now": true}', family=family)
     found = Rollout(family, told, called("get_weather", {"city": "Paris", "now": "True"})).explain()
-    assert found.cause is BreakCause.BOOLEAN_CASE
+    assert found.cause is Cause.BOOLEAN_CASE
 
 
 def test_a_capital_letter_in_prose_is_no_boolean() -> None:
     found = Rollout("pocket", "true stories<|end|>", (assistant("True stories"), user("And?"))).explain()
-    assert found.cause is BreakCause.UNKNOWN
+    assert found.cause is Cause.UNKNOWN
 
 
 # -- b. merges
@@ -201,7 +202,7 @@ def test_remerge(family: str) -> None:
     found = explain_break(stream, after, renderer, sampled=np.arange(len(stream)) >= len(prompt))
     assert found is not None
     consistent(found, stream, after)
-    assert found.cause is BreakCause.BPE_REMERGE
+    assert found.cause is Cause.BPE_REMERGE
     assert "decoded and encoded again" in found.detail
     decode = renderer.tokenizer.decode
     assert decode(stream[slice(*found.stream_range)]) == decode(after[slice(*found.prompt_range)])
@@ -217,7 +218,7 @@ def test_remerge_of_one_word_into_bytes() -> None:
     found = explain_break(stream, whole, renderer)
     assert found is not None
     consistent(found, stream, whole)
-    assert found.cause is BreakCause.BPE_REMERGE
+    assert found.cause is Cause.BPE_REMERGE
     assert found.position == place
     assert found.stream_range == (place, place + len(letters))
     assert found.prompt_range == (place, place + 1)
@@ -230,7 +231,7 @@ def test_control_token_that_became_text() -> None:
     plain = np.concatenate(tokenizer.encode_plain(["Say <tool_call> aloud"]))
     found = explain_break(stream, plain, tokenizer)
     assert found is not None
-    assert found.cause is BreakCause.BPE_REMERGE
+    assert found.cause is Cause.BPE_REMERGE
     assert "<tool_call> is a control token in the stream" in found.detail
 
 
@@ -253,7 +254,7 @@ FORMATS = {
 def test_json_format(family: str, name: str) -> None:
     told, arguments, said = FORMATS[name]
     found = Rollout(family, weather(told, family=family), called("get_weather", arguments)).explain()
-    assert found.cause is BreakCause.JSON_FORMAT
+    assert found.cause is Cause.JSON_FORMAT
     assert said in found.detail
     assert found.later == ()
 
@@ -261,14 +262,14 @@ def test_json_format(family: str, name: str) -> None:
 def test_json_that_python_wrote() -> None:
     told = weather('{"city": "Paris", "days": [1, true]}', family="pocket")
     found = Rollout("pocket", told, called("get_weather", "{'city': 'Paris', 'days': [1, True]}")).explain()
-    assert found.cause is BreakCause.JSON_FORMAT
+    assert found.cause is Cause.JSON_FORMAT
 
 
 @pytest.mark.parametrize("family", ["qwen3.5"])
 def test_parameter_that_python_wrote(family: str) -> None:
     told = xml("remove", parameter("path", '{"name": "a.txt"}'))
     found = Rollout(family, told, called("remove", {"path": "{'name': 'a.txt'}"})).explain()
-    assert found.cause is BreakCause.JSON_FORMAT
+    assert found.cause is Cause.JSON_FORMAT
     assert "as Python writes it" in found.detail
 
 
@@ -276,7 +277,7 @@ def test_parameter_that_python_wrote(family: str) -> None:
 def test_order_of_parameters(family: str) -> None:
     told = xml("remove", parameter("path", "a.txt") + parameter("dry_run", "no"))
     found = Rollout(family, told, called("remove", {"dry_run": "no", "path": "a.txt"})).explain()
-    assert found.cause is BreakCause.JSON_FORMAT
+    assert found.cause is Cause.JSON_FORMAT
     assert "another order" in found.detail
     assert found.later == ()
 
@@ -290,7 +291,7 @@ def test_json_of_a_tool_result() -> None:
     prompt = first.renderer.render(after, tools=TOOLS, add_generation_prompt=True)
     found = explain_break(stream.ids, prompt.ids, first.renderer, sampled=stream.mask)
     assert found is not None
-    assert found.cause is BreakCause.JSON_FORMAT
+    assert found.cause is Cause.JSON_FORMAT
     assert found.region == "context after completion 1"
 
 
@@ -300,7 +301,7 @@ def test_json_of_a_tool_result() -> None:
 @pytest.mark.parametrize("family", ["qwen3.5"])
 def test_stray_closing_tag(family: str) -> None:
     found = Rollout(family, xml("now", "</parameter>\n"), called("now", {})).explain()
-    assert found.cause is BreakCause.EMPTY_PARAMETER
+    assert found.cause is Cause.EMPTY_PARAMETER
     assert "closes no parameter" in found.detail
     assert "parameter" in str(found)
 
@@ -309,7 +310,7 @@ def test_stray_closing_tag(family: str) -> None:
 def test_empty_parameter_that_vanished(family: str) -> None:
     told = xml("remove", parameter("path", "a.txt") + "<parameter=dry_run></parameter>\n")
     found = Rollout(family, told, called("remove", {"path": "a.txt"})).explain()
-    assert found.cause is BreakCause.EMPTY_PARAMETER
+    assert found.cause is Cause.EMPTY_PARAMETER
     assert found.detail == "the stream gives `remove` the empty argument `dry_run`, the next prompt does not"
 
 
@@ -317,11 +318,11 @@ def test_empty_parameter_that_vanished(family: str) -> None:
 def test_null_argument_that_vanished_or_appeared(family: str) -> None:
     told = weather('{"city": "Paris", "unit": null}', family=family)
     found = Rollout(family, told, called("get_weather", {"city": "Paris"})).explain()
-    assert found.cause is BreakCause.EMPTY_PARAMETER
+    assert found.cause is Cause.EMPTY_PARAMETER
     assert "empty argument `unit`" in found.detail
     told = weather('{"city": "Paris"}', family=family)
     found = Rollout(family, told, called("get_weather", {"city": "Paris", "unit": ""})).explain()
-    assert found.cause is BreakCause.EMPTY_PARAMETER
+    assert found.cause is Cause.EMPTY_PARAMETER
     assert found.detail.startswith("the next prompt gives")
 
 
@@ -329,14 +330,14 @@ def test_null_argument_that_vanished_or_appeared(family: str) -> None:
 def test_default_that_a_client_filled_in(family: str) -> None:
     told = glm("remove\n" + arg("path", "x"))
     found = Rollout(family, told, called("remove", {"path": "x", "dry_run": True})).explain()
-    assert found.cause is BreakCause.EMPTY_PARAMETER
+    assert found.cause is Cause.EMPTY_PARAMETER
     assert "`dry_run`" in found.detail
 
 
 def test_arguments_left_out() -> None:
     told = hermes('{"name": "now"}', family="pocket")
     found = Rollout("pocket", told, called("now", {})).explain()
-    assert found.cause is BreakCause.EMPTY_PARAMETER
+    assert found.cause is Cause.EMPTY_PARAMETER
 
 
 # -- d. reasoning
@@ -363,7 +364,7 @@ def test_stripped_reasoning(family: str, told: str) -> None:
     kept = {} if family == "pocket" else {"reasoning": THOUGHT}
     made = Rollout(family, told, (assistant(HELLO, **kept), user("Bye")))
     found = made.explain()
-    assert found.cause is BreakCause.STRIPPED_REASONING
+    assert found.cause is Cause.STRIPPED_REASONING
     assert f"reasoning of {len(THOUGHT)} characters" in found.detail
     assert "preserve_all_thinking" in found.advice
     # the reasoning drafts the answer word for word: all of it is in the range, and nothing of the answer
@@ -378,23 +379,23 @@ def test_stripped_reasoning(family: str, told: str) -> None:
 def test_empty_block_that_vanished(family: str) -> None:
     told = f"<think>\n\n</think>\n\n{HELLO}<|im_end|>"
     found = Rollout(family, told, (assistant(HELLO), user("Bye"))).explain()
-    assert found.cause is BreakCause.STRIPPED_REASONING
+    assert found.cause is Cause.STRIPPED_REASONING
     assert "an empty block of reasoning" in found.detail
 
 
 @pytest.mark.parametrize("family", ["glm-4.5"])
 def test_empty_block_that_appeared(family: str) -> None:
     found = Rollout(family, f"\n{HELLO}<|user|>", (assistant(HELLO), user("Bye"))).explain()
-    assert found.cause is BreakCause.STRIPPED_REASONING
+    assert found.cause is Cause.STRIPPED_REASONING
     assert "in the next prompt only" in found.detail
 
 
 def test_reasoning_with_tags_of_ones_own() -> None:
     told = f"((ponder)) {THOUGHT} ((/ponder)) {HELLO}<|end|>"
     made = Rollout("pocket", told, (assistant(HELLO), user("Bye")))
-    assert made.explain().cause is BreakCause.UNKNOWN
+    assert made.explain().cause is Cause.UNKNOWN
     found = made.explain(reasoning=("((ponder))", "((/ponder))"))
-    assert found.cause is BreakCause.STRIPPED_REASONING
+    assert found.cause is Cause.STRIPPED_REASONING
 
 
 @pytest.mark.parametrize("tags", REASONING_TAGS, ids=[pair[0].strip() for pair in REASONING_TAGS])
@@ -405,7 +406,7 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
     found = explain_break(stream, after, tokenizer)
     assert found is not None
     consistent(found, stream, after)
-    assert found.cause is BreakCause.STRIPPED_REASONING
+    assert found.cause is Cause.STRIPPED_REASONING
 
 
 @pytest.mark.parametrize("family", ["qwen3.5"])
@@ -421,8 +422,8 @@ def test_two_turns_of_stripped_reasoning_are_both_reported(family: str) -> None:
     after = renderer.render([*first, user("More")], tools=TOOLS, add_generation_prompt=True)
     found = explain_break(kept.ids, after.ids, renderer, sampled=kept.mask)
     assert found is not None
-    assert found.cause is BreakCause.STRIPPED_REASONING
-    assert found.later == (BreakCause.STRIPPED_REASONING,)
+    assert found.cause is Cause.STRIPPED_REASONING
+    assert found.later == (Cause.STRIPPED_REASONING,)
     assert "further on: stripped reasoning" in str(found)
 
 
@@ -433,10 +434,10 @@ def test_empty_anchor() -> None:
     told = weather('{"city":"Paris"}', family="pocket")
     made = Rollout("pocket", told, called("get_weather", {"city": "Paris"}))
     found = made.explain(anchor=[])
-    assert found.cause is BreakCause.ZEROED_ANCHOR
+    assert found.cause is Cause.ZEROED_ANCHOR
     assert "anchor is empty" in found.detail
     assert "JSON spacing" in found.detail
-    assert made.explain(anchor=made.stream).cause is BreakCause.JSON_FORMAT
+    assert made.explain(anchor=made.stream).cause is Cause.JSON_FORMAT
 
 
 @pytest.mark.parametrize("family", ["qwen3.5"])
@@ -444,20 +445,20 @@ def test_anchor_without_the_completion(family: str) -> None:
     told = xml("remove", parameter("dry_run", "false"))
     made = Rollout(family, told, called("remove", {"dry_run": False}))
     found = made.explain(anchor=made.prompt)
-    assert found.cause is BreakCause.ZEROED_ANCHOR
+    assert found.cause is Cause.ZEROED_ANCHOR
     assert f"ends {len(made.stream) - len(made.prompt):,} ids before the stream does" in found.detail
     zeros = np.where(made.sampled, 0, made.stream)
     assert "has zeros for" in made.explain(anchor=zeros).detail
     other = made.stream.copy()
     other[3] += 1
-    assert made.explain(anchor=other).cause is BreakCause.BOOLEAN_CASE
+    assert made.explain(anchor=other).cause is Cause.BOOLEAN_CASE
 
 
 def test_anchor_that_does_not_reach_the_break_explains_nothing() -> None:
     made = Rollout("pocket", f"{HELLO} <|end|>", (assistant(HELLO), user("Bye")))
     position = made.explain().position
-    assert made.explain(anchor=made.stream[: position + 1]).cause is BreakCause.WHITESPACE
-    assert made.explain(anchor=made.stream[:position]).cause is BreakCause.ZEROED_ANCHOR
+    assert made.explain(anchor=made.stream[: position + 1]).cause is Cause.WHITESPACE
+    assert made.explain(anchor=made.stream[:position]).cause is Cause.ZEROED_ANCHOR
 
 
 @pytest.mark.parametrize("family", ["pocket", "qwen3.5"])
@@ -466,7 +467,7 @@ def test_missing_completion(family: str) -> None:
     thought = "" if family == "pocket" else "Hm.\n</think>\n\n"
     made = Rollout(family, f"{thought}{HELLO}{end}", (assistant(""), user("Bye")))
     found = made.explain()
-    assert found.cause is BreakCause.ZEROED_ANCHOR
+    assert found.cause is Cause.ZEROED_ANCHOR
     assert "is missing whole" in found.detail
 
 
@@ -476,7 +477,7 @@ def test_empty_stream() -> None:
     assert explain_break([], prompt, renderer) is None
     found = explain_break([], prompt, renderer, sampled=[])
     assert found is not None
-    assert (found.cause, found.position) == (BreakCause.ZEROED_ANCHOR, 0)
+    assert (found.cause, found.position) == (Cause.ZEROED_ANCHOR, 0)
     assert str(found).startswith("break at token 0 of 0")
     assert explain_break([], [], renderer, sampled=[]) is None
 
@@ -486,7 +487,7 @@ def test_zeros_in_the_prompt() -> None:
     zeros = np.concatenate([np.where(made.sampled, 0, made.stream), made.stream[:8]])
     found = explain_break(made.stream, zeros, made.renderer, sampled=made.sampled)
     assert found is not None
-    assert found.cause is BreakCause.ZEROED_ANCHOR
+    assert found.cause is Cause.ZEROED_ANCHOR
 
 
 # -- f. calls that were rewritten
@@ -506,7 +507,7 @@ INVALID = {"tool": "Bash", "error": "Model tried to call unavailable tool Bash"}
 def test_repaired_call(family: str, told: str) -> None:
     made = Rollout(family, told, called("invalid", INVALID))
     found = made.explain()
-    assert found.cause is BreakCause.REWRITTEN_CALL
+    assert found.cause is Cause.REWRITTEN_CALL
     assert found.detail == "the model called `Bash`, the next prompt has a call of `invalid`"
     assert found.later == ()
     assert "[Bash]" in str(found) or "[B][ash]" in str(found)
@@ -516,7 +517,7 @@ def test_repaired_call(family: str, told: str) -> None:
 def test_other_value(family: str) -> None:
     told = xml("remove", parameter("path", "/tmp/a.txt"))
     found = Rollout(family, told, called("remove", {"path": "/tmp/b.txt"})).explain()
-    assert found.cause is BreakCause.REWRITTEN_CALL
+    assert found.cause is Cause.REWRITTEN_CALL
     assert "`/tmp/a.txt`" in found.detail
     assert "`/tmp/b.txt`" in found.detail
 
@@ -524,7 +525,7 @@ def test_other_value(family: str) -> None:
 def test_call_that_was_dropped() -> None:
     told = weather('{"city": "Paris"}', family="pocket")
     found = Rollout("pocket", told, (assistant("I cannot.", reasoning="I look."), user("Why?"))).explain()
-    assert found.cause is BreakCause.REWRITTEN_CALL
+    assert found.cause is Cause.REWRITTEN_CALL
     assert "has no such call" in found.detail
 
 
@@ -537,7 +538,7 @@ def test_call_rewritten_in_the_messages() -> None:
     pair: dict[str, Any] = {"before": {"messages": rows}, "after": {"messages": changed}}
     found = explain_break(stream, after, renderer, **pair)
     assert found is not None
-    assert found.cause is BreakCause.REWRITTEN_CALL
+    assert found.cause is Cause.REWRITTEN_CALL
     assert found.detail.startswith("message 2 has other tool calls")
 
 
@@ -594,7 +595,7 @@ def test_changed_tools(family: str, change: str, proof: bool) -> None:
     rows = history()
     after = {"messages": [*rows, ANSWER, AND], "tools": tools}
     found = Requests(family, {"messages": rows, "tools": TOOLS}, after).explain(proof=proof)
-    assert found.cause is BreakCause.CHANGED_TOOLS
+    assert found.cause is Cause.CHANGED_TOOLS
     assert found.region == "first prompt"
     if proof:
         said = {"added": "`add` was added", "described": "`now` changed"}.get(change, "`now` was removed")
@@ -608,10 +609,10 @@ def test_changed_system(family: str, proof: bool) -> None:
     changed = [system("You are a careless assistant."), *rows[1:], ANSWER, AND]
     asked = Requests(family, {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS})
     found = asked.explain(proof=proof)
-    assert found.cause is BreakCause.CHANGED_SYSTEM
+    assert found.cause is Cause.CHANGED_SYSTEM
     assert "careful" in found.before_text
     assert "careless" in found.after_text
-    assert asked.explain(mask=False).cause is BreakCause.CHANGED_SYSTEM
+    assert asked.explain(mask=False).cause is Cause.CHANGED_SYSTEM
 
 
 @BOTH
@@ -619,7 +620,7 @@ def test_changed_system(family: str, proof: bool) -> None:
 def test_system_that_vanished(family: str, proof: bool) -> None:
     rows = history()
     found = Requests(family, {"messages": rows}, {"messages": [*rows[1:], ANSWER, AND]}).explain(proof=proof)
-    assert found.cause is BreakCause.CHANGED_SYSTEM
+    assert found.cause is Cause.CHANGED_SYSTEM
 
 
 @BOTH
@@ -634,7 +635,7 @@ def test_compaction(family: str, change: str, proof: bool) -> None:
     }[change]
     asked = Requests(family, {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS})
     found = asked.explain(proof=proof)
-    assert found.cause is BreakCause.COMPACTION
+    assert found.cause is Cause.COMPACTION
     if proof and change == "middle":
         assert "2 messages are missing from message 4 on" in found.detail
 
@@ -643,7 +644,7 @@ def test_cleared_tool_result() -> None:
     rows = history()
     changed = [*rows[:3], result("[cleared]"), *rows[4:], ANSWER, AND]
     found = Requests("pocket", {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS}).explain()
-    assert found.cause is BreakCause.COMPACTION
+    assert found.cause is Cause.COMPACTION
     assert found.region == "context after completion 1"
     assert "text of the tool was cut" in found.detail
 
@@ -656,7 +657,7 @@ def test_the_conversations_disprove_what_the_text_suggests() -> None:
     same: dict[str, Any] = {"before": {"messages": rows, "tools": TOOLS}, "after": {"messages": rows, "tools": TOOLS}}
     found = explain_break(stream.ids, other.ids, renderer, sampled=stream.mask, **same)
     assert found is not None
-    assert found.cause is BreakCause.UNKNOWN
+    assert found.cause is Cause.UNKNOWN
     assert "the tools of both requests are the same" in found.detail
 
 
@@ -665,7 +666,7 @@ def test_words_about_tools_are_no_tools() -> None:
     changed = [SYS, user("Read this:\n# Tools\n<tools>\nsaw\n</tools>\nand tell."), *rows[2:]]
     for after in (changed, [*changed, ANSWER, AND]):
         found = Requests("pocket", {"messages": rows}, {"messages": after}).explain()
-        assert found.cause is BreakCause.UNKNOWN
+        assert found.cause is Cause.UNKNOWN
         assert "text of the user" in found.detail
 
 
@@ -685,14 +686,14 @@ def test_whitespace(family: str, told: str, content: str) -> None:
     after = OK if family == "qwen3.5" else user("Bye")
     reply = assistant(content, reasoning="Hm.") if family == "qwen3.5" else assistant(content)
     found = Rollout(family, told, (reply, after)).explain()
-    assert found.cause is BreakCause.WHITESPACE
+    assert found.cause is Cause.WHITESPACE
     assert "only white space differs" in found.detail
 
 
 def test_whitespace_within_an_argument() -> None:
     told = weather('{"city": "Paris "}', family="pocket")
     found = Rollout("pocket", told, called("get_weather", {"city": "Paris"})).explain()
-    assert found.cause is BreakCause.WHITESPACE
+    assert found.cause is Cause.WHITESPACE
 
 
 @pytest.mark.parametrize(
@@ -702,7 +703,7 @@ def test_whitespace_within_an_argument() -> None:
 def test_stop_token(family: str, told: str) -> None:
     made = Rollout(family, told, (assistant(HELLO), user("Bye")))
     found = made.explain()
-    assert found.cause is BreakCause.STOP_TOKEN
+    assert found.cause is Cause.STOP_TOKEN
     assert told[told.rindex("<") :] in found.detail
     assert found.position == len(made.stream) - 1
     assert found.prompt_range == (found.position, found.position + 1)
@@ -713,7 +714,7 @@ def test_stop_token(family: str, told: str) -> None:
 def test_unknown_is_said(kept: str, family: str) -> None:
     end = {"qwen3": "<|im_end|>", "pocket": "<|end|>"}[family]
     found = Rollout(family, f"The answer is four.{end}", (assistant(kept), user("Bye"))).explain()
-    assert found.cause is BreakCause.UNKNOWN
+    assert found.cause is Cause.UNKNOWN
     assert "nothing shows why" in found.detail
     assert "before=" in found.advice
 
@@ -722,7 +723,7 @@ def test_a_request_that_was_repeated() -> None:
     made = Rollout("pocket", f"{HELLO}<|end|>", ())
     found = explain_break(made.stream, made.prompt, made.renderer, sampled=made.sampled)
     assert found is not None
-    assert found.cause is BreakCause.UNKNOWN
+    assert found.cause is Cause.UNKNOWN
     assert found.position == len(made.prompt)
     assert found.prompt_range == (len(made.prompt), len(made.prompt))
     assert "repeated" in found.detail
@@ -833,7 +834,7 @@ def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
     assert (found is None) == (prompt[: len(stream)].tolist() == stream.tolist())
     if found is not None:
         consistent(found, stream, prompt)
-        assert found.cause is not BreakCause.BPE_REMERGE or found.before_text != ""
+        assert found.cause is not Cause.BPE_REMERGE or found.before_text != ""
 
 
 @given(st.text(min_size=1, max_size=60), st.data())
@@ -852,16 +853,16 @@ def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.D
         assert found is None
     else:
         assert found is not None
-        assert found.cause is BreakCause.BPE_REMERGE
-        assert set(found.later) <= {BreakCause.BPE_REMERGE}
+        assert found.cause is Cause.BPE_REMERGE
+        assert set(found.later) <= {Cause.BPE_REMERGE}
 
 
 @given(st.lists(SMALL, max_size=60), st.lists(SMALL, max_size=60))
 @settings(deadline=None, max_examples=200)
 def test_hunks_meet_again_where_they_say(stream: list[int], prompt: list[int]) -> None:
     hunk = next_hunk(np.asarray(stream, np.int32), np.asarray(prompt, np.int32), 0, 0)
-    a, b = hunk.stream_stop, hunk.prompt_stop
-    if hunk.meets:
+    a, b = hunk.stop, hunk.other_stop
+    if a < len(stream):
         assert stream[a : a + 1] == prompt[b : b + 1]
     else:
         assert (a, b) == (len(stream), len(prompt))
@@ -917,5 +918,5 @@ def test_later_differences_are_named_wherever_the_first_one_stands(lead: str) ->
     prompt = encode(f"{lead}a b{middle} c d, and the rest of it")
     found = explain_break(stream, prompt, create_renderer(POCKET))
     assert found is not None
-    assert found.cause is BreakCause.WHITESPACE
-    assert found.later == (BreakCause.WHITESPACE,)
+    assert found.cause is Cause.WHITESPACE
+    assert found.later == (Cause.WHITESPACE,)

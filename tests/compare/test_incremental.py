@@ -39,7 +39,7 @@ from tokentrace import (
     create_renderer,
 )
 from tokentrace.compare.incremental import (
-    Difference,
+    Cause,
     IncrementalMode,
     IncrementalTokenizer,
     IncrementalTokens,
@@ -205,7 +205,7 @@ def test_fixed_base_keeps_the_reasoning_that_the_template_strips() -> None:
     (missing,) = tokens.mismatches
     assert missing.full_ids == ()
     assert missing.message == 1
-    assert missing.kind is Difference.TEXT
+    assert missing.kind is Cause.UNKNOWN
     assert missing.incremental_text == f"<think>\n{messages[1]['reasoning_content']}\n</think>\n\n"
     assert not tokens.notes
     keeping = make_renderer("qwen3", preserve_all_thinking=True)
@@ -249,7 +249,7 @@ def test_newlines_that_merge_differ_by_ids_and_not_by_text() -> None:
     full = renderer.render(messages)
     assert renderer.tokenizer.decode(tokens.ids) == full.text  # all that a check of decoded text can see
     (drift,) = tokens.mismatches
-    assert drift.kind is Difference.DRIFT
+    assert drift.kind is Cause.BPE_REMERGE
     assert drift.message == 1
     assert drift.incremental_text == drift.full_text
     assert drift.incremental_ids != drift.full_ids
@@ -265,7 +265,7 @@ def test_ignore_strippable_hides_white_space_and_nothing_else() -> None:
     spaced = [user("Hello"), assistant("Yes? \n"), user("Why?")]
     renderer = made_up(STRIPPING)
     strict = tokenize(renderer, spaced)
-    assert {one.kind for one in strict.mismatches} == {Difference.WHITESPACE}
+    assert {one.kind for one in strict.mismatches} == {Cause.WHITESPACE}
     assert tokenize(renderer, spaced, sanity_check="ignore_strippable").mismatches == []
 
     drifting = [user("Hello"), assistant("\n\nAfter two newlines"), user("Go on.")]

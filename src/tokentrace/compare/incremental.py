@@ -28,8 +28,8 @@ from ..rendering.renderer import Messages, Renderer
 from ..settings import choose
 from ..study.turns import common_prefix
 from ..template.trace import Rendering
-from ..tokens.differences import Difference
 from ..tokens.tokenizer import Ids, Tokenizer
+from .causes import Cause
 from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
@@ -401,7 +401,7 @@ class IncrementalTokenizer:
             owners = np.repeat([piece.message for piece in self._pieces], lengths)
             mismatches = find_mismatches(self.renderer.tokenizer, ids, owners, full)
         if check is SanityCheck.IGNORE_STRIPPABLE:
-            mismatches = [one for one in mismatches if one.kind is not Difference.WHITESPACE]
+            mismatches = [one for one in mismatches if one.kind is not Cause.WHITESPACE]
         if mismatches:
             warnings.warn(TokenizationMismatchWarning(warning_text(self.mode, mismatches)), stacklevel=3)
         notes = [note for piece in self._pieces for note in piece.notes]
@@ -481,7 +481,7 @@ def _joined(parts: Sequence[Ids]) -> Ids:
 
 
 __all__ = [
-    "Difference",
+    "Cause",
     "IncrementalMode",
     "IncrementalTokenizer",
     "IncrementalTokens",

@@ -17,15 +17,14 @@ from ..rendering.bridged import BridgedTokens, check_ids
 from ..rendering.renderer import Renderer
 from ..settings import whole
 from ..study.seams import BridgeRefusal, RefusalReason
-from .breaks import BreakCause, explain_break
+from .breaks import explain_break
+from .causes import Cause
 
 PROMPT_IDS: Final = "prompt_token_ids"
 COMPLETION_IDS: Final = "generation_token_ids"
 """Fields of an assistant's message in which servers hand back the ids of its turn."""
 
-REWRITTEN: Final = frozenset(
-    {BreakCause.REWRITTEN_CALL, BreakCause.CHANGED_TOOLS, BreakCause.CHANGED_SYSTEM, BreakCause.COMPACTION}
-)
+REWRITTEN: Final = frozenset({Cause.REWRITTEN_CALL, Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION})
 """Causes that make it another conversation: the old ids no longer say what the messages do."""
 
 
@@ -116,7 +115,7 @@ def _rewritten(
     found = explain_break(spliced.ids[: spliced.stream_length], expected, renderer, sampled=sampled)
     if found is None or found.position >= len(expected):  # a stop token that the last turn of a rendering has not
         return None
-    if found.cause is not BreakCause.UNKNOWN and not REWRITTEN & {found.cause, *found.later}:
+    if found.cause is not Cause.UNKNOWN and not REWRITTEN & {found.cause, *found.later}:
         return None
     return BridgeRefusal(
         RefusalReason.REWRITES_PAST,

@@ -13,15 +13,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..compare.breaks import Break, BreakCause
-from ..compare.token_diff import DiffOp, token_text
+from ..compare.breaks import Break, Cause
+from ..compare.texts import DiffOp, token_text
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
 from ..samples.trajectories import report_rollouts
 from ..show.html import _counted, _text, _token, framed
 from ..show.pieces import _BY_ROLE, KINDS, Kind
-from ..tokens.differences import unequal
+from ..tokens.alignment import align
 from ..tokens.kinds import Kind as Origin
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import visible
@@ -196,7 +196,7 @@ def _cause_lines(trial: Trial) -> list[tuple[str, str, list[str]]]:
 
 
 def _words(cause: str) -> str:
-    return WORDS.get(BreakCause(cause), "docs/breaks.md tells what that is")
+    return WORDS.get(Cause(cause), "docs/breaks.md tells what that is")
 
 
 # -- for terminals
@@ -431,7 +431,7 @@ def _respelled(rollout: Rollout, renderer: Renderer) -> list[tuple[int, int]]:
     """Where the stream has other tokens than a render of its final messages."""
     stream = rollout.trajectory.stream()
     rendered = renderer.render(rollout.messages, tools=rollout.schemas)
-    parts = unequal(stream.tolist(), rendered.token_ids)
+    parts = align(stream, rendered.ids)
     return [(start, stop) for start, stop, _, _ in parts if start < stop]
 
 

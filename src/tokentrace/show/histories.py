@@ -18,7 +18,8 @@ from .pieces import _BY_ROLE, KINDS, Kind, token_texts
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ..compare.histories.report import HistoryReport, Step
+    from ..compare.histories.differences import Step
+    from ..compare.histories.report import HistoryReport
 
 PAGE_LIMIT: Final = 6_000
 FRAGMENT_LIMIT: Final = 1_500

@@ -11,25 +11,22 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import TokentraceError, TrajectoryError, shown
+from ...errors import TrajectoryError, shown
 from ...settings import instance
-from ...tokens.differences import common_prefix
+from ...tokens.alignment import common_prefix, hunks, next_hunk
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
-from ...tokens.vocabulary import Vocabulary
-from ..token_diff import DiffOp, DiffRow, diff_lines, diff_rows, hunks_after, next_hunk, one_line, text_of, text_window
+from ..causes import ADVICE, Cause
+from ..texts import DiffOp, DiffRow, TextWindow, diff_lines, diff_rows, one_line, quoted, text_of
 from .calls import changed_call, lost_call
-from .case import Case, Finding, Region, quoted
-from .causes import ADVICE, BreakCause
-from .context import compaction, cut_short, system, tools
-from .conversations import compared
-from .endings import lost_by_client, lost_completion, stop_token
-from .markup import CALL_TAGS, REASONING_TAGS
-from .reasoning import reasoning as stripped_reasoning
+from .case import Case, Evidence, Region
+from .completions import lost_by_client, lost_completion, stop_token, stripped_reasoning
+from .context import changed_system, changed_tools, compaction, compared, cut_short
+from .markup import Markup
 from .spelling import boolean, json_format, remerge, whitespace
 from .turn_heads import TurnHeads
 
-CHECKS: Final[tuple[Callable[[Case], Finding | None], ...]] = (
+CHECKS: Final[tuple[Callable[[Case], Evidence | None], ...]] = (
     remerge,
     stripped_reasoning,
     lost_completion,
@@ -39,8 +36,8 @@ CHECKS: Final[tuple[Callable[[Case], Finding | None], ...]] = (
     json_format,
     changed_call,
     whitespace,
-    tools,
-    system,
+    changed_tools,
+    changed_system,
     lost_call,
     cut_short,
 )
@@ -61,7 +58,7 @@ class Break:
     up to the end of the stream (the first few). `tokens` is the diff in rows.
     """
 
-    cause: BreakCause
+    cause: Cause
     position: int
     stream_length: int
     prompt_length: int
@@ -73,7 +70,7 @@ class Break:
     advice: str
     region: str | None
     tokens: tuple[DiffRow, ...]
-    later: tuple[BreakCause, ...] = ()
+    later: tuple[Cause, ...] = ()
 
     def __str__(self) -> str:
         where = "" if self.region is None else f" ({self.region})"
@@ -133,8 +130,8 @@ def explain_break(
             instance(name, request, Mapping, TrajectoryError)  # type: ignore[type-abstract]
     if reasoning is not None and not _are_tags(reasoning):
         raise TrajectoryError(f"reasoning is two strings, what opens it and what closes it, not {shown(reasoning)}")
-    vocabulary = _vocabulary(tokenizer)
-    own_reasoning, own_calls = _own_tags(tokenizer)
+    known = _tokenizer(tokenizer)
+    vocabulary = known.vocabulary
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None
@@ -144,67 +141,66 @@ def explain_break(
         prompt=theirs,
         vocabulary=vocabulary,
         turns=TurnHeads.of(vocabulary),
+        markup=Markup.of(known, tokenizer, reasoning),
         hunk=hunk,
-        text=text_window(vocabulary, ours, theirs, hunk),
+        text=TextWindow.around(vocabulary, ours, theirs, hunk),
         region=Region.at(mask, position),
-        tags=(*([] if reasoning is None else [reasoning]), *own_reasoning, *REASONING_TAGS),
-        call_tags=(*own_calls, *CALL_TAGS),
         before=before,
         after=after,
     )
-    finding = _explain(case)
+    evidence = _explain(case)
     if anchor is not None:
-        finding = lost_by_client(case, _ids(anchor, "anchor"), finding) or finding
-    case = replace(case, hunk=finding.hunk or hunk)
+        evidence = lost_by_client(case, _ids(anchor, "anchor"), evidence) or evidence
+    case = replace(case, hunk=evidence.hunk or hunk)
     before_text, after_text = _excerpts(case)
     return Break(
-        cause=finding.cause,
+        cause=evidence.cause,
         position=position,
         stream_length=len(ours),
         prompt_length=len(theirs),
-        stream_range=(position, case.hunk.stream_stop),
-        prompt_range=(position, case.hunk.prompt_stop),
+        stream_range=(position, case.hunk.stop),
+        prompt_range=(position, case.hunk.other_stop),
         before_text=before_text,
         after_text=after_text,
-        detail=finding.detail,
-        advice=ADVICE[finding.cause],
+        detail=evidence.detail,
+        advice=ADVICE[evidence.cause],
         region=None if case.region is None else case.region.name,
         tokens=diff_rows(vocabulary, ours, theirs, case.hunk),
-        later=tuple(_later(case, finding, mask)),
+        later=tuple(_later(case, evidence, mask)),
     )
 
 
 # -- stages
 
 
-def _explain(case: Case) -> Finding:
-    found = next((finding for check in CHECKS if (finding := check(case)) is not None), None)
+def _explain(case: Case) -> Evidence:
+    found = next((evidence for check in CHECKS if (evidence := check(case)) is not None), None)
     return compared(case, found or _unknown(case))
 
 
-def _unknown(case: Case) -> Finding:
+def _unknown(case: Case) -> Evidence:
     ours, theirs = case.hunk_texts()
-    if not theirs and case.hunk.prompt == len(case.prompt):
-        ids = len(case.stream) - case.hunk.stream
-        return Finding(
-            BreakCause.UNKNOWN,
+    if not theirs and case.hunk.other_start == len(case.prompt):
+        ids = len(case.stream) - case.hunk.start
+        return Evidence(
+            Cause.UNKNOWN,
             f"the next prompt ends where the stream goes on for {ids:,} tokens: a request was repeated, or the "
             "history taken back",
         )
-    role = case.turns.role(case.stream, case.hunk.stream)
+    role = case.turns.role(case.stream, case.hunk.start)
     of = f" in text of the {role}" if role else ""
-    return Finding(
-        BreakCause.UNKNOWN, f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}{of}; nothing shows why"
+    return Evidence(
+        Cause.UNKNOWN, f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}{of}; nothing shows why"
     )
 
 
-def _later(case: Case, finding: Finding, mask: npt.NDArray[np.bool_] | None) -> Iterator[BreakCause]:
-    """The causes of the next few differences, but for those in what the finding compared as a whole."""
-    covered = case.token_after(finding.until - len(case.text.lead))
-    for hunk in islice(hunks_after(case.hunk, case.stream, case.prompt), _LATER):
-        if hunk.stream >= covered:
-            text = text_window(case.vocabulary, case.stream, case.prompt, hunk, back=1024, forward=4096)
-            region = Region.at(mask, hunk.stream)
+def _later(case: Case, evidence: Evidence, mask: npt.NDArray[np.bool_] | None) -> Iterator[Cause]:
+    """The causes of the next few differences, but for those in what was compared as a whole."""
+    covered = case.token_after(evidence.until - len(case.text.lead))
+    for hunk in islice(hunks(case.stream, case.prompt, case.hunk.stop, case.hunk.other_stop), _LATER):
+        if covered <= hunk.start < len(case.stream):
+            text = TextWindow.around(case.vocabulary, case.stream, case.prompt, hunk, back=1024, forward=4096)
+            region = Region.at(mask, hunk.start)
             yield _explain(replace(case, hunk=hunk, text=text, region=region, before=None, after=None)).cause
 
 
@@ -217,8 +213,8 @@ def _excerpts(case: Case, around: int = 16, most: int = 400) -> tuple[str, str]:
         tail = text_of(case.vocabulary, ids[stop - most // 2 : stop + around])
         return f"{head} … {stop - start - most:,} tokens … {tail}"
 
-    hunk = case.hunk
-    return excerpt(case.stream, hunk.stream, hunk.stream_stop), excerpt(case.prompt, hunk.prompt, hunk.prompt_stop)
+    start, stop, other_start, other_stop = case.hunk
+    return excerpt(case.stream, start, stop), excerpt(case.prompt, other_start, other_stop)
 
 
 # -- input
@@ -254,22 +250,8 @@ def _mask(sampled: Any, kinds: Any, size: int) -> npt.NDArray[np.bool_] | None:
     return mask
 
 
-def _own_tags(renderer: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The texts that open and close reasoning, and calls, where a renderer knows its template's."""
-    if not callable(getattr(renderer, "grammar", None)):
-        return [], []
-    try:
-        grammar = renderer.grammar()
-    except TokentraceError:
-        return [], []
-    frame, calls = grammar.reasoning, grammar.calls
-    reasoning = [(frame.open, frame.close)] if frame is not None and frame.open else []
-    opening, closing = (calls.open.strip(), calls.close.strip()) if calls is not None else ("", "")
-    return reasoning, [(opening, closing)] if opening and closing else []
-
-
-def _vocabulary(tokenizer: Any) -> Vocabulary:
-    found = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "tokenizer", None)
+def _tokenizer(given: Any) -> Tokenizer:
+    found = given if isinstance(given, Tokenizer) else getattr(given, "tokenizer", None)
     if not isinstance(found, Tokenizer):
-        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not a {type(tokenizer).__name__}")
-    return found.vocabulary
+        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not a {type(given).__name__}")
+    return found

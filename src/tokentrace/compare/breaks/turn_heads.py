@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...tokens.differences import common_prefix
+from ...tokens.alignment import Hunk, common_prefix
 from ...tokens.tokenizer import Ids
 from ...tokens.vocabulary import Vocabulary
-from ..token_diff import BACK, Hunk, text_of
-from .markup import CALL_TAGS, REASONING_TAGS
+from ..texts import READ, text_of
+from .markup import CALL_FORMATS, REASONING_TAGS
 
 _ROLE: Final = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
@@ -30,7 +30,8 @@ _OTHER_HEADS: Final = {
     "<｜tool▁output▁begin｜>": "tool",
     "<｜tool▁calls▁begin｜>": "assistant",
 }
-_TAGS: Final = frozenset(tag for pair in (*REASONING_TAGS, *CALL_TAGS) for tag in pair)
+_CALL_TAGS: Final = ((known.opening, known.closing) for known in CALL_FORMATS)
+_TAGS: Final = frozenset(tag for pair in (*REASONING_TAGS, *_CALL_TAGS) for tag in pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class TurnHeads:
 
     def role(self, ids: Ids, at: int) -> str | None:
         """The role of the turn that a token lies in (or is the name of); None where no head tells."""
-        start = max(0, at - BACK)
+        start = max(0, at - READ)
         for index in reversed((self._places(ids[start : at + 1]) + start).tolist()):
             match = _ROLE.match(text_of(self.vocabulary, ids[index + 1 : index + 5]))
             if match:
@@ -77,19 +78,19 @@ class TurnHeads:
 
     def lead(self, ids: Ids, at: int) -> str:
         """What stands before a token in its own turn."""
-        before = ids[max(0, at - BACK) : at]
+        before = ids[max(0, at - READ) : at]
         heads = self._places(before)
         return text_of(self.vocabulary, before[heads[-1] :] if len(heads) else before)
 
     def before_user(self, ids: Ids, at: int) -> bool:
         """Whether nothing but a first user's turn comes next: formats without a head for system text begin so."""
-        heads = self._places(ids[: at + BACK])
+        heads = self._places(ids[: at + READ])
         first = int(heads[0]) if len(heads) else -1
         return first > at and self.named.get(int(ids[first])) == "user"
 
     def skipped(self, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
         """What differs if the prompt goes on with a later turn of the stream, two turns long at the least."""
-        at, prompt_at = hunk.stream, hunk.prompt
+        at, prompt_at = hunk.start, hunk.other_start
         heads = self._places(stream)
         ahead = int(np.searchsorted(heads, at))
         begun = at - int(heads[ahead - 1]) if ahead else 0
@@ -99,7 +100,7 @@ class TurnHeads:
             run = common_prefix(stream[head:], prompt[prompt_at - begun :])
             ended = head + run == len(stream)
             if run > begun and (ended or self.count(stream[head + 1 : head + run]) >= 2):
-                return Hunk(at, head + begun, prompt_at, prompt_at, True)
+                return Hunk(at, head + begun, prompt_at, prompt_at)
         return None
 
     def _places(self, ids: Ids) -> npt.NDArray[np.intp]:

@@ -15,15 +15,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...compare.causes import Cause
 from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
 from ...settings import whole
-from ...tokens.differences import common_prefix
+from ...tokens.alignment import common_prefix, hunks
 from ..sources import ROW_BYTES, Format, Row, Source, find_sources, plan, read_rows
 from ..tables import read_metadata
 from ..tokenizing import RowTokenizer, Tokenized, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
-from .deviations import Cause, Explainer, hunks
+from .deviations import Explainer
 from .expected import NOBODY, Expected
 from .masks import PADDING, MaskDifference, mask_differences, read_differences, shift
 from .report import CheckedRow, CheckReport, Outcome

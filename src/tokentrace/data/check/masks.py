@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ...compare.token_diff import Hunk
+from ...tokens.alignment import Hunk
 from ...tokens.tokenizer import Ids
 from .columns import Mask
 from .expected import GENERATION_PROMPT, NOBODY, PART_NAMES, Expected
@@ -63,13 +63,13 @@ def mask_differences(
             key = (expected.role(message), part, not expected.mask[at + offset])
             groups.setdefault(key, []).append((other + offset, message))
     for hunk in differing:
-        wanted, there = expected.mask[hunk.stream : hunk.stream_stop], mask[hunk.prompt : hunk.prompt_stop]
+        wanted, there = expected.mask[hunk.start : hunk.stop], mask[hunk.other_start : hunk.other_stop]
         if len(there) and bool(wanted.any()) != bool(there.any()):
-            message, role, _ = expected.place(hunk.stream)
-            part = PART_NAMES[int(expected.parts[hunk.stream])] if len(wanted) else ADDED
+            message, role, _ = expected.place(hunk.start)
+            part = PART_NAMES[int(expected.parts[hunk.start])] if len(wanted) else ADDED
             positions = np.flatnonzero(there if there.any() else np.ones_like(there))
             key = (role if len(wanted) else NOBODY, part, bool(there.any()))
-            groups.setdefault(key, []).extend((hunk.prompt + at, message) for at in positions.tolist())
+            groups.setdefault(key, []).extend((hunk.other_start + at, message) for at in positions.tolist())
     return _sorted(groups, start)
 
 
@@ -108,8 +108,8 @@ def _same(differing: Sequence[Hunk], size: int, other_size: int) -> Iterator[tup
     """The stretches that both sides have: where they begin on either, and how long they are."""
     at = other = 0
     for hunk in differing:
-        yield at, other, hunk.stream - at
-        at, other = hunk.stream_stop, hunk.prompt_stop
+        yield at, other, hunk.start - at
+        at, other = hunk.stop, hunk.other_stop
     yield at, other, min(size - at, other_size - other)
 
 

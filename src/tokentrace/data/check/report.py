@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from .deviations import Cause, Deviation
+from ...compare.causes import Cause
+from .deviations import Deviation
 from .masks import MaskDifference, difference_words
 
 EXAMPLES: Final = 5
