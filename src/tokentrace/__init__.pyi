@@ -33,12 +33,12 @@ from .formats.dialects import Dialect as Dialect
 from .formats.grammar import CallGrammar as CallGrammar
 from .formats.grammar import Frame as Frame
 from .formats.grammar import TurnGrammar as TurnGrammar
-from .parsing.losses import Loss as Loss
-from .parsing.losses import LossKind as LossKind
 from .parsing.parser import StreamingParser as StreamingParser
 from .parsing.response import CallStatus as CallStatus
 from .parsing.response import ParsedResponse as ParsedResponse
 from .parsing.response import ParsedToolCall as ParsedToolCall
+from .parsing.unreadable import Unreadable as Unreadable
+from .parsing.unreadable import UnreadableKind as UnreadableKind
 from .rendering.bridged import BridgedTokens as BridgedTokens
 from .rendering.factory import RendererPool as RendererPool
 from .rendering.factory import create_renderer as create_renderer

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.conversations import ALL, CONVERSATIONS, NESTED, PARIS, Conversation, assistant, call, user
-from tests.parsing.test_mistakes import TOOLS, answered, ids_of
+from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer, some
 from tokentrace import Renderer, TokentraceError
-from tokentrace.parsing.losses import LossKind
 from tokentrace.parsing.response import CallStatus
+from tokentrace.parsing.unreadable import UnreadableKind
 
 VALUES = ["x", "", "line\n  two\n", "naïve 東京 🗼", '"quoted" \\n', 3, -0.5, True, None, [1, "two"], NESTED]
 
@@ -41,7 +41,7 @@ def cases() -> Iterator[tuple[str, Conversation]]:
 def differs(renderer: Renderer, conversation: Conversation) -> str | None:
     """How the message that was parsed renders otherwise than the one it was parsed from; None if it does not.
 
-    Where the template has the same tokens for other messages, which `find_losses` says, there is nothing to hold it to.
+    Where the template has the same tokens for other messages, which `find_unreadable` says, nothing is compared.
     Nor where no model could write that: on after a stop token, or without the generation prompt before it.
     """
     messages, tools, last = conversation.messages, conversation.tools, len(conversation.messages) - 1
@@ -58,10 +58,10 @@ def differs(renderer: Renderer, conversation: Conversation) -> str | None:
     again = renderer.render([*messages[:-1], parsed.to_message()], tools=tools).token_ids[: len(ids)]
     if again == ids or parsed.unread is not None:
         return None
-    losses = [loss for loss in renderer.find_losses(messages, tools=tools) if loss.message == last]
-    if any(loss.kind is LossKind.AMBIGUOUS for loss in losses):
+    unreadable = [entry for entry in renderer.find_unreadable(messages, tools=tools) if entry.message == last]
+    if any(entry.kind is UnreadableKind.AMBIGUOUS for entry in unreadable):
         return None
-    return f"{renderer.tokenizer.decode(ids)[-200:]!r} is {renderer.tokenizer.decode(again)[-200:]!r}, {losses}"
+    return f"{renderer.tokenizer.decode(ids)[-200:]!r} is {renderer.tokenizer.decode(again)[-200:]!r}, {unreadable}"
 
 
 @pytest.mark.filterwarnings("ignore::tokentrace.errors.LostTextWarning")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests import support
 from tokentrace import Renderer, TokentraceError
-from tokentrace.parsing.losses import Loss, LossKind
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse
+from tokentrace.parsing.unreadable import Unreadable, UnreadableKind
 
 make_renderer = functools.partial(support.make_renderer, messages="as_given")
 """The conversations of the matrix go to the template as they are: what it does to each is known."""
@@ -110,7 +110,7 @@ def forms(message: Message) -> Iterator[Message]:
 
 def round_trip(
     renderer: Renderer, message: Message, tools: list[dict[str, Any]] | None
-) -> tuple[ParsedResponse, list[Loss]] | None:
+) -> tuple[ParsedResponse, list[Unreadable]] | None:
     """Render, cut the assistant's tokens out, parse. None where the template refuses the message."""
     for form in forms(message):
         try:
@@ -122,16 +122,16 @@ def round_trip(
         turn = rendered.turns[-1]
         ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
         parsed = renderer.parse_response(ids, tools=tools, prompt_ids=prompt)
-        return parsed, renderer.find_losses([USER, form], tools=tools)
+        return parsed, renderer.find_unreadable([USER, form], tools=tools)
     return None
 
 
-def differences(message: Message, parsed: ParsedResponse, losses: list[Loss]) -> list[str]:
-    """Where the parsed message is not the given one, and no loss says so."""
-    lost = {loss.field for loss in losses}
-    if any(loss.kind is LossKind.AMBIGUOUS and loss.field in ("content", "tool_calls") for loss in losses):
+def differences(message: Message, parsed: ParsedResponse, unreadable: list[Unreadable]) -> list[str]:
+    """Where the parsed message is not the given one, and no entry of `find_unreadable` says so."""
+    lost = {entry.field for entry in unreadable}
+    if any(entry.kind is UnreadableKind.AMBIGUOUS and entry.field in ("content", "tool_calls") for entry in unreadable):
         return []  # what spells a delimiter may be anything
-    moved = any(loss.kind is LossKind.MOVED for loss in losses)
+    moved = any(entry.kind is UnreadableKind.MOVED for entry in unreadable)
     found = []
     if "content" not in lost and parsed.content != (message["content"] or ""):
         found.append(f"content {parsed.content!r} for {message['content']!r}")
@@ -169,17 +169,17 @@ def test_what_is_rendered_is_read_back(any_family: str, message: Message, with_t
     trip = round_trip(renderer, message, tools)
     if trip is None:
         return
-    parsed, losses = trip
-    assert differences(message, parsed, losses) == []
-    ambiguous = any(loss.kind is LossKind.AMBIGUOUS for loss in losses)
+    parsed, unreadable = trip
+    assert differences(message, parsed, unreadable) == []
+    ambiguous = any(entry.kind is UnreadableKind.AMBIGUOUS for entry in unreadable)
     assert ambiguous or parsed.open is None
-    assert {(_class(loss), loss.kind.value) for loss in losses} <= LOSSY[any_family]
+    assert {(_class(entry), entry.kind.value) for entry in unreadable} <= LOSSY[any_family]
 
 
-def _class(loss: Loss) -> str:
+def _class(entry: Unreadable) -> str:
     """A field without the numbers in it."""
-    parts = [part for part in loss.field.split(".") if not part.isdigit() and part not in ("tool_calls", "function")]
-    return parts[0] if parts else "calls" if loss.field == "tool_calls" else "call"
+    parts = [part for part in entry.field.split(".") if not part.isdigit() and part not in ("tool_calls", "function")]
+    return parts[0] if parts else "calls" if entry.field == "tool_calls" else "call"
 
 
 NO_IDS = {("id", "dropped")}
@@ -240,7 +240,7 @@ LOSSY: dict[str, set[tuple[str, str]]] = {
     "nemotron-3-nano": _QWEN_XML,
     "gemma-3": NO_REASONING | TRIMS_CONTENT | {("call", "dropped")},
 }
-"""What templates lose: the only exceptions, each of which `find_losses` has to report by itself."""
+"""What templates lose: the only exceptions, each of which `find_unreadable` has to report by itself."""
 
 
 def example(**changes: Any) -> Message:
@@ -252,47 +252,47 @@ def example(**changes: Any) -> Message:
     ("name", "expected"),
     [
         ("qwen3", []),
-        ("qwen2.5", [("reasoning_content", LossKind.DROPPED)]),
-        ("kimi-k2", [("reasoning_content", LossKind.DROPPED)]),
+        ("qwen2.5", [("reasoning_content", UnreadableKind.DROPPED)]),
+        ("kimi-k2", [("reasoning_content", UnreadableKind.DROPPED)]),
         ("gpt-oss", None),
-        ("deepseek-v3", [("reasoning_content", LossKind.DROPPED), ("tool_calls.0", LossKind.DROPPED)]),
-        ("gemma-3", [("reasoning_content", LossKind.DROPPED), ("tool_calls.0", LossKind.DROPPED)]),
+        ("deepseek-v3", [("reasoning_content", UnreadableKind.DROPPED), ("tool_calls.0", UnreadableKind.DROPPED)]),
+        ("gemma-3", [("reasoning_content", UnreadableKind.DROPPED), ("tool_calls.0", UnreadableKind.DROPPED)]),
     ],
 )
-def test_the_trace_says_what_a_template_drops(name: str, expected: list[tuple[str, LossKind]] | None) -> None:
+def test_the_trace_says_what_a_template_drops(name: str, expected: list[tuple[str, UnreadableKind]] | None) -> None:
     renderer = make_renderer(name)
     if expected is None:  # it refuses content and reasoning beside a call, and moves content to the reasoning
-        losses = renderer.find_losses([USER, example(reasoning_content=None)])
-        assert [(loss.field, loss.kind) for loss in losses if loss.field != "tool_calls.0.id"] == [
-            ("content", LossKind.MOVED)
+        unreadable = renderer.find_unreadable([USER, example(reasoning_content=None)])
+        assert [(entry.field, entry.kind) for entry in unreadable if entry.field != "tool_calls.0.id"] == [
+            ("content", UnreadableKind.MOVED)
         ]
         return
-    losses = renderer.find_losses([USER, example()])
-    assert [(loss.field, loss.kind) for loss in losses if loss.field != "tool_calls.0.id"] == expected
-    assert all(loss.message == 1 and loss.why for loss in losses)
+    unreadable = renderer.find_unreadable([USER, example()])
+    assert [(entry.field, entry.kind) for entry in unreadable if entry.field != "tool_calls.0.id"] == expected
+    assert all(entry.message == 1 and entry.why for entry in unreadable)
 
 
-def test_a_loss_is_told_from_another() -> None:
+def test_one_kind_is_told_from_another() -> None:
     renderer = make_renderer("qwen3-coder")
     tools = schemas(example())
     arguments = {"path": "a\n</parameter>\n<parameter=b>", "count": "42", "where": None}
     call = {"id": "x", "type": "function", "function": {"name": "tool_0", "arguments": arguments}}
-    losses = renderer.find_losses([USER, example(content=" answer ", tool_calls=[call])], tools=tools)
-    kinds = {loss.field.removeprefix("tool_calls.0.function."): loss.kind for loss in losses}
+    unreadable = renderer.find_unreadable([USER, example(content=" answer ", tool_calls=[call])], tools=tools)
+    kinds = {entry.field.removeprefix("tool_calls.0.function."): entry.kind for entry in unreadable}
     assert kinds == {
-        "reasoning_content": LossKind.DROPPED,
-        "content": LossKind.CHANGED,
-        "tool_calls.0.id": LossKind.DROPPED,
-        "tool_calls": LossKind.AMBIGUOUS,  # an argument spells a delimiter
-        "arguments.count": LossKind.AMBIGUOUS,  # the schema does not know it: a number, as far as one can see
+        "reasoning_content": UnreadableKind.DROPPED,
+        "content": UnreadableKind.CHANGED,
+        "tool_calls.0.id": UnreadableKind.DROPPED,
+        "tool_calls": UnreadableKind.AMBIGUOUS,  # an argument spells a delimiter
+        "arguments.count": UnreadableKind.AMBIGUOUS,  # the schema does not know it: a number, as far as one can see
     }
 
 
 def test_control_tokens_in_an_assistants_own_text_are_ambiguous_only_where_it_is_trusted() -> None:
     message = {"role": "assistant", "content": "use <tool_call> here"}
     trusting, literal = make_renderer("qwen3"), make_renderer("qwen3", trusted=())
-    assert [loss.kind for loss in trusting.find_losses([USER, message])] == [LossKind.AMBIGUOUS]
-    assert literal.find_losses([USER, message]) == []
+    assert [entry.kind for entry in trusting.find_unreadable([USER, message])] == [UnreadableKind.AMBIGUOUS]
+    assert literal.find_unreadable([USER, message]) == []
     parsed, _ = round_trip(literal, message, None) or pytest.fail("refused")
     assert parsed.content == message["content"]
     assert parsed.finish is Finish.STOP
@@ -304,6 +304,6 @@ def test_control_tokens_in_an_assistants_own_text_are_ambiguous_only_where_it_is
 def test_letters_that_spell_the_end_of_a_prompt_are_content(name: str, content: str) -> None:
     """The prompt ends with the token ``<think>``; what was written in letters is not that, and is sampled."""
     literal = make_renderer(name, trusted=())
-    parsed, losses = round_trip(literal, {"role": "assistant", "content": content}, None) or pytest.fail("refused")
+    parsed, unreadable = round_trip(literal, {"role": "assistant", "content": content}, None) or pytest.fail("refused")
     assert parsed.content == content
-    assert losses == []
+    assert unreadable == []

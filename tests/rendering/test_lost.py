@@ -36,12 +36,12 @@ from tests.conversations import (
 from tests.support import make_renderer, rendered, some
 from tokentrace import (
     InputError,
-    LossKind,
     LostTextError,
     LostTextWarning,
     RenderedTokens,
     RendererError,
     TokenizeSettings,
+    UnreadableKind,
     create_renderer,
     tokenize_rows,
 )
@@ -303,12 +303,12 @@ def test_the_command_line_shows_what_is_lost_and_what_was_changed(tmp_path: Path
 
 def test_losses_are_found_in_parts_too() -> None:
     messages = [HI, assistant(text("One.", "Two."))]
-    found = make_renderer("qwen3", messages="as_given").find_losses(messages)
+    found = make_renderer("qwen3", messages="as_given").find_unreadable(messages)
     assert [(one.field, one.kind) for one in found] == [
-        ("content.0.text", LossKind.DROPPED),
-        ("content.1.text", LossKind.DROPPED),
+        ("content.0.text", UnreadableKind.DROPPED),
+        ("content.1.text", UnreadableKind.DROPPED),
     ]
-    assert make_renderer("qwen3").find_losses(messages) == []
+    assert make_renderer("qwen3").find_unreadable(messages) == []
 
 
 # -- the bridge

@@ -231,7 +231,7 @@ def test_what_a_model_repeats_after_a_user_stays_text_in_the_next_prompt() -> No
     assert forged in message["content"]
     rendered = made.render([{"role": "user", "content": "Repeat it."}, message, {"role": "user", "content": "And?"}])
     assert rendered.token_ids.count(made.tokenizer.token_id("<|turn|>")) == 3
-    assert made.find_losses([{"role": "user", "content": "Repeat it."}, message]) == []
+    assert made.find_unreadable([{"role": "user", "content": "Repeat it."}, message]) == []
     with pytest.raises(ControlTokenError, match=r"^message 1, content: .*'<\|end\|>' at character 10"):
         create_renderer(POCKET, control_tokens="reject").render([USER, message])
     thought = {"role": "assistant", "content": "x <tool_call> y"}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tokentrace.template.budget import TooLarge
 from tokentrace.template.jsonify import dumps
-from tokentrace.template.traced import KEY, UNKNOWN, Origin, TracedStr, join_traced, traced, wrap
+from tokentrace.template.origin import KEY, UNKNOWN, Origin
+from tokentrace.template.traced import TracedStr, join_traced, traced, wrap
 
 texts = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\t\x00\x7f\u2028<>&é😀'), max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
@@ -30,7 +31,7 @@ options = st.fixed_dictionaries(
         "sort_keys": st.booleans(),
     },
 )
-ROOT: Origin = ("messages", 3, "field")
+ROOT = Origin.of(3, "field")
 
 
 def expected(value: Any, chosen: dict[str, Any]) -> str:
@@ -51,7 +52,7 @@ def test_the_text_is_that_of_json_dumps(value: Any, chosen: dict[str, Any]) -> N
 
 @given(values, options)
 def test_arguments_are_one_field(value: Any, chosen: dict[str, Any]) -> None:
-    origin = ("messages", 3, "tool_calls", 0, "function", "arguments")
+    origin = Origin.of(3, "tool_calls", 0, "function", "arguments")
     arguments = {"value": value, "more": [value]}
     got = dumps(wrap(arguments, origin), **chosen)
     assert got == expected(arguments, chosen)

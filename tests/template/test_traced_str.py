@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokentrace.template.budget import TooLarge
-from tokentrace.template.traced import UNKNOWN, Origin, TracedStr, join_traced, traced
+from tokentrace.template.origin import UNKNOWN, Origin
+from tokentrace.template.traced import TracedStr, join_traced, traced
 
 Pair = tuple[str, Origin | None]
 Pairs = list[Pair]
 
-CONTENT: Origin = ("messages", 0, "content")
-ROLE: Origin = ("messages", 1, "role")
+CONTENT = Origin.of(0, "content")
+ROLE = Origin.of(1, "role")
 ORIGINS: list[Origin | None] = [None, CONTENT, ROLE, UNKNOWN]
 
 alphabet = st.sampled_from("aabBx-+0 \t\n\r\u2028.éßİŉǅΣς<|>%{}")

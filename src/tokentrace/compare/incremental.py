@@ -27,6 +27,7 @@ from ..rendering.bridged import check_ids
 from ..rendering.renderer import Messages, Renderer
 from ..settings import choose
 from ..study.turns import common_prefix
+from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
 from .causes import Cause
@@ -159,7 +160,7 @@ class _Added:
         causes = []
         if not self.after.text.startswith(self.before):
             causes.append(NoteCause.REWRITTEN)
-        said = {("messages", number, "content") for number in range(len(self.context)) if self.is_base}
+        said = {Origin.of(number, "content") for number in range(len(self.context)) if self.is_base}
         rows = zip(self.after.ends, self.after.origins, strict=True)
         if any(end > len(self.before) and origin in said for end, origin in rows):
             causes.append(NoteCause.BASE_SHOWN)
@@ -460,11 +461,9 @@ def _cut(rendering: Rendering, at: int, numbers: Sequence[int], guard: str) -> R
         out.ends, out.turns, out.origins = [len(guard)], [-1], [None]
     for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
         if end > at:
-            if origin is not None and origin[0] == "messages" and len(origin) > 1:
-                origin = ("messages", numbers[int(origin[1])], *origin[2:])
             out.ends.append(len(guard) + end - at)
             out.turns.append(numbers[turn] if turn >= 0 else turn)
-            out.origins.append(origin)
+            out.origins.append(origin and origin.renumbered(numbers))
     return out
 
 

@@ -491,7 +491,7 @@ def _arguments(dialect: Dialect, function: Any, index: int) -> Sequence[tuple[An
             if dialect.tolerant:
                 return [("arguments", arguments)]
             raise TemplateError(f"a tool call's arguments are not JSON: {error}", message=index) from None
-        arguments = wrap(parsed, (*function.origin, "arguments"))
+        arguments = wrap(parsed, function.origin.at("arguments"))
     if not isinstance(arguments, dict):
         raise TemplateError("a tool call's arguments must be an object", message=index)
     return list(arguments.items())

@@ -29,7 +29,7 @@ PROOFS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def misread(name: str, rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[str]:
     """What was read otherwise than the trace says it was written, of one of the proofs."""
-    spans = [(text, origin[2:]) for text, _, origin in rendering.spans() if origin and origin[:2] == ("messages", 1)]
+    spans = [(text, origin.path) for text, _, origin in rendering.spans() if origin and origin.message == 1]
     said = "".join(text for text, own in spans if own[:1] == ("content",))
     thought = "".join(text for text, own in spans if own and own[0] in REASONING_FIELDS)
     if grammar.channels is None:  # there, a template may write content as reasoning

@@ -35,7 +35,7 @@ from ..study.seams import (
     variants,
 )
 from ..study.skeleton import Skeleton
-from ..study.turns import Messages, Section, TurnFacts, common_prefix, is_role
+from ..study.turns import Messages, Section, TurnFacts, common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.encoding import Encoded
 from ..tokens.kinds import Kind
@@ -449,7 +449,7 @@ class Bridger:
         spans = encoded.spans[first:]
         origins = encoded.rendering.origins
         of_message = [
-            Kind.CONTEXT if origin is not None and origin[0] == "messages" and not is_role(origin) else Kind.SCAFFOLD
+            Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
             for origin in origins
         ]
         owners = span_messages(encoded.rendering, found.conversation)

@@ -13,10 +13,10 @@ from typing import Any
 
 from ..conversation.forms import Change
 from ..errors import TokentraceError
-from ..study.turns import Section, common_prefix, is_role, sections
+from ..study.turns import Section, common_prefix, sections
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], Rendering]
@@ -43,7 +43,7 @@ def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: in
     if found is None:
         return True
     reasoning, name = found
-    written = "".join(text for text, _, origin in spans if origin == ("messages", index, name))
+    written = "".join(text for text, _, origin in spans if origin == Origin.of(index, name))
     return reasoning.strip() in written
 
 
@@ -94,7 +94,7 @@ def _inserted(old: list[Span], new: list[Span]) -> list[Span] | None:
     told, tells = _by_field(old), _by_field(new)
     if any(not _is_subsequence(text, tells.get(origin, "")) for origin, text in told.items()):
         return None
-    says_nothing = all(is_role(origin) for origin in told)
+    says_nothing = all(origin.is_role for origin in told)
     if after[new_end:].endswith(before[old_end:]) or (says_nothing and _is_subsequence(before, after)):
         return new  # it ends as the old one does, after what closes its reasoning
     return [*_slice_spans(new, 0, new_end), *_slice_spans(old, old_end, len(before))]
@@ -142,7 +142,7 @@ class _Contexts:
         found = reasoning_of(self._messages[index])
         if found is None or found[1] == "content":
             return None
-        origin: Origin = ("messages", index, found[1])
+        origin = Origin.of(index, found[1])
         for before, opening, closing in self._frames():
             if _text(old).startswith(before):
                 block: list[Span] = [(opening, index, None), (found[0], index, origin), (closing, index, None)]
@@ -187,7 +187,7 @@ class _Contexts:
         for section in sections(rendering):
             if chosen[section.message] == index:
                 spans = _cut(rendering, section.start, section.end)
-                yield [(text, index, _renumbered(origin, chosen)) for text, _, origin in spans]
+                yield [(text, index, origin and origin.renumbered(chosen)) for text, _, origin in spans]
                 return
 
 
@@ -199,12 +199,6 @@ def sections_of(rendering: Rendering, message: int) -> list[Span]:
         if section.message == message
         for span in _cut(rendering, section.start, section.end)
     ]
-
-
-def _renumbered(origin: Origin | None, chosen: Sequence[int]) -> Origin | None:
-    if origin is not None and len(origin) > 1 and origin[0] == "messages":
-        return ("messages", chosen[int(origin[1])], *origin[2:])
-    return origin
 
 
 # -- history as given
@@ -239,12 +233,12 @@ def _moved(rendering: Rendering) -> list[str]:
     notes: dict[str, None] = {}
     latest = -1
     for origin in rendering.origins:
-        if origin is None or is_role(origin):
+        if origin is None or origin.is_role:
             continue
-        if origin[0] == "tools" and latest > 0:
+        if origin.source == "tools" and latest > 0:
             notes["the template writes tools after messages: its history is not append-only"] = None
-        if origin[0] == "messages" and len(origin) > 2 and origin[2] == "content":
-            index = int(origin[1])
+        index = origin.message
+        if index is not None and origin.field == "content":
             if index < latest:
                 notes[f"message {index}: the template writes it after later ones: its history is not append-only"] = (
                     None
@@ -276,7 +270,7 @@ def _difference(old: Sequence[Span], new: Sequence[Span]) -> str:
     """The fields that differ, or the scaffold if none does."""
     was, now = _by_field(old), _by_field(new)
     fields = [origin for origin in {**was, **now} if was.get(origin) != now.get(origin)]
-    names = dict.fromkeys(".".join(map(str, origin[2:])) or "message" for origin in fields)
+    names = dict.fromkeys(".".join(map(str, origin.path)) or "message" for origin in fields)
     return f"{', '.join(names)} as given" if names else "scaffold as when it was the last turn"
 
 
@@ -322,15 +316,15 @@ def _member(origin: Origin | None) -> Origin | None:
         return origin
     first = origin.index("arguments") + 1
     inside = origin[first:]
-    return origin[: first + 1] if inside and inside[1:] != (KEY,) else origin
+    return Origin(origin[: first + 1]) if inside and inside[1:] != (KEY,) else origin
 
 
-def _given(origin: Origin, message: Mapping[str, Any]) -> tuple[Any, Origin]:
+def _given(origin: Origin, message: Mapping[str, Any]) -> tuple[Any, FieldPath]:
     """The value that a message has at an origin, and what is left of the path where it ends in a string."""
     value: Any = message
-    for at, key in enumerate(origin[2:], 2):
+    for at, key in enumerate(origin.path):
         if isinstance(value, str):
-            return value, origin[at:]
+            return value, origin.path[at:]
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError):
@@ -340,7 +334,7 @@ def _given(origin: Origin, message: Mapping[str, Any]) -> tuple[Any, Origin]:
 
 def _as_given(text: str, origin: Origin | None, message: Mapping[str, Any]) -> str:
     """A span's text as its field was given: unstripped, booleans and JSON as they were."""
-    if origin is None or len(origin) < 3 or origin[0] != "messages" or origin[-1] == KEY:
+    if origin is None or origin.field is None or origin.is_key:
         return text
     value, rest = _given(origin, message)
     if isinstance(value, str) and not rest:

@@ -27,8 +27,8 @@ from ..conversation.forms import texts_of
 from ..conversation.values import check_depth
 from ..errors import InputError, LostTextError, LostTextWarning, place
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
 from ..template.trace import Rendering
-from ..template.traced import KEY, UNKNOWN, Origin
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -126,19 +126,19 @@ class _Account:
         self._forms = forms
         self._lengths: dict[Origin, int] = {}
         self._tools: set[Any] = set()
-        self._called: set[Origin] = set()
+        self._called: set[FieldPath] = set()
         self._has_unknown = False
         start, tool = 0, None
         for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             if origin is not None:
-                if origin[0] == "messages":
+                if origin.source == "messages":
                     self._lengths[origin] = self._lengths.get(origin, 0) + end - start
-                    if len(origin) > 3 and origin[2] == "tool_calls":
+                    if len(origin) > 3 and origin.field == "tool_calls":
                         self._called.add(origin[:4])
                 elif origin == UNKNOWN:
                     self._has_unknown = True
-                elif origin[0] == "tools" and origin[1:2] != tool:
-                    tool = origin[1:2]
+                elif origin.source == "tools" and origin.path[:1] != tool:
+                    tool = origin.path[:1]
                     self._tools.add(tool)
             start = end
         self._lost: list[Lost] = []
@@ -150,7 +150,7 @@ class _Account:
             for key, value in self._messages[index].items():
                 if key in BOOKKEEPING or not isinstance(value, (str, Sequence, Mapping)) or not value:
                     continue
-                if type(value) is str and lengths.get(("messages", index, key)) == len(value):
+                if type(value) is str and lengths.get(Origin.of(index, key)) == len(value):
                     continue  # as nearly all are
                 self._field(index, key, value)
         for at, tool in enumerate(tools if () not in self._tools else ()):
@@ -169,14 +169,14 @@ class _Account:
             for path, text in texts_of(self._messages[index]):
                 self._content(index, path, text)
         elif key == "content":
-            self._leaves(("messages", index, key), value)
+            self._leaves(Origin.of(index, key), value)
         else:
-            self._unknown(("messages", index, key), value)
+            self._unknown(Origin.of(index, key), value)
 
     # -- texts
 
-    def _content(self, index: int, path: Origin, text: str) -> None:
-        origin = ("messages", index, *path)
+    def _content(self, index: int, path: FieldPath, text: str) -> None:
+        origin = Origin.of(index, *path)
         gaps = self._missing(index, origin, text)
         if not gaps:
             return
@@ -191,9 +191,9 @@ class _Account:
     def _reasoning(self, index: int, key: str, text: str) -> None:
         given = self._messages[index]
         names = [name for name in REASONING_FIELDS if given.get(name) in (None, text)]
-        if any(self._shows(index, ("messages", index, name), text) for name in names):
+        if any(self._shows(index, Origin.of(index, name), text) for name in names):
             return  # it goes by several names, and the template reads one of them
-        gaps = self._missing(index, ("messages", index, key), text)
+        gaps = self._missing(index, Origin.of(index, key), text)
         if gaps and self._is_past(index):
             called = bool(self._messages[index].get("tool_calls"))
             if self._forms.shows_reasoning(called, False):
@@ -209,12 +209,12 @@ class _Account:
     def _call(self, index: int, at: int, call: Any) -> None:
         if not isinstance(call, Mapping):
             return
-        base: Origin = ("messages", index, "tool_calls", at)
+        base = Origin.of(index, "tool_calls", at)
         if base[:3] in self._lengths and base not in self._called:
             return  # the list of calls was printed as it is
         function = call.get("function")
         if isinstance(function, Mapping):
-            holder, inner = function, (*base, "function")
+            holder, inner = function, base.at("function")
         else:
             holder, inner = call, base
         self._rest(base, call, ("function", "name", "arguments"))
@@ -223,20 +223,20 @@ class _Account:
         name = holder.get("name")
         if base not in self._called:
             text = f"{name}({_shown_arguments(holder.get('arguments'))})"
-            self._lose(index, base[2:], text, [(0, len(text))])
+            self._lose(index, base.path, text, [(0, len(text))])
             return
-        if isinstance(name, str) and not self._shows(index, (*inner, "name"), name):
-            in_id = name in "".join(self._texts.get((*base, "id"), ()))  # as Kimi writes it
-            self._lose(index, (*inner[2:], "name"), name, [] if in_id else [(0, len(name))])
+        if isinstance(name, str) and not self._shows(index, inner.at("name"), name):
+            in_id = name in "".join(self._texts.get(base.at("id"), ()))  # as Kimi writes it
+            self._lose(index, inner.at("name").path, name, [] if in_id else [(0, len(name))])
         arguments = holder.get("arguments")
-        path = (*inner, "arguments")
+        path = inner.at("arguments")
         if isinstance(arguments, str):
             gaps = self._missing(index, path, arguments)
             value = _as_json(arguments) if gaps else None
             if isinstance(value, Mapping) and (not value or any(own[: len(path)] == path for own in self._lengths)):
                 self._leaves(path, value)
             else:
-                self._lose(index, path[2:], arguments, gaps)
+                self._lose(index, path.path, arguments, gaps)
         elif arguments and not self._is_written_plainly(path, arguments):
             self._leaves(path, arguments)
 
@@ -248,13 +248,13 @@ class _Account:
         if lengths.get(path, 0) >= sum(len(key) + len(value) for key, value in arguments.items()):
             return True  # a mapping has text of its own only where it was printed as a whole
         return all(
-            lengths.get((*path, key), 0) == len(value) and (*path, key, KEY) in lengths
+            lengths.get(path.at(key), 0) == len(value) and path.at(key, KEY) in lengths
             for key, value in arguments.items()
         )
 
     def _leaves(self, path: Origin, value: Any) -> None:
         """Each text and number in a value that is JSON for the model, and each key."""
-        index, lost = int(path[1]), {}
+        index, lost = path.message or 0, {}
         if path in self._lengths and _as_json("".join(self._texts[path])) == value:
             return  # it was printed as a whole
         for inner, leaf in _leaves_of(value, path):
@@ -264,8 +264,8 @@ class _Account:
                 if gaps:
                     lost[inner] = text, gaps
         for inner, (text, gaps) in lost.items():
-            if inner[-1] != KEY or not any(other[: len(inner) - 1] == inner[:-1] for other in lost if other != inner):
-                self._lose(index, inner[2:], text, gaps)
+            if not inner.is_key or not any(other[: len(inner) - 1] == inner[:-1] for other in lost if other != inner):
+                self._lose(index, inner.path, text, gaps)
 
     def _above(self, path: Origin, base: Origin, text: str) -> bool:
         """Whether a text stands in the text of a value around it, which was printed whole."""
@@ -279,11 +279,11 @@ class _Account:
         """The fields of a call, or of its function, that are none of those which calls have."""
         for key, value in holder.items():
             if key not in known and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
-                self._unknown((*base, key), value)
+                self._unknown(base.at(key), value)
 
     def _unknown(self, base: Origin, value: Any) -> None:
         """The texts in a field of which nothing is known."""
-        index = int(base[1])
+        index = base.message or 0
         try:
             check_depth(value, field=str(base[-1]))
         except InputError:
@@ -291,20 +291,20 @@ class _Account:
         missing = [
             leaf
             for path, leaf in itertools.islice(_leaves_of(value, base), 10_000)
-            if isinstance(leaf, str) and leaf.strip() and path[-1] != KEY
+            if isinstance(leaf, str) and leaf.strip() and not path.is_key
             if not self._above(path, base, leaf) and self._missing(index, path, leaf)
         ]
         if missing:
             text = "…".join(missing)
-            self._lose(index, base[2:], text, [(0, len(text))])
+            self._lose(index, base.path, text, [(0, len(text))])
 
     # -- what is missing
 
     @functools.cached_property
-    def _texts(self) -> dict[Origin, list[str]]:
-        texts: dict[Origin, list[str]] = {}
+    def _texts(self) -> dict[FieldPath, list[str]]:
+        texts: dict[FieldPath, list[str]] = {}
         for text, _, origin in self._rendering.spans():
-            if origin is not None and (origin[0] == "messages" or origin == UNKNOWN):
+            if origin is not None and origin.source in ("messages", UNKNOWN.source):
                 texts.setdefault(origin, []).append(text)
         return texts
 
@@ -318,9 +318,9 @@ class _Account:
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
     @functools.cached_property
-    def _spoken(self) -> set[Any]:
+    def _spoken(self) -> set[int | None]:
         """The messages of which more is written than their role."""
-        return {origin[1] for origin in self._lengths if len(origin) > 2 and origin[2] != "role"}
+        return {origin.message for origin in self._lengths if origin.field not in (None, "role")}
 
     def _shows(self, index: int, origin: Origin, text: str) -> bool:
         return origin in self._lengths and not self._missing(index, origin, text)
@@ -446,10 +446,10 @@ def _leaves_of(value: Any, path: Origin) -> Iterator[tuple[Origin, Any]]:
         for key, inner in value.items():
             name = key if isinstance(key, (str, int)) else str(key)
             if isinstance(key, str):
-                yield (*path, name, KEY), key
-            yield from _leaves_of(inner, (*path, name))
+                yield path.at(name, KEY), key
+            yield from _leaves_of(inner, path.at(name))
     elif isinstance(value, (list, tuple)):
         for at, inner in enumerate(value):
-            yield from _leaves_of(inner, (*path, at))
+            yield from _leaves_of(inner, path.at(at))
     elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
         yield path, value

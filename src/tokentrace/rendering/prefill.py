@@ -62,6 +62,6 @@ def _place(rendering: Rendering, message: int) -> int:
     at = len(rendering.text)
     while (at := rendering.text.rfind(_MARK, 0, at)) >= 0:
         origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]
-        if origin is not None and origin[:2] == ("messages", message):
+        if origin is not None and origin.message == message:
             return at
     return -1

@@ -19,8 +19,8 @@ from ..errors import RendererError, SampleError, shown
 from ..settings import flag, whole
 from ..study.turns import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..template.traced import UNKNOWN, Origin
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import Lost
@@ -296,7 +296,7 @@ def field_name(origin: Origin | None) -> str:
         return "scaffold"
     if origin == UNKNOWN:
         return "unknown"
-    return ".".join(map(str, origin[2:] if origin[0] == "messages" else origin))
+    return ".".join(map(str, origin.path if origin.source == "messages" else origin))
 
 
 def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -310,8 +310,8 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
     """
     owners: list[int] = []
     for turn, origin in zip(rendering.turns, rendering.origins, strict=True):
-        source = int(origin[1]) if origin is not None and len(origin) > 1 and origin[0] == "messages" else -1
-        if source >= 0 and (turn < 0 or turn == source or conversation[source]["role"] != "assistant"):
+        source = origin.message if origin is not None else None
+        if source is not None and (turn < 0 or turn == source or conversation[source]["role"] != "assistant"):
             owners.append(source)
         else:
             owners.append(turn)
@@ -325,6 +325,6 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
     for k in range(start, stop):
         before_prompt = rendering.tail == 0 or rendering.ends[k] <= rendering.tail
         origin = rendering.origins[k]
-        if owners[k] < 0 and (origin is None or origin[0] == "kwargs") and before_prompt:
+        if owners[k] < 0 and (origin is None or origin.source == "kwargs") and before_prompt:
             owners[k] = quoted[0]
     return owners

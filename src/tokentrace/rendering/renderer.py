@@ -21,10 +21,10 @@ from ..errors import InputError, RendererError, TemplateError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.losses import Loss, find_losses
 from ..parsing.parser import StreamingParser, called_functions, parse
 from ..parsing.proof import MISREAD, PROOFS, misread
 from ..parsing.response import ParsedResponse, ReadAs
+from ..parsing.unreadable import Unreadable, find_unreadable
 from ..parsing.values import Tools as ToolSchemas
 from ..parsing.values import schemas_of
 from ..settings import choose, flag
@@ -37,6 +37,7 @@ from ..study.seams import STAND_IN_TOOL, BridgeRefusal
 from ..study.skeleton import Skeleton
 from ..study.turns import PromptTails, Sampling, Section, TurnFacts, find_sampled, find_turn_facts, sections
 from ..template.chat_template import Template, wrap_tools, wrap_variables
+from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
@@ -458,14 +459,14 @@ class Renderer:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
         return self._compiled(self._for(tools)).grammar
 
-    def find_losses(self, messages: Any, *, tools: Any = None) -> list[Loss]:
-        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.losses`."""
+    def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
+        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.unreadable`."""
         rendered = self._render(messages, tools, False)
         learned = self._for(tools)
         compiled = self._compiled(learned)
         spelled = compiled.delimiters(self._spellable(learned))
         conversation = self.adapt_messages(messages, tools=tools).messages
-        return find_losses(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
+        return find_unreadable(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = schemas_of(check_tools(tools))
@@ -704,8 +705,8 @@ def _credit_content(rendering: Rendering, adapted: Adapted) -> None:
     """Text that was put into a part for the template's sake is the content that was given."""
     if adapted.wrapped:
         rendering.origins = [
-            ("messages", origin[1], "content")
-            if origin is not None and origin[2:3] == ("content",) and origin[1] in adapted.wrapped
+            Origin.of(origin.message, "content")
+            if origin is not None and origin.message in adapted.wrapped and origin.field == "content"
             else origin
             for origin in rendering.origins
         ]

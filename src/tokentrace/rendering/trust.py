@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from ..conversation.messages import ROLES
 from ..errors import ControlTokenError, InputError, RendererError, shown
-from ..study.turns import is_role
 from ..template.chat_template import Template
+from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..template.traced import UNKNOWN, Origin
 from ..tokens.control import Trust
 from ..tokens.encoding import ForgedControl
 from .rendered import field_name
@@ -57,10 +56,10 @@ def trust_of(
     for origin in origins:
         if origin is None:
             out.append(Trust.ANY)
-        elif origin[0] == "messages":
-            whole = len(origin) == 1  # the list of all messages, printed as it is
-            own = min(by_message) if whole else by_message[origin[1]]  # type: ignore[index]
-            out.append(Trust.ANY if is_role(origin) and named[origin[1]] else own)  # type: ignore[index]
+        elif origin.message is not None:
+            out.append(Trust.ANY if origin.is_role and named[origin.message] else by_message[origin.message])
+        elif origin.source == "messages":  # the list of all messages, printed as it is
+            out.append(min(by_message))
         else:
             out.append(Trust.ANY if _source(origin) & trusted else Trust.NONE)
     return out
@@ -74,17 +73,15 @@ def _of_role(role: str, trusted: frozenset[str]) -> Trust:
 
 def _source(origin: Origin) -> set[str]:
     """What has to be trusted for text that is of no message; nothing will do for text of unknown origin."""
-    if origin[0] == "kwargs":
+    if origin.source == "kwargs":
         return {"documents"} if origin[1] == "documents" else {"kwargs", f"kwargs.{origin[1]}"}
-    return {"tools"} if origin[0] == "tools" else set()
+    return {"tools"} if origin.source == "tools" else set()
 
 
 def forged_error(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
     """The error that names message, field, position and token."""
-    known = origin is not None and origin != UNKNOWN
-    message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
     value: Any = {"messages": messages, "tools": tools}
-    for key in origin if known and origin is not None else ():
+    for key in () if origin is None or origin == UNKNOWN else origin:
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError):
@@ -94,7 +91,7 @@ def forged_error(forged: ForgedControl, origin: Origin | None, messages: Message
     return ControlTokenError(
         f"holds the control token {forged.token!r}{at}; remove it, or use control_tokens='literal' to keep it "
         "as plain text",
-        message=message,
+        message=None if origin is None else origin.message,
         field=field_name(origin),
         position=position if position >= 0 else None,
         token=forged.token,
@@ -107,11 +104,10 @@ def unencodable_error(rendering: Rendering) -> InputError:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            message = int(origin[1]) if origin is not None and origin[0] == "messages" and len(origin) > 1 else None
             return InputError(
                 f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
                 "text; decode the input with errors='replace'",
-                message=message,
+                message=None if origin is None else origin.message,
                 field=field_name(origin),
             )
     return InputError("holds text that cannot be encoded as UTF-8")

@@ -12,7 +12,7 @@ from ..formats.grammar import TurnGrammar
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..template.chat_template import REASONING_FIELDS
-from ..template.traced import Origin
+from ..template.origin import Origin
 from ..tokens.kinds import Kind, Kinds, Part
 from ..tokens.tokenizer import Ids
 
@@ -136,6 +136,6 @@ class PartFinder:
 def _field_part(origin: Origin | None) -> Part:
     if origin is None:
         return Part.SCAFFOLD
-    if origin[0] == "messages" and len(origin) > 2:
-        return _BY_FIELD.get(str(origin[2]), Part.OTHER)
-    return Part.TOOLS if origin[0] == "tools" else Part.OTHER
+    if origin.field is not None:
+        return _BY_FIELD.get(origin.field, Part.OTHER)
+    return Part.TOOLS if origin.source == "tools" else Part.OTHER

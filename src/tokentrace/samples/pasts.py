@@ -18,6 +18,7 @@ from ..rendering.history import reasoning_of
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..study.turns import sections, stringified
+from ..template.origin import Origin
 from ..template.trace import Rendering
 
 Messages = Sequence[Mapping[str, Any]]
@@ -73,7 +74,7 @@ class PastTurns:
         last_user = max((at for at, row in enumerate(messages) if row["role"] == "user"), default=-1)
         answers = (at for at, row in enumerate(messages) if row["role"] == "assistant" and not row.get("tool_calls"))
         last_answer = max(answers, default=-1)
-        shown = {origin[1:3] for origin in rendered.rendering.origins if origin is not None and len(origin) > 2}
+        shown = {(origin.message, origin.field) for origin in rendered.rendering.origins if origin is not None}
         for at in chosen:
             message = messages[at]
             if message["role"] != "assistant":
@@ -264,7 +265,7 @@ def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], re
     reasoning, field = thought
     if field != "content":
         return (at, field) in shown
-    origin = ("messages", at, "content")
+    origin = Origin.of(at, "content")
     text = "".join(piece for piece, _, whose in rendered.rendering.spans() if whose == origin)
     return reasoning.strip() in text
 

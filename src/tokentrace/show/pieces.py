@@ -12,7 +12,7 @@ import numpy as np
 
 from ..rendering.rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
-from ..template.traced import UNKNOWN, Origin
+from ..template.origin import UNKNOWN, Origin
 
 
 class Kind(StrEnum):
@@ -79,16 +79,15 @@ def kind_of(rendered: RenderedTokens, origin: Origin | None, field: str) -> Kind
         return Kind.SCAFFOLD
     if origin == UNKNOWN:
         return Kind.UNKNOWN
-    if origin[0] == "messages" and len(origin) > 2:
-        name = origin[2]
-        if name == "role":
+    if origin.message is not None and origin.path:
+        if origin.is_role:
             return Kind.SCAFFOLD
-        if name in REASONING_FIELDS:
+        if origin.field in REASONING_FIELDS:
             return Kind.REASONING
-        if name == "tool_calls":
+        if origin.field == "tool_calls":
             return Kind.CALLS
-        return _BY_ROLE.get(rendered.role(int(origin[1])) or "", Kind.USER)
-    return {"tools": Kind.TOOLS, "kwargs": Kind.VARIABLES}.get(str(origin[0]), Kind.UNKNOWN)
+        return _BY_ROLE.get(rendered.role(origin.message) or "", Kind.USER)
+    return {"tools": Kind.TOOLS, "kwargs": Kind.VARIABLES}.get(origin.source, Kind.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from ..conversation.forms import CallForm, ContentForm, Silence
 from ..conversation.messages import RESULT_ROLES
 from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
 
 Message = Mapping[str, Any]
 Draw = Callable[[Sequence[Message], bool], Rendering]
@@ -28,7 +28,7 @@ _USER: Final = {"role": "user", "content": "question"}
 _REPLY: Final = {"role": "assistant", "content": "answer"}
 _CALL_ID: Final = "call00001"
 _WORDS: Final = ("wordone", "wordtwo")
-_CONTENTS: Final[tuple[tuple[Any, Mapping[Origin, str]], ...]] = (
+_CONTENTS: Final[tuple[tuple[Any, Mapping[FieldPath, str]], ...]] = (
     (_WORDS[0], {("content",): _WORDS[0]}),
     (
         [{"type": "text", "text": word} for word in _WORDS],
@@ -150,7 +150,7 @@ class TemplateForms:
         for silence in Silence:
             message = {"role": "assistant", **_SILENT[silence]}
             drawn = [self._drawn([_USER, message, *after], False) for after in ((), (_USER,))]
-            texts = [one.text for one in drawn if one is not None and ("messages", 1, "content") not in one.origins]
+            texts = [one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins]
             if len(texts) == len(drawn):
                 written[silence] = texts
         return tuple(silence for silence, texts in written.items() if texts == next(iter(written.values())))
@@ -189,7 +189,7 @@ class TemplateForms:
 
     # -- what a rendering shows
 
-    def _reads(self, messages: list[Message], at: int, tools: bool, wanted: Mapping[Origin, str]) -> bool:
+    def _reads(self, messages: list[Message], at: int, tools: bool, wanted: Mapping[FieldPath, str]) -> bool:
         """Whether the content of a message stands in the output as it should: these texts, and nothing else of it."""
         spans = self._spans(messages, at, tools)
         if spans is None:
@@ -199,7 +199,7 @@ class TemplateForms:
 
     def _spans(
         self, messages: list[Message], at: int, tools: bool, *, role: bool = False
-    ) -> list[tuple[Origin, str]] | None:
+    ) -> list[tuple[FieldPath, str]] | None:
         """The spans that one message's fields left, by their path inside of it; None where the template refuses."""
         rendering = self._drawn(messages, tools) or self._drawn(
             [message if index == at else _as_parts(message) for index, message in enumerate(messages)], tools
@@ -207,10 +207,10 @@ class TemplateForms:
         if rendering is None:
             return None
         return [
-            (origin[2:], text)
+            (origin.path, text)
             for text, _, origin in rendering.spans()
-            if origin is not None and origin[:2] == ("messages", at) and len(origin) > 2
-            if role or origin[2:] != ("role",)
+            if origin is not None and origin.message == at and origin.path
+            if role or not origin.is_role
         ]
 
     def _drawn(self, messages: list[Message], tools: bool) -> Rendering | None:
@@ -239,7 +239,7 @@ def _result(role: str) -> Message:
     return {"role": role, "tool_call_id": _CALL_ID, "name": "probe", "content": "result"}
 
 
-def _is_json(spans: Sequence[tuple[Origin, str]], path: Origin) -> bool:
+def _is_json(spans: Sequence[tuple[FieldPath, str]], path: FieldPath) -> bool:
     """Whether the spans of a field are JSON of the probe's mapping: not its repr, not JSON of its JSON."""
     written = "".join(text for own, text in spans if own[: len(path)] == path and own != (*path, KEY))
     try:
@@ -248,7 +248,7 @@ def _is_json(spans: Sequence[tuple[Origin, str]], path: Origin) -> bool:
         return False
 
 
-def _has_leaves(spans: Sequence[tuple[Origin, str]]) -> bool:
+def _has_leaves(spans: Sequence[tuple[FieldPath, str]]) -> bool:
     """Whether every argument of the probe's call is written on its own, with its key."""
     shown = {path: text for path, text in spans if path[:1] == ("arguments",)}
     return ("arguments",) not in shown and all(

@@ -12,8 +12,8 @@ from typing import Any, Final
 from ..errors import RendererError, TokentraceError
 from ..formats.families import BY_NAME, FAMILIES, Outline
 from ..template.chat_template import REASONING_FIELDS, PythonFormat, Template
+from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
 from .turns import common_prefix
 
 _USER: Final = {"role": "user", "content": "question"}
@@ -82,14 +82,14 @@ def _turn(rendering: Rendering, message: int) -> str:
 
 def hole(origin: Origin, text: str) -> str:
     """The hole that a field leaves in the scaffold. Roles are scaffold."""
-    if origin[0] != "messages" or len(origin) < 3:
+    if origin.field is None:
         return "⟨?⟩"
-    path = origin[2:]
+    path = origin.path
     last = path[-1]
     inside = path[path.index("arguments") + 1 :] if "arguments" in path else ()
     if inside and inside != (KEY,):
         return "⟨key⟩" if last == KEY else "⟨value⟩"
-    if path == ("role",) or last in (KEY, "function", "tool_calls") or isinstance(last, int):
+    if origin.is_role or last in (KEY, "function", "tool_calls") or isinstance(last, int):
         return text  # scaffold, or the punctuation and the keys of a message written out as JSON
     name = "⟨reasoning⟩" if path[0] in REASONING_FIELDS else f"⟨{last}⟩"
     return f'"{name}"' if text[:1] == '"' else name  # quoted where it was written as JSON

@@ -20,9 +20,9 @@ def missing_turns(rendering: Rendering, turns: list[Section], messages: Messages
     if all(i in known or message["role"] != "assistant" for i, message in enumerate(messages)):
         return []
     shown = {
-        int(origin[1])
+        origin.message
         for origin in rendering.origins
-        if origin is not None and len(origin) > 2 and origin[0] == "messages" and origin[2] != "role"
+        if origin is not None and origin.message is not None and origin.field not in (None, "role")
     }
     return sorted(i for i in shown - known if messages[i]["role"] == "assistant")
 
@@ -46,7 +46,7 @@ def turns_by_prefix(
         own = [
             stop
             for stop, origin in zip(rendering.ends, rendering.origins, strict=True)
-            if origin is not None and origin[:2] == ("messages", index) and start < stop <= end
+            if origin is not None and origin.message == index and start < stop <= end
         ]
         found.append(Section(index, start, end, start, own[-1] if own else start, index - 1))
     return found, notes

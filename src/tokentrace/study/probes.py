@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
-from ..template.traced import KEY, Origin
 from ..tokens.vocabulary import Vocabulary
 
 Message = Mapping[str, Any]
@@ -74,9 +74,9 @@ class Turn:
 
 
 def _hole(start: int, stop: int, origin: Origin | None) -> Hole | None:
-    if origin is None or origin[0] != "messages" or len(origin) < 3:
+    if origin is None or origin.field is None:
         return None
-    path = origin[2:]
+    path = origin.path
     if path[0] in REASONING_FIELDS:
         return Hole(start, stop, "reasoning")
     if path[0] == "content":

@@ -21,10 +21,11 @@ from typing import Any, Final
 
 from ..conversation.messages import RESULT_ROLES
 from ..errors import InputError, TemplateError
+from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids
-from .turns import Messages, SampledTurn, Section, TurnFacts, is_role, turn_end
+from .turns import Messages, SampledTurn, Section, TurnFacts, turn_end
 
 
 class RefusalReason(StrEnum):
@@ -91,8 +92,10 @@ class Join:
 
     def shows(self, fields: Sequence[str]) -> bool:
         """Whether text of one of these fields of the assistant's message is written."""
-        paths = [("messages", self.first_new - 1, field) for field in fields]
-        return any(origin is not None and origin[:3] in paths for origin in self.encoded.rendering.origins)
+        origins = self.encoded.rendering.origins
+        return any(
+            origin is not None and origin.message == self.first_new - 1 and origin.field in fields for origin in origins
+        )
 
     @property
     def ids(self) -> Ids:
@@ -160,7 +163,7 @@ CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
 
 def shows_earlier_call(rendering: Rendering) -> bool:
     """Whether a context's call is written at all."""
-    return any(origin is not None and "tool_calls" in origin for origin in rendering.origins)
+    return any(origin is not None and origin.field == "tool_calls" for origin in rendering.origins)
 
 
 STAND_IN_TOOL: Final = {
@@ -286,15 +289,15 @@ def check_join(found: Join, known_names: int, *, true_context: bool = False) -> 
     cut, first = found.cut, found.first_new
     begin = 0
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
-        if origin is not None and origin[0] == "messages" and not is_role(origin):
-            message = int(origin[1]) if len(origin) > 1 else -1
+        if origin is not None and origin.source == "messages" and not origin.is_role:
+            message = origin.message if origin.message is not None else -1
             if message >= first and begin < cut:
                 return BridgeRefusal(
                     RefusalReason.MOVED,
                     f"the template writes its {_path(origin)} before the assistant's turn, and the past would change",
                     message - first,
                 )
-            if message == first - 1 and end > cut and "tool_calls" not in origin:
+            if message == first - 1 and end > cut and origin.field != "tool_calls":
                 return BridgeRefusal(
                     RefusalReason.REPEATS_PAST,
                     f"the template writes {_path(origin)} of the assistant's message after what answers it",
@@ -315,20 +318,20 @@ def check_join(found: Join, known_names: int, *, true_context: bool = False) -> 
     return None
 
 
-def _is_known(origin: Sequence[str | int], names: int) -> bool:
+def _is_known(origin: Origin, names: int) -> bool:
     """Whether a value of the stand-in turn is the true one: ids and names of calls, where results bring them."""
-    return origin[-1] == "id" or (origin[-1] == "name" and int(origin[3]) < names)
+    return origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < names)
 
 
-def _path(origin: Sequence[str | int]) -> str:
-    return ".".join(map(str, origin[2:])) or "text"
+def _path(origin: Origin) -> str:
+    return ".".join(map(str, origin.path)) or "text"
 
 
 def shows_tools(rendering: Rendering, cut: int) -> bool:
     """Whether tool schemas are written after the turn."""
     begin = 0
     for end, origin in zip(rendering.ends, rendering.origins, strict=True):
-        if end > cut and origin is not None and origin[0] == "tools" and begin < end:
+        if end > cut and origin is not None and origin.source == "tools" and begin < end:
             return True
         begin = end
     return False

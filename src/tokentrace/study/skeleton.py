@@ -21,7 +21,7 @@ from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
-from .turns import Messages, Render, is_role, sections, stringified
+from .turns import Messages, Render, sections, stringified
 
 START: Final = "start"
 END: Final = "end"
@@ -137,7 +137,7 @@ class Skeleton:
         for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             text = rendering.text[max(begin, own.start) : min(end, own.end)]
             if text:
-                if origin is None or is_role(origin):
+                if origin is None or origin.is_role:
                     yield self.marked.of_text(text), ""
                 else:
                     yield text, str(origin[-1])

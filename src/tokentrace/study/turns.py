@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from ..errors import TokentraceError
 from ..template.trace import Rendering
-from ..template.traced import Origin
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
 
@@ -61,7 +60,7 @@ def sections(rendering: Rendering) -> list[Section]:
                 current = Section(turn, start, end, -1, start, before)
                 out.append(current)
             current.end = end
-            if origin is not None and not is_role(origin):
+            if origin is not None and not origin.is_role:
                 if current.body < 0:
                     current.body = start
                 current.body_end = end
@@ -70,11 +69,6 @@ def sections(rendering: Rendering) -> list[Section]:
         if section.body < 0:
             section.body = section.end
     return out
-
-
-def is_role(origin: Origin) -> bool:
-    """Whether an origin is a message's role: part of the scaffold for all that matters here."""
-    return len(origin) == 3 and origin[0] == "messages" and origin[2] == "role"
 
 
 class PromptTails:

@@ -1,8 +1,9 @@
 """From messages to spans: the model's own template, run with values that know where they came from."""
 
 from .chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
+from .origin import KEY, UNKNOWN, Origin
 from .trace import Rendering
-from .traced import KEY, UNKNOWN, Origin, TracedStr
+from .traced import TracedStr
 
 __all__ = [
     "KEY",

@@ -17,8 +17,9 @@ from ..errors import InputError, TemplateError, TemplateLimitError
 from .budget import Budget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingEnvironment
+from .origin import Origin
 from .trace import Rendering, Trace, collect
-from .traced import Origin, TracedDict, TracedList, traced, wrap
+from .traced import TracedDict, TracedList, traced, wrap
 
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
@@ -165,15 +166,15 @@ def _plain_names(said: str) -> str:
 def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
     """Messages with their origins. Reasoning is offered under each of its names, as transformers does."""
     wrapped = TracedList()
-    wrapped.origin = ("messages",)
+    wrapped.origin = Origin(("messages",))
     for index, message in enumerate(messages):
         item = TracedDict(message)
-        item.origin = ("messages", index)
+        item.origin = Origin.of(index)
         item.raw = item
         for name in REASONING_FIELDS:
             value = message.get(name)
             if value is not None:
-                value = wrap(value, ("messages", index, name))
+                value = wrap(value, Origin.of(index, name))
                 if "thinking" not in message:
                     dict.__setitem__(item, "thinking", value)
                 dict.__setitem__(item, "reasoning_content", value)
@@ -184,7 +185,7 @@ def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
 
 def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
     """Tool schemas with their origins; each remembers its JSON, as the same tools come again and again."""
-    wrapped = wrap([dict(tool) for tool in tools], ("tools",))
+    wrapped = wrap([dict(tool) for tool in tools], Origin(("tools",)))
     assert isinstance(wrapped, TracedList)
     for index, tool in enumerate(wrapped):
         try:
@@ -205,7 +206,7 @@ def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Template variables (``enable_thinking=False``, ``documents=…``): strings in them are traced too."""
     for name, value in variables.items():
         check_depth(value, field=f"kwargs.{name}")
-    return {name: _wrap_variable(value, ("kwargs", name)) for name, value in variables.items()}
+    return {name: _wrap_variable(value, Origin(("kwargs", name))) for name, value in variables.items()}
 
 
 def _wrap_variable(value: Any, origin: Origin) -> Any:

@@ -41,6 +41,7 @@ from .budget import (
     weigh,
     weigh_key,
 )
+from .origin import Origin
 from .trace import Buffer, Generated, join_buffer
 from .traced import (
     TRACED_TYPES,
@@ -447,7 +448,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                 if kind in TRACED_TYPES:
                     return value
                 if kind is str:
-                    value = traced(value, (*obj.origin, attribute))
+                    value = traced(value, Origin(obj.origin + (attribute,)))
                     dict.__setitem__(obj, attribute, value)
                     return value
                 return self.undefined(obj=obj, name=attribute) if value is _MISSING else obj[attribute]

@@ -16,7 +16,8 @@ from typing import Any, Final
 from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
 
 from .budget import check_pieces, check_size, made, weigh
-from .traced import UNKNOWN, TracedStr, is_traced, join_traced, text_of, traced
+from .origin import UNKNOWN
+from .traced import TracedStr, is_traced, join_traced, text_of, traced
 
 _PERCENT: Final = re.compile(r"%(?:%|(\([^()%]*\))?[-+ #0]*\d*(?:\.\d+)?[hlL]?([sdiouxXeEfFgGra]))")
 """A conversion that prints what it is given. Its name holds no parentheses: Python would look for the matching one."""

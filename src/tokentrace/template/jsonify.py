@@ -11,9 +11,8 @@ from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
 from .budget import MAX_PIECES, TooLarge, check_pieces, check_size
+from .origin import KEY, Origin
 from .traced import (
-    KEY,
-    Origin,
     TracedBool,
     TracedDict,
     TracedFloat,
@@ -178,7 +177,7 @@ class _Writer:
         for index, key in enumerate(keys):
             self.write(between if index else opening, origin)
             name = _key(key)
-            key_origin = (*value.origin, name, KEY) if own else getattr(key, "origin", origin)  # type: ignore[attr-defined]
+            key_origin = Origin(value.origin + (name, KEY)) if own else getattr(key, "origin", origin)  # type: ignore[attr-defined]
             self.string(name, key_origin)
             self.write(self.colon, origin)
             self.value(value[key], inner, origin)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from ..errors import TemplateLimitError
 from .budget import MAX_PIECES, Budget, check_size
-from .traced import TURN, Origin, TracedDict, TracedStr, join_traced, text_of, traced
+from .origin import Origin, TurnScaffold
+from .traced import TracedDict, TracedStr, join_traced, text_of, traced
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
@@ -71,8 +72,8 @@ class Trace:
         kind = type(item)
         if kind is TracedDict:
             origin = item.origin
-            if len(origin) == 2 and origin[0] == "messages":
-                return self._begin(int(origin[1]), item)
+            if len(origin) == 2 and origin[0] == "messages":  # `origin.message`, spelled out: the hottest line there is
+                return self._begin(origin[1], item)
         elif kind is dict:
             return self._rebuilt(item)
         elif len(self.stack) == 1 and self.stack[0] == -1:
@@ -101,8 +102,8 @@ class Trace:
         for value in (item.get("role"), item.get("content")):
             if type(value) is TracedStr and value.runs:
                 origin = value.runs[0][1]
-                if origin is not None and len(origin) > 2 and origin[0] == "messages":
-                    self.current = int(origin[1])
+                if origin is not None and origin.message is not None and origin.path:
+                    self.current = origin.message
                     return self.marks[self.current + 1]
         return None
 
@@ -130,7 +131,7 @@ def join_buffer(parts: Iterable[Any]) -> TracedStr:
     for part in parts:
         kind = type(part)
         if kind is Mark:
-            owner = (TURN, part.message)
+            owner = TurnScaffold(("@turn", part.message))
             continue
         text = part if kind is str else text_of(part)
         if type(text) is str and owner is not None:
@@ -165,7 +166,7 @@ class Rendering:
     def last_field(self) -> int:
         """Where the last text that came from a message ends."""
         for end, origin in zip(reversed(self.ends), reversed(self.origins), strict=True):
-            if origin is not None and origin[0] == "messages":
+            if origin is not None and origin.source == "messages":
                 return end
         return 0
 
@@ -246,8 +247,8 @@ def collect(pieces: Iterable[Any]) -> Rendering:
         is_wide = not piece.isascii()
         for end, origin in piece.runs:
             turn = current
-            if origin is not None and origin[0] == TURN:
-                turn, origin = int(origin[1]), None
+            if type(origin) is TurnScaffold:
+                turn, origin = origin.turn, None
             if origin == last_origin and turn == last_turn:
                 ends[-1] = at + end
             else:
@@ -274,8 +275,8 @@ def _settle_rounds(rendering: Rendering) -> None:
     for turn, origin in zip(rendering.turns, rendering.origins, strict=True):
         if turn < -1:
             found = printed.setdefault(turn, set())
-            if origin is not None and len(origin) > 1 and origin[0] == "messages":
-                found.add(int(origin[1]))
+            if origin is not None and origin.message is not None:
+                found.add(origin.message)
     owners = {turn: found.pop() if len(found) == 1 else -1 for turn, found in printed.items()}
     rendering.turns = [owners.get(turn, turn) for turn in rendering.turns]
     rendering.tail = max(

@@ -5,7 +5,7 @@ A template is run with its messages wrapped in these types. A ``TracedStr`` is a
 
 - a path such as ``("messages", 2, "content")``: the text came from that field;
 - ``None``: the template itself wrote it (scaffold);
-- ``(TURN, 2)``: scaffold that is known to belong to message 2 (it went through a buffer of the template);
+- a `TurnScaffold`: scaffold that is known to belong to a message (it went through a buffer of the template);
 - ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
 
 Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN. So do numbers: what is computed
@@ -25,15 +25,10 @@ from typing import Any, Final, SupportsIndex, TypeAlias, cast
 from markupsafe import Markup
 
 from .budget import check_count, check_pieces, check_size, dear, made, searched, spend, weigh
+from .origin import KEY, UNKNOWN, Origin, TurnScaffold
 
-Origin: TypeAlias = tuple[str | int, ...]
 Run: TypeAlias = tuple[int, Origin | None]
 Runs: TypeAlias = tuple[Run, ...]
-
-UNKNOWN: Final[Origin] = ("?",)
-TURN: Final = "@turn"
-KEY: Final = "<key>"
-"""Last element of the origin of a dict's key, as against its value."""
 
 _new: Callable[[type[TracedStr], str], TracedStr]
 _slice = str.__getitem__
@@ -617,7 +612,7 @@ class TracedDict(dict[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
         if type(value) not in TRACED_TYPES:
-            value = wrap(value, (*self.origin, key if type(key) is str else plain(key)))
+            value = wrap(value, Origin(self.origin + (key if type(key) is str else plain(key),)))
             dict.__setitem__(self, key, value)
         return value
 
@@ -631,7 +626,7 @@ class TracedDict(dict[Any, Any]):
         return (self._key(key) for key in dict.__reversed__(self))
 
     def _key(self, key: Any) -> Any:
-        return traced(key, (*self.origin, key, KEY)) if type(key) is str else key
+        return traced(key, Origin(self.origin + (key, KEY))) if type(key) is str else key
 
     def keys(self) -> Any:
         check_pieces(len(self))
@@ -718,7 +713,7 @@ def wrap(value: Any, origin: Origin) -> Any:
         result.raw = value
         return result
     if kind is list or kind is tuple:
-        wrapped = [wrap(item, (*origin, index)) for index, item in enumerate(value)]
+        wrapped = [wrap(item, Origin(origin + (index,))) for index, item in enumerate(value)]
         items = TracedList(wrapped) if kind is list else TracedTuple(wrapped)
         items.origin = origin
         return items
@@ -822,9 +817,10 @@ def doubted(value: Any) -> Any:
     are of unknown origin. Parts that are known to come from a field stay that field's."""
     kind = type(value)
     if isinstance(value, TracedStr):
-        if all(origin is not None and origin[0] != TURN for _, origin in value.runs):
+        scaffold = (type(None), TurnScaffold)
+        runs = tuple((end, UNKNOWN if type(origin) in scaffold else origin) for end, origin in value.runs)
+        if runs == value.runs:
             return value
-        runs = tuple((end, UNKNOWN if origin is None or origin[0] == TURN else origin) for end, origin in value.runs)
         text = with_runs(_slice(value, slice(None)), runs)
         return as_markup(text) if kind is TracedMarkup else text
     if value is None or kind is bool or kind in TRACED_TYPES:

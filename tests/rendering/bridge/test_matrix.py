@@ -41,7 +41,6 @@ from tests.rendering.bridge.rollouts import (
 from tests.support import make_renderer, some, templates_of_trl, variable_choices
 from tokentrace import BridgeRefusal, Kind, RefusalReason, Renderer, create_renderer
 from tokentrace.pocket import POCKET
-from tokentrace.study.turns import is_role
 
 MOVES_SYSTEM_MESSAGES = {
     *("deepseek-v3", "deepseek-r1", "deepseek-v3.1"),
@@ -109,7 +108,7 @@ class Tally:
         """Kinds and messages are those that the full render tells of."""
         check_credit(made, bridged)
         origins = made.full.origins[made.stop :]
-        context = [origin is not None and origin[0] == "messages" and not is_role(origin) for origin in origins]
+        context = [origin is not None and origin.message is not None and not origin.is_role for origin in origins]
         owners = made.full.messages[made.stop :].tolist()
         for turn in made.full.turns:  # a head at which nobody stopped belongs to the turn that it begins
             if made.stop is not None and turn.stop > made.stop and turn.stop_token is not None:

@@ -1,0 +1,80 @@
+"""Where a piece of text came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+FieldPath: TypeAlias = tuple[str | int, ...]
+"""The way to a value inside a message: ``("tool_calls", 0, "id")``."""
+
+KEY: Final = "<key>"
+"""Last element of the origin of a dict's key, as against its value."""
+
+
+class Origin(FieldPath):
+    """Where text came from: a path such as ``("messages", 2, "content")``, equal to that plain tuple.
+
+    It begins with its `source`: ``"messages"``, ``"tools"``, ``"kwargs"`` (variables of the template), or ``"?"`` for
+    what was derived in a way that cannot be followed.
+
+    >>> origin = Origin.of(2, "tool_calls", 0, "id")
+    >>> origin.message, origin.path, origin.is_role, origin.source
+    (2, ('tool_calls', 0, 'id'), False, 'messages')
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, message: int, *path: str | int) -> Origin:
+        """The origin of a field of a message."""
+        return cls(("messages", message, *path))
+
+    def at(self, *keys: Any) -> Origin:
+        """The origin of what lies inside: of an item of a list, a value of a dict."""
+        return Origin(self + keys)
+
+    def renumbered(self, numbers: Sequence[int]) -> Origin:
+        """The same place in a conversation where message i is number ``numbers[i]``."""
+        return self if self.message is None else Origin.of(numbers[self.message], *self.path)
+
+    @property
+    def source(self) -> str:
+        return str(self[0])
+
+    @property
+    def message(self) -> int | None:
+        """The index of the message it came from; None if it came from no message, or from the whole list of them."""
+        return self[1] if len(self) > 1 and self[0] == "messages" else None  # type: ignore[return-value]
+
+    @property
+    def path(self) -> FieldPath:
+        """The field inside the message, or the way inside its source."""
+        return self[2:] if self[0] == "messages" else self[1:]
+
+    @property
+    def field(self) -> str | None:
+        """The field of the message that it lies in: ``"content"``, ``"tool_calls"``; None outside messages."""
+        return str(self[2]) if self[0] == "messages" and len(self) > 2 else None
+
+    @property
+    def is_role(self) -> bool:
+        """Whether it is a message's role: part of the scaffold for all that matters."""
+        return len(self) == 3 and self[2] == "role" and self[0] == "messages"
+
+    @property
+    def is_key(self) -> bool:
+        return self[-1] == KEY
+
+
+class TurnScaffold(Origin):
+    """Scaffold that belongs to a message's turn: only in the buffers of a template, never in a `Rendering`."""
+
+    __slots__ = ()
+
+    @property
+    def turn(self) -> int:
+        return int(self[1])
+
+
+UNKNOWN: Final = Origin(("?",))
