@@ -129,7 +129,7 @@ def test_padding_that_the_expected_row_has_too_stays() -> None:
     row = row_of([*IDS, *[IDS[-1]] * 3], [*MASK, 0, 0, 0])
     found = checks.check(Row(1, None, row))
     assert (found.outcome, found.padding) == (Outcome.SAME, 3)
-    with pytest.raises(InputError, match="no control token"):
+    with pytest.raises(InputError, match="not a control token"):
         RowChecker(make_settings(), pad_token="<nothing>")
 
 
@@ -274,10 +274,10 @@ def test_turns_with_reasoning_calls_and_results_are_read_from_ids(family: str) -
         ([1, 2], "mapping of columns"),
         ({"messages": MESSAGES}, "holds no ids"),
         (row_of([]), "holds no ids"),
-        ({**CONVERSATION, "input_ids": ["a"]}, "no number"),
+        ({**CONVERSATION, "input_ids": ["a"]}, "not a number"),
         ({**CONVERSATION, "input_ids": [[1, 2]]}, "list of lists"),
-        ({**CONVERSATION, "input_ids": [1.5]}, "no token id"),
-        ({**CONVERSATION, "input_ids": [2**40]}, "as large as"),
+        ({**CONVERSATION, "input_ids": [1.5]}, "not a token id"),
+        ({**CONVERSATION, "input_ids": [2**40]}, "too large"),
         (row_of(IDS, MASK[:-1]), "loss_mask: has"),
         (row_of(IDS, labels=[-100]), "labels: has 1 entries"),
         (row_of(IDS, attention_mask=[1]), "attention_mask: has 1 entries"),

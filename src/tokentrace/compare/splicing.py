@@ -89,7 +89,7 @@ def _tokenized(
         )
     at = said[-1] if message is None else whole("message", message, error=InputError)
     if not 0 <= at < len(messages) or messages[at]["role"] != "assistant":
-        raise InputError("is no assistant's message, so it has no sampled ids", message=at)
+        raise InputError("is not an assistant's message, so it has no sampled ids", message=at)
     own = messages[at]
     prompt = own.get(PROMPT_IDS, ()) if prompt_ids is None else prompt_ids
     completion = own.get(COMPLETION_IDS, ()) if completion_ids is None else completion_ids
@@ -100,8 +100,8 @@ def _tokenized(
 def _rewritten(
     renderer: Renderer, spliced: BridgedTokens, messages: Sequence[Mapping[str, Any]], tools: Any
 ) -> BridgeRefusal | None:
-    """Whether the messages say something else than the ids. They are rendered as they stood when these were sampled:
-    what the template alone changes about the past later on is no change of theirs."""
+    """Whether the messages say something else than the ids. They are rendered as they were when these were sampled:
+    what the template alone changes about the past later on does not count."""
     renderer = renderer.silent()
     try:
         asked = renderer.render(messages[:-1], tools=tools, add_generation_prompt=True)

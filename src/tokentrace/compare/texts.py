@@ -32,12 +32,12 @@ def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
 
 
 def text_of(vocabulary: Vocabulary, ids: Ids) -> str:
-    """The text of tokens, for people: bytes that are no UTF-8 become U+FFFD."""
+    """The text of tokens, for people: bytes that are not UTF-8 become U+FFFD."""
     return spell(vocabulary, ids).decode("utf-8", "replace")
 
 
 def token_text(vocabulary: Vocabulary, index: int) -> str:
-    """A token's text on its own; bytes in hexadecimal where they are no whole characters."""
+    """A token's text on its own; bytes in hexadecimal where they are not whole characters."""
     raw = vocabulary.token_bytes(index)
     try:
         return raw.decode("utf-8")

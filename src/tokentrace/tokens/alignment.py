@@ -11,7 +11,7 @@ import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ _TAIL: Final = 16
 """Tokens at the end of a sequence by which it is looked for in another."""
 
 
+Item = TypeVar("Item", bound=np.generic)
+
+
 class Hunk(NamedTuple):
     """A difference: one side has its tokens `start` to `stop` where the other has `other_start` to `other_stop`."""
 
@@ -39,8 +42,8 @@ class Hunk(NamedTuple):
     other_start: int
     other_stop: int
 
-    def sides(self, one: Ids, other: Ids) -> tuple[Ids, Ids]:
-        """The ids that differ."""
+    def sides(self, one: npt.NDArray[Item], other: npt.NDArray[Item]) -> tuple[npt.NDArray[Item], npt.NDArray[Item]]:
+        """What each side has there: of the ids, or of anything else that has one entry per token."""
         return one[self.start : self.stop], other[self.other_start : self.other_stop]
 
     def moved(self, by: int, other_by: int) -> Hunk:

@@ -50,7 +50,7 @@ def _fewer_turns(case: Case, hunk: Hunk | None, least: int) -> Evidence | None:
         return None
     if turns == 1 and case.turns.role(case.stream, hunk.start) in ("system", "developer"):
         return None  # only that message is gone
-    why = "messages are missing, or something shorter stands for them"
+    why = "messages are missing, or something shorter is in their place"
     return Evidence(Cause.COMPACTION, f"{_sizes(ours, theirs)}: {why}", hunk)
 
 
@@ -77,7 +77,7 @@ def changed_tools(case: Case) -> Evidence | None:
         if (opening in ours) != (opening in theirs):
             if opening in case.text.stream and opening in case.text.prompt:
                 moved = "the template declares the tools at another place in the next prompt"
-                return Evidence(Cause.UNKNOWN, f"{moved}: {quoted(ours)} stands against {quoted(theirs)}")
+                return Evidence(Cause.UNKNOWN, f"{moved}: {quoted(ours)} where the next prompt has {quoted(theirs)}")
             one, other = ("stream", "next prompt") if opening in ours else ("next prompt", "stream")
             return Evidence(Cause.CHANGED_TOOLS, f"the {one} declares tools here, the {other} does not")
     return None

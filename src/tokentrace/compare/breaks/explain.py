@@ -51,8 +51,8 @@ _LATER: Final = 8
 class Break:
     """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
 
-    `position` is the first id that differs. `stream_range` and `prompt_range` are the tokens that stand against
-    each other until both sides agree again (they begin at `position`). `before_text` and `after_text` are the
+    `position` is the first id that differs. `stream_range` and `prompt_range` are the tokens in which
+    they differ until both sides agree again (they begin at `position`). `before_text` and `after_text` are the
     same as text, with a little around them, cut short where long. `region` says in which part of the stream it
     lies, where that is known; completions are counted from 1. `later` are the causes of further differences
     up to the end of the stream (the first few). `tokens` is the diff in rows.
@@ -105,12 +105,12 @@ def explain_break(
     `tokenizer` is a `Tokenizer`, or a `Renderer`, whose grammar then says how reasoning and calls are set off.
     `sampled` (or `kinds`) marks the tokens of the stream that were sampled: with it the report names the region, and
     a completion that is missing can be told from a history that was rewritten. `reasoning` are the texts that open
-    and close reasoning, where they are none of the usual ones. `anchor` is what the client took for the stream.
+    and close reasoning, where they are not among the usual ones. `anchor` is what the client took for the stream.
     `before` and `after` are the conversations of the two requests (``{"messages": […], "tools": […]}``): changed
     tools, changed system messages and compaction are then proven by comparing them.
 
     Every prompt begins with an empty stream. Where `sampled`, `kinds` or `before` say that there was a request
-    before, it is a zeroed anchor. TrajectoryError where the arguments are no ids, or do not fit each other.
+    before, it is a zeroed anchor. TrajectoryError where the arguments are not ids, or do not fit each other.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -225,7 +225,7 @@ def _ids(given: Any, name: str) -> Ids:
     try:
         array = np.asarray(given if isinstance(given, np.ndarray) else list(given))
     except (TypeError, ValueError, OverflowError) as error:
-        raise TrajectoryError(f"{name} is no sequence of token ids: {error}; give a list of ints or an array") from None
+        raise TrajectoryError(f"{name} is not a sequence of token ids ({error}); give a list or an array") from None
     if array.ndim == 1 and not len(array):
         return np.zeros(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.itemsize > 4 and np.abs(array).max() >= 2**31):

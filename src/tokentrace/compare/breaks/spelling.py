@@ -106,7 +106,7 @@ _VALUE_ENDS: Final = re.compile(r"\s*(?:[<,\]})]|\Z)|[ \t]*\n")
 
 
 def boolean(case: Case) -> Evidence | None:
-    """A word of JSON against one of Python, where a value stands."""
+    """A word of JSON on one side and one of Python on the other, in the place of a value."""
     ours, theirs, at = case.sides()
     tail = _WORD_BEFORE.search(ours[max(0, at - 16) : at])
     start = at - len(tail[0]) if tail else at

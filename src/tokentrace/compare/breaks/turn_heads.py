@@ -1,4 +1,4 @@
-"""Where turns begin among ids, and whose they are, as far as control tokens tell."""
+"""Where turns begin among ids, and the roles that speak in them, as far as control tokens tell."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TurnHeads:
         return None
 
     def lead(self, ids: Ids, at: int) -> str:
-        """What stands before a token in its own turn."""
+        """The text before a token in its own turn."""
         before = ids[max(0, at - READ) : at]
         heads = self._places(before)
         return text_of(self.vocabulary, before[heads[-1] :] if len(heads) else before)

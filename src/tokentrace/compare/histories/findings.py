@@ -25,11 +25,11 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that `views` do otherwise than the rollout, to `messages`, at `steps`; the views in `agrees` do not.
+    """One thing that `views` do differently from the rollout, to `messages`, at `steps`; those in `agrees` do not.
 
     `tokens` counts every message once: tokens of the rollout, or for `adds` those of the views. `scaffold` of them are
     scaffold. `in_turn`: in the turn that is asked for, not in its prompt. `once`: what has to follow first. `texts` is
-    what stands in the views and in the rollout, where it is short, everywhere the same, and no text that is gone.
+    what the views and the rollout have there, where it is short, the same everywhere, and not text that is gone.
     """
 
     views: tuple[View, ...]
@@ -78,7 +78,7 @@ class Finding:
 
 
 Place = tuple[int, str, bool]
-"""A message, the kind of field, and whether it stands in the turn itself."""
+"""A message, the kind of field, and whether it is in the turn itself."""
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ def _groups(made: dict[View, _Change | None]) -> Iterator[tuple[tuple[View, ...]
 
 
 def _changes(compared: Comparison) -> dict[Place, _Change]:
-    """What a view does otherwise than the rollout. Scaffold counts with the text that it stands around, if any."""
+    """What a view does differently from the rollout. Scaffold counts with the text that it encloses, if any."""
     out: dict[Place, _Change] = {}
     for found in compared.differences:
         view, rollout = (found.right, found.left) if compared.left is View.ROLLOUT else (found.left, found.right)

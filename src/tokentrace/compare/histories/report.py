@@ -164,7 +164,7 @@ class _Walk:
         self.renderer = renderer = renderer.silent()
         self.shipped = _shipped(renderer)
         self.tools = tools
-        self.row = renderer.render(messages, tools=tools)  # raises for what is no conversation
+        self.row = renderer.render(messages, tools=tools)  # raises for what is not a conversation
         self.messages = list(messages)
         self.roles = tuple(str(self.row.role(at)) for at in range(len(self.messages)))
         self.open = self.roles[-1] != "assistant"
@@ -269,7 +269,7 @@ class _Walk:
         return found
 
     def _after_prompt(self, column: Shown, start: int, message: int, production: Shown) -> Shown:
-        """The turn's tokens, cut where the prompt ends. A token that reaches over the cut is parted."""
+        """The turn's tokens, cut where the prompt ends. A token that reaches over the cut is encoded in two."""
         asking = production.ids[production.fields == self._index("generation_prompt")]
         there = len(asking)
         while there > start or not np.array_equal(column.ids[start - there : start], asking[:there]):
@@ -291,7 +291,7 @@ class _Walk:
         )
         return turn
 
-    # -- whose tokens they are
+    # -- which message and field a token is from
 
     def _index(self, name: str) -> int:
         if name not in self._indices:

@@ -1,7 +1,7 @@
-"""The delta check: rows that hold ids already, held against what the template makes of their conversations.
+"""The delta check: rows that hold ids already, compared with what the template makes of their conversations.
 
-A row's conversation stands in the row itself or, for files that tokentrace wrote, in the source that the row names.
-What is expected is what `RowTokenizer` makes of it. Without a conversation the row is held against itself, and its mask
+A row's conversation is in the row itself or, for files that tokentrace wrote, in the source that the row names.
+What is expected is what `RowTokenizer` makes of it. Without a conversation, the row is checked by itself, and its mask
 against the turns that its ids show.
 """
 
@@ -25,8 +25,7 @@ from ..tables import read_metadata
 from ..tokenizing import RowTokenizer, Tokenized, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
 from .deviations import Explainer
-from .expected import NOBODY, Expected
-from .masks import PADDING, MaskDifference, mask_differences, read_differences, shift
+from .masks import NOBODY, PADDING, Expected, MaskDifference, mask_differences, read_differences, shift
 from .report import CheckedRow, CheckReport, Outcome
 from .source_rows import RecordedSources, SourceRows
 from .turn_marks import TurnMarks
@@ -54,18 +53,18 @@ def check_dataset(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Hold rows of ids against what the template makes of their conversations.
+    """Compare rows of ids with what the template makes of their conversations.
 
     - `inputs`: files, folders and datasets as `find_sources` takes them.
     - `settings`: what the rows should have been made with. None: what a Parquet file of ours says of itself, else the
       defaults; then `tokenizer` is needed, and `changes` (names as in `TokenizeSettings.described`) go before both.
-    - `sources`: the files that rows name in their columns ``source`` and ``row``. None are needed where the rows'
-      file says where it was made from and these files are still there; findings tell of those that are gone or changed.
+    - `sources`: the files that rows name in their columns ``source`` and ``row``. Not needed where the rows' file says
+      what it was made from and these files are still there; findings tell of those that are gone or changed.
     - `columns`: where rows hold ids and mask. `pad_token`: what rows are padded with; by default the tokenizer's own.
     - `limit`: look at so many rows only.
 
-    Memory does not grow with the number of rows. InputError where nothing can be read, TokentraceError where the
-    template is none; what is wrong with a row is in the report.
+    Memory does not grow with the number of rows. InputError where nothing can be read, TokentraceError where there is
+    no working template; what is wrong with a row is in the report.
     """
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
         given = find_sources(inputs, Path(spool) / "rows", split=split)
@@ -121,7 +120,7 @@ def _settings(
         raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
     recorded = known[0][1] if known else {}
     made = recorded.get("settings")
-    if not made or "engine" in made:  # whoever made the rows, made them; those of rollouts were sampled
+    if not made or "engine" in made:  # rows of others, or of rollouts, whose ids were sampled
         made = {"lost": "ignore"}
     return TokenizeSettings.read({**made, **changes}, tokenizer)
 
@@ -166,7 +165,7 @@ class RowChecker:
         named = pad_token or renderer.tokenizer.variables.get("pad_token", "")
         self._pad = renderer.tokenizer.token_id(named)
         if pad_token and self._pad is None:
-            raise InputError(f"{pad_token!r} is no control token of {renderer.tokenizer.name or 'the tokenizer'}")
+            raise InputError(f"{pad_token!r} is not a control token of {renderer.tokenizer.name or 'the tokenizer'}")
 
     def check(self, row: Row, source: str = "rows", form: Format = Format.LINES) -> CheckedRow:
         """What became of a row."""
@@ -267,7 +266,7 @@ class RowChecker:
         wrong = read_differences(self.marks, ready.ids, ready.mask, ready.start, last=last)
         if ready.trained_padding:
             wrong.append(MaskDifference(NOBODY, PADDING, True, ready.trained_padding, 0, 0))
-        said = f"{reason}; its mask was held against the turns that its ids show"
+        said = f"{reason}; its mask was compared with the turns that its ids show"
         outcome = Outcome.MASK if wrong else Outcome.UNCHECKED
         return CheckedRow(outcome=outcome, reason=said, mask=tuple(wrong), **fields)
 
@@ -277,7 +276,7 @@ class RowChecker:
         if supervision.turns is Turns.FLAGGED:
             return "which turns are flagged is not in them"
         if supervision.parts != frozenset(TRAINED_PARTS) or supervision.roles != {"assistant"}:
-            return "they do not show parts of turns, or whose else is trained"
+            return "they do not show parts of turns, or which other roles are trained"
         if self.marks.problem is not None:
             return self.marks.problem
         return None if next(self.marks.turns(ready.ids), None) is not None else "no assistant's turn is found in them"

@@ -1,7 +1,7 @@
 """Deviations: where the ids of a row are not the expected ones, and why, as far as it can be told mechanically.
 
-Differences are found as `explain_break` finds them. What the expected rendering knows of its tokens comes first
-(whose they are, which of them end turns, what was declared); for what is left, `explain_break` is asked.
+What the expected rendering knows of its tokens comes first (their message and field, which of them end turns, which
+declare tools); for what is left, `explain_break` is asked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...tokens.alignment import Hunk, common_prefix, hunks
 from ...tokens.kinds import Part
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import visible
-from .expected import Expected
+from .masks import Expected
 from .turn_marks import TurnMarks
 
 _MOST: Final = 8
@@ -120,10 +120,9 @@ class Explainer:
 
     def _unknown_id(self, expected: Expected, found: Ids, hunk: Hunk) -> Cause | None:
         theirs = found[hunk.other_start : hunk.other_stop]
-        return Cause.NO_TOKEN if any(map(self._is_none, theirs.tolist())) else None
+        return Cause.NO_TOKEN if any(map(self._is_unknown, theirs.tolist())) else None
 
-    def _is_none(self, index: int) -> bool:
-        """Whether there is no such token."""
+    def _is_unknown(self, index: int) -> bool:
         return not 0 <= index < self._vocabulary.size
 
     def _begin(self, expected: Expected, found: Ids, hunk: Hunk) -> Cause | None:
@@ -178,7 +177,7 @@ class Explainer:
         return Cause.SYSTEM_MISSING if turn or 2 * int(nobody.sum()) > len(nobody) else None
 
     def _tools(self, expected: Expected, found: Ids, hunk: Hunk) -> Cause | None:
-        """Tools stand in the difference: all of them, with little instead, or some, with nothing instead."""
+        """Tools are in the difference: all of them, with little instead, or some, with nothing instead."""
         declared = expected.parts == Part.TOOLS
         inside = int(declared[hunk.start : hunk.stop].sum())
         instead = hunk.other_stop - hunk.other_start
@@ -187,7 +186,7 @@ class Explainer:
         return Cause.CHANGED_TOOLS if inside and not instead else None
 
     def _reasoning(self, expected: Expected, found: Ids, hunk: Hunk) -> Cause | None:
-        """Nothing but reasoning with its tags stands in the difference, and nothing instead of it."""
+        """The difference is reasoning with its tags, with nothing instead of it."""
         if hunk.other_stop > hunk.other_start or hunk.stop == hunk.start:
             return None
         own = expected.parts[hunk.start : hunk.stop] == Part.REASONING
@@ -227,10 +226,10 @@ class Explainer:
         if cause is Cause.CUT:
             detail = self._cut_words(expected, hunk)
         else:
-            where = expected.whereabouts(hunk.start)
+            where = expected.place_words(hunk.start)
             one, other = (quoted(text_of(self._vocabulary, side[:256])) for side in (ours, theirs))
             if cause is Cause.NO_TOKEN:
-                other = f"id {next(index for index in theirs.tolist() if self._is_none(index))}"
+                other = f"id {next(index for index in theirs.tolist() if self._is_unknown(index))}"
             detail = f"{where}: expected {one}, found {other}"
         return Deviation(
             cause=cause,
@@ -254,7 +253,7 @@ class Explainer:
         messages = expected.sample.messages
         if not 0 < cut < total or messages[cut - 1] != messages[cut]:
             return f"{said}; the cut falls between messages"
-        said += f"; the cut falls into {expected.whereabouts(cut)}"
+        said += f"; the cut falls into {expected.place_words(cut)}"
         scaffold = (expected.parts == Part.SCAFFOLD) | (expected.parts == len(Part))
         if scaffold[cut - 1] and scaffold[cut]:
             said += " and leaves half of what the template writes there"
@@ -267,7 +266,7 @@ class Explainer:
     def texts(self, ids: Ids) -> tuple[str, ...]:
         """Tokens for people, each on its own, at most a few."""
         shown = [
-            _shown(token_text(self._vocabulary, index)) if not self._is_none(index) else f"⟨id {index}⟩"
+            _shown(token_text(self._vocabulary, index)) if not self._is_unknown(index) else f"⟨id {index}⟩"
             for index in ids[:_SHOWN].tolist()
         ]
         return (*shown, f"… {len(ids) - _SHOWN:,} more") if len(ids) > _SHOWN else tuple(shown)

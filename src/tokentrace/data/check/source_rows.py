@@ -105,7 +105,7 @@ class RecordedSources:
 
     def _gone(self, row: Mapping[str, Any]) -> str:
         if not row.get("path"):
-            return f"{self._rows.name} was made of {row['name']}, which is no file: give it with --source"
+            return f"{self._rows.name} was made of {row['name']}, which is not a file: give it with --source"
         return f"{row['name']}, which {self._rows.name} was made of, is not there any more: give it with --source"
 
     def changed(self, origins: Sequence[Source]) -> Iterator[str]:

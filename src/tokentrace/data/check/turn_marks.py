@@ -1,7 +1,7 @@
 """Turn marks: which tokens of a row an assistant samples, read from the ids alone.
 
 Where a row's conversation is not at hand, the template still says how its turns are set off: small conversations are
-rendered once, and what stands before each sampled turn (`TurnMark`) and at its end is remembered. In a row, whatever
+rendered once, and what comes before each sampled turn (its mark) and at its end is remembered. In a row, whatever
 follows a mark is sampled, up to and including the token that ends the turn.
 
 This is less than a render knows. A mark that a user spells with control tokens counts as one; a turn that begins with
@@ -118,7 +118,7 @@ class TurnMarks:
         return tuple(ids.tolist()) in self._marks
 
     def _after_mark(self, ids: list[int], at: int) -> int | None:
-        """Where the sampled tokens begin if a mark stands here; a token that also spells the end of it is sampled."""
+        """Where the sampled tokens begin if there is a mark here; a token that also spells the end of it is sampled."""
         for mark in self._marks:
             stop = at + len(mark)
             if tuple(ids[at:stop]) == mark:
@@ -151,16 +151,16 @@ class _Seen:
     """The generation prompt that the template writes at that point."""
 
     def elsewhere(self) -> set[int]:
-        """Tokens that stand where no turn is about to begin."""
+        """Tokens in places where no turn is about to begin."""
         free = np.ones(len(self.whole.ids), np.bool_)
         for turn in self.whole.turns:
             free[max(0, turn.start - len(self.tail) - _MORE) : turn.start] = False
         return set(self.whole.ids[free].tolist())
 
     def mark(self, elsewhere: set[int]) -> tuple[int, ...]:
-        """What stands before the turn: from where its generation prompt begins, or from the last control token on.
+        """What comes before the turn: from where its generation prompt begins, or from the last control token on.
 
-        A single token that may also stand elsewhere (``</think>``) is no mark without the scaffold before it.
+        A single token that may also be elsewhere (``</think>``) is not a mark without the scaffold before it.
         """
         before = self.whole.ids[: self.start].tolist()
         begun = [
