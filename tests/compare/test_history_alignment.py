@@ -107,7 +107,7 @@ def columns(one: list[int], other: list[int], prompts: tuple[int, int] = (0, 0),
     out = []
     for side, (found, prompt) in enumerate(zip((one, other), prompts, strict=True)):
         owners = np.zeros(len(found), np.int32) if messages is None else np.asarray(messages[side], np.int32)
-        out.append(Shown(np.asarray(found, np.int32), owners, np.zeros(len(found), np.int32), ["content"], prompt))
+        out.append(Shown(np.asarray(found, np.int32), owners, np.full(len(found), "content", object), prompt))
     return out
 
 

@@ -48,7 +48,7 @@ from tokentrace.compare.incremental import (
     tokenize_incrementally,
 )
 from tokentrace.pocket import POCKET
-from tokentrace.tokens import differences
+from tokentrace.tokens import alignment
 
 MODES = list(IncrementalMode)
 
@@ -177,8 +177,8 @@ def put_right(one: list[int], other: list[int], parts: list[tuple[int, int, int,
 @given(st.lists(st.integers(0, 5), max_size=60), st.lists(st.integers(0, 5), max_size=60))
 def test_differences_put_right_give_the_other_side(one: list[int], other: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(differences, "WINDOW", 8)
-        parts = list(differences.unequal(one, other))
+        patch.setattr(alignment, "_FINE", 16)
+        parts = [tuple(hunk) for hunk in alignment.align(np.asarray(one, np.int32), np.asarray(other, np.int32))]
     assert all(one[start:stop] != other[first:last] for start, stop, first, last in parts)
     assert put_right(list(one), other, parts) == other
 

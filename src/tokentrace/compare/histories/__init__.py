@@ -1,6 +1,6 @@
 """Three histories of one conversation, production, rollout and training, compared token by token."""
 
-from .differences import Comparison, Difference, FieldCount, Part, Run, Shown, Step, View
+from .differences import Comparison, Difference, FieldCount, FieldTokens, Run, Shown, Step, View
 from .findings import Finding, Verb
 from .report import HistoryReport, compare_histories
 
@@ -8,9 +8,9 @@ __all__ = [
     "Comparison",
     "Difference",
     "FieldCount",
+    "FieldTokens",
     "Finding",
     "HistoryReport",
-    "Part",
     "Run",
     "Shown",
     "Step",

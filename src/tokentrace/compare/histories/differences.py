@@ -6,7 +6,7 @@ made from the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -42,13 +42,12 @@ PAIRS: Final = (
 class Shown:
     """What one view holds when a turn is done: `prompt` tokens of prompt, then the turn.
 
-    `ids`, `messages` (-1 for none) and `fields` (indices into `names`) have one entry per token.
+    `ids`, `messages` (-1 for none) and `fields` (their names) have one entry per token.
     """
 
     ids: Ids
     messages: npt.NDArray[np.int32]
-    fields: npt.NDArray[np.int32]
-    names: Sequence[str]
+    fields: npt.NDArray[np.object_]
     prompt: int
 
     def __len__(self) -> int:
@@ -61,11 +60,11 @@ class Shown:
         messages, fields = self.messages[start:stop], self.fields[start:stop]
         cuts = np.flatnonzero((messages[1:] != messages[:-1]) | (fields[1:] != fields[:-1])) + start + 1
         for first, last in pairwise([start, *cuts.tolist(), stop]):
-            yield first, last, int(self.messages[first]), self.names[self.fields[first]]
+            yield first, last, int(self.messages[first]), self.fields[first]
 
     def count(self, message: int, name: str) -> int:
         """How many tokens came from this field of this message."""
-        return int(((self.messages == message) & (self.fields == self.names.index(name))).sum())
+        return int(((self.messages == message) & (self.fields == name)).sum())
 
     def joined(self, rest: Shown) -> Shown:
         """This, all of it as a prompt, and then the rest."""
@@ -73,18 +72,17 @@ class Shown:
             np.concatenate([self.ids, rest.ids]),
             np.concatenate([self.messages, rest.messages]),
             np.concatenate([self.fields, rest.fields]),
-            self.names,
             len(self),
         )
 
     def cut(self, start: int, stop: int, prompt: int = 0) -> Shown:
         """The tokens from `start` to `stop`, the first `prompt` of them as a prompt."""
         at = slice(start, stop)
-        return Shown(self.ids[at], self.messages[at], self.fields[at], self.names, prompt)
+        return Shown(self.ids[at], self.messages[at], self.fields[at], prompt)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FieldTokens:
     """Tokens `start` to `stop` of one view that came from one field of one message."""
 
     start: int
@@ -105,7 +103,7 @@ class Run:
     start: int
     stop: int
     ids: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[FieldTokens, ...]
     text: str
 
     def __len__(self) -> int:

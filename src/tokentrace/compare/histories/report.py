@@ -23,7 +23,7 @@ from ...study.seams import BridgeRefusal, RefusalReason
 from ...tokens.alignment import common_suffix
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
-from .differences import PAIRS, Comparison, Difference, FieldCount, Part, Run, Shown, Step, View, differing
+from .differences import PAIRS, Comparison, Difference, FieldCount, FieldTokens, Run, Shown, Step, View, differing
 from .findings import Finding, find
 
 if TYPE_CHECKING:
@@ -172,8 +172,6 @@ class _Walk:
             self.row = renderer.render(messages, tools=tools, add_generation_prompt=True)
         self.turns = {turn.message: turn for turn in reversed(self.row.turns)}
         self.notes: dict[str, None] = {f"training row: {note}": None for note in self.row.notes}
-        self.names: list[str] = []
-        self._indices: dict[str, int] = {}
 
     def report(self) -> HistoryReport:
         steps = self._steps()
@@ -270,7 +268,7 @@ class _Walk:
 
     def _after_prompt(self, column: Shown, start: int, message: int, production: Shown) -> Shown:
         """The turn's tokens, cut where the prompt ends. A token that reaches over the cut is encoded in two."""
-        asking = production.ids[production.fields == self._index("generation_prompt")]
+        asking = production.ids[production.fields == "generation_prompt"]
         there = len(asking)
         while there > start or not np.array_equal(column.ids[start - there : start], asking[:there]):
             there -= 1
@@ -283,7 +281,7 @@ class _Walk:
             text = decode(turn.ids[:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and there:
                 (ids,) = self.renderer.tokenizer.encode_plain([text[len(missing) :]])
-                first = self._made(ids, message, self.names[turn.fields[count - 1]])
+                first = self._made(ids, message, turn.fields[count - 1])
                 return first.joined(turn.cut(count, len(turn)))
         self._note(
             f"message {message}: its turn does not begin with the prompt that asks for it, "
@@ -293,42 +291,32 @@ class _Walk:
 
     # -- which message and field a token is from
 
-    def _index(self, name: str) -> int:
-        if name not in self._indices:
-            self._indices[name] = len(self.names)
-            self.names.append(name)
-        return self._indices[name]
-
     def _column(self, rendered: RenderedTokens, at: int) -> Shown:
         """A rendering's tokens. Its generation prompt belongs to message `at`, which it asks for, if there is one."""
-        fields = np.zeros(len(rendered), np.int32)
-        for span in rendered.spans():
-            fields[span.start : span.stop] = self._index(span.field)
+        fields = np.array(rendered.fields, np.object_)
         messages = rendered.messages
         if 0 <= at < len(self.messages):
-            messages = np.where(fields == self._index("generation_prompt"), np.int32(at), messages)
-        return Shown(rendered.ids, messages, fields, self.names, len(rendered))
+            messages = np.where(fields == "generation_prompt", np.int32(at), messages)
+        return Shown(rendered.ids, messages, fields, len(rendered))
 
     def _bridged(self, bridged: BridgedTokens, production: Shown, previous: int | None, at: int) -> Shown:
         """What a bridge added. It knows messages and kinds; fields come from the shipped rendering of the same ids."""
         first_new = (previous or 0) + 1
         messages = np.where(bridged.messages >= 0, bridged.messages + first_new, -1).astype(np.int32)
-        by_kind = np.full(max(Kind) + 1, self._index("scaffold"), np.int32)
-        by_kind[Kind.CONTEXT] = self._index("text")
-        by_kind[Kind.SYNTHETIC] = self._index("synthetic_close")
-        fields = by_kind[bridged.kinds]
+        fields = np.full(len(messages), "scaffold", np.object_)
+        fields[bridged.kinds == Kind.CONTEXT] = "text"
+        fields[bridged.kinds == Kind.SYNTHETIC] = "synthetic_close"
         same = common_suffix(bridged.new_ids, production.ids)
         if same:
             owners, known = production.messages[-same:], messages[-same:]
             agreed = (known == owners) | (known < 0)
             messages[-same:] = np.where(agreed, owners, known)
             fields[-same:] = np.where(agreed, production.fields[-same:], fields[-same:])
-        return Shown(bridged.new_ids, messages, fields, self.names, len(messages))
+        return Shown(bridged.new_ids, messages, fields, len(messages))
 
     def _made(self, ids: Sequence[int] | Ids, message: int, name: str) -> Shown:
         made = np.asarray(ids, np.int32)
-        whole = np.full_like(made, 1)
-        return Shown(made, whole * message, whole * self._index(name), self.names, len(made))
+        return Shown(made, np.full_like(made, message), np.full(len(made), name, np.object_), len(made))
 
     def _note(self, note: str) -> None:
         self.notes[note] = None
@@ -356,7 +344,7 @@ class _Walk:
         decode = self.renderer.tokenizer.decode
         ids = shown.ids[start:stop].tolist()
         parts = tuple(
-            Part(first, last, message, self._role(message), name, decode(ids[first - start : last - start]))
+            FieldTokens(first, last, message, self._role(message), name, decode(ids[first - start : last - start]))
             for first, last, message, name in shown.parts(start, stop)
         )
         return Run(start, stop, tuple(ids), parts, decode(ids))
