@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...tokens.alignment import Hunk
+from ...tokens.alignment import Hunk, next_hunk
 from ...tokens.tokenizer import Ids
 from ...tokens.vocabulary import Vocabulary
 from ..causes import Cause
@@ -51,14 +51,27 @@ class Case:
 
     stream: Ids
     prompt: Ids
-    vocabulary: Vocabulary
-    turns: TurnHeads
     markup: Markup
     hunk: Hunk
     text: TextWindow
     region: Region | None
-    before: Mapping[str, Any] | None
-    after: Mapping[str, Any] | None
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+
+    @classmethod
+    def at(cls, position: int, stream: Ids, prompt: Ids, markup: Markup, mask: npt.NDArray[np.bool_] | None) -> Case:
+        """The difference at the first token that is not the same; `mask` says which of the stream were sampled."""
+        hunk = next_hunk(stream, prompt, position, position)
+        text = TextWindow.around(markup.vocabulary, stream, prompt, hunk)
+        return cls(stream, prompt, markup, hunk, text, Region.at(mask, position))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.markup.vocabulary
+
+    @property
+    def turns(self) -> TurnHeads:
+        return self.markup.turns
 
     @property
     def in_completion(self) -> bool | None:

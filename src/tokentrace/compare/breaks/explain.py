@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...errors import TrajectoryError, shown
 from ...settings import instance
-from ...tokens.alignment import common_prefix, hunks, next_hunk
+from ...tokens.alignment import common_prefix, hunks
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ..causes import ADVICE, Cause
@@ -24,7 +24,6 @@ from .completions import lost_by_client, lost_completion, stop_token, stripped_r
 from .context import changed_system, changed_tools, compaction, compared, cut_short
 from .markup import Markup
 from .spelling import boolean, json_format, remerge, whitespace
-from .turn_heads import TurnHeads
 
 CHECKS: Final[tuple[Callable[[Case], Evidence | None], ...]] = (
     remerge,
@@ -130,28 +129,17 @@ def explain_break(
             instance(name, request, Mapping, TrajectoryError)  # type: ignore[type-abstract]
     if reasoning is not None and not _are_tags(reasoning):
         raise TrajectoryError(f"reasoning is two strings, what opens it and what closes it, not {shown(reasoning)}")
-    known = _tokenizer(tokenizer)
-    vocabulary = known.vocabulary
+    if not isinstance(tokenizer, Tokenizer) and not isinstance(getattr(tokenizer, "tokenizer", None), Tokenizer):
+        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not a {type(tokenizer).__name__}")
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None
-    hunk = next_hunk(ours, theirs, position, position)
-    case = Case(
-        stream=ours,
-        prompt=theirs,
-        vocabulary=vocabulary,
-        turns=TurnHeads.of(vocabulary),
-        markup=Markup.of(known, tokenizer, reasoning),
-        hunk=hunk,
-        text=TextWindow.around(vocabulary, ours, theirs, hunk),
-        region=Region.at(mask, position),
-        before=before,
-        after=after,
-    )
-    evidence = _explain(case)
+    case = Case.at(position, ours, theirs, Markup.of(tokenizer, reasoning), mask)
+    case = replace(case, before=before, after=after)
+    evidence = explain(case)
     if anchor is not None:
         evidence = lost_by_client(case, _ids(anchor, "anchor"), evidence) or evidence
-    case = replace(case, hunk=evidence.hunk or hunk)
+    case = replace(case, hunk=evidence.hunk or case.hunk)
     before_text, after_text = _excerpts(case)
     return Break(
         cause=evidence.cause,
@@ -165,7 +153,7 @@ def explain_break(
         detail=evidence.detail,
         advice=ADVICE[evidence.cause],
         region=None if case.region is None else case.region.name,
-        tokens=diff_rows(vocabulary, ours, theirs, case.hunk),
+        tokens=diff_rows(case.vocabulary, ours, theirs, case.hunk),
         later=tuple(_later(case, evidence, mask)),
     )
 
@@ -173,7 +161,8 @@ def explain_break(
 # -- stages
 
 
-def _explain(case: Case) -> Evidence:
+def explain(case: Case) -> Evidence:
+    """The cause of one difference, and what shows it."""
     found = next((evidence for check in CHECKS if (evidence := check(case)) is not None), None)
     return compared(case, found or _unknown(case))
 
@@ -201,7 +190,7 @@ def _later(case: Case, evidence: Evidence, mask: npt.NDArray[np.bool_] | None) -
         if covered <= hunk.start < len(case.stream):
             text = TextWindow.around(case.vocabulary, case.stream, case.prompt, hunk, back=1024, forward=4096)
             region = Region.at(mask, hunk.start)
-            yield _explain(replace(case, hunk=hunk, text=text, region=region, before=None, after=None)).cause
+            yield explain(replace(case, hunk=hunk, text=text, region=region, before=None, after=None)).cause
 
 
 def _excerpts(case: Case, around: int = 16, most: int = 400) -> tuple[str, str]:
@@ -248,10 +237,3 @@ def _mask(sampled: Any, kinds: Any, size: int) -> npt.NDArray[np.bool_] | None:
         name = "sampled" if sampled is not None else "kinds"
         raise TrajectoryError(f"{name} has shape {mask.shape}, the stream {size} tokens; give one entry per token")
     return mask
-
-
-def _tokenizer(given: Any) -> Tokenizer:
-    found = given if isinstance(given, Tokenizer) else getattr(given, "tokenizer", None)
-    if not isinstance(found, Tokenizer):
-        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not a {type(given).__name__}")
-    return found

@@ -17,6 +17,8 @@ from ...parsing.compiled import Compiled
 from ...parsing.parser import parse
 from ...parsing.response import CallStatus, ParsedToolCall
 from ...tokens.tokenizer import Ids, Tokenizer
+from ...tokens.vocabulary import Vocabulary
+from .turn_heads import TurnHeads
 
 Tags = tuple[str, str]
 """Texts that open and close something."""
@@ -86,26 +88,35 @@ CALL_FORMATS: Final = tuple(
     known for dialect in DIALECTS.values() if (known := CallFormat.of(dialect.calls or dialect.channels)) is not None
 )
 """The ways of writing calls that are in use."""
+_CALL_TAGS: Final = tuple((known.opening, known.closing) for known in CALL_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """How reasoning and calls are set off, what is most likely first."""
+    """How turns, reasoning and calls are set off; of several ways, the most likely first."""
 
     tokenizer: Tokenizer
+    turns: TurnHeads
     reasoning: tuple[Tags, ...]
     calls: tuple[CallFormat, ...]
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.tokenizer.vocabulary
+
     @classmethod
-    def of(cls, tokenizer: Tokenizer, renderer: Any, reasoning: Tags | None) -> Markup:
-        """What a renderer knows, where there is one; `reasoning` is what the caller says of it."""
-        grammar = _grammar(renderer)
+    def of(cls, known: Any, reasoning: Tags | None = None) -> Markup:
+        """What a tokenizer, or better a renderer, knows; `reasoning` is what the caller says of it."""
+        tokenizer: Tokenizer = known if isinstance(known, Tokenizer) else known.tokenizer
+        grammar = _grammar(known)
         tags = [reasoning] if reasoning is not None else []
         if grammar.reasoning is not None and grammar.reasoning.open:
             tags.append((grammar.reasoning.open, grammar.reasoning.close))
         own = [CallFormat.of(grammar.calls), CallFormat.of(grammar.channels)]
         formats = dict.fromkeys(known for known in (*own, *CALL_FORMATS) if known is not None)
-        return cls(tokenizer, (*tags, *REASONING_TAGS), tuple(formats))
+        known_tags = {tag for pair in (*REASONING_TAGS, *_CALL_TAGS) for tag in pair}
+        turns = TurnHeads.of(tokenizer.vocabulary, known_tags)
+        return cls(tokenizer, turns, (*tags, *REASONING_TAGS), tuple(formats))
 
     def call_openings(self) -> dict[Tags, None]:
         """The texts that open and close calls, each pair once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,6 @@ from ...tokens.alignment import Hunk, common_prefix
 from ...tokens.tokenizer import Ids
 from ...tokens.vocabulary import Vocabulary
 from ..texts import READ, text_of
-from .markup import CALL_FORMATS, REASONING_TAGS
 
 _ROLE: Final = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
@@ -30,8 +29,6 @@ _OTHER_HEADS: Final = {
     "<｜tool▁output▁begin｜>": "tool",
     "<｜tool▁calls▁begin｜>": "assistant",
 }
-_CALL_TAGS: Final = ((known.opening, known.closing) for known in CALL_FORMATS)
-_TAGS: Final = frozenset(tag for pair in (*REASONING_TAGS, *_CALL_TAGS) for tag in pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +44,8 @@ class TurnHeads:
     """Control tokens other than tags in the text of a turn."""
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary) -> TurnHeads:
-        """The heads that a vocabulary has, by their names."""
+    def of(cls, vocabulary: Vocabulary, tags: Collection[str]) -> TurnHeads:
+        """The heads that a vocabulary has, by their names; `tags` set off text inside of turns."""
         named, heads, structural = {}, [], set()
         for text, token in vocabulary.control.items():
             match = _NAMED_HEAD.fullmatch(text)
@@ -57,7 +54,7 @@ class TurnHeads:
                 named[token.id] = role
             if role or _HEAD.match(text):
                 heads.append(token.id)
-            if token.special and text not in _TAGS:
+            if token.special and text not in tags:
                 structural.add(token.id)
         return cls(vocabulary, named, np.asarray(heads, np.int32), frozenset(structural | set(heads)))
 

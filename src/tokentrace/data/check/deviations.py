@@ -1,7 +1,7 @@
 """Deviations: where the ids of a row are not the expected ones, and why, as far as it can be told mechanically.
 
 What the expected rendering knows of its tokens comes first (their message and field, which of them end turns, which
-declare tools); for what is left, `explain_break` is asked.
+declare tools); what is left is explained as breaks are.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from ...compare.breaks import Break, explain_break
-from ...compare.breaks.turn_heads import TurnHeads
+from ...compare.breaks.case import Case
+from ...compare.breaks.explain import explain
+from ...compare.breaks.markup import Markup
 from ...compare.causes import Cause
 from ...compare.texts import quoted, text_of, token_text
 from ...rendering.renderer import Renderer
 from ...tokens.alignment import Hunk, common_prefix, hunks
-from ...tokens.kinds import Part
+from ...tokens.kinds import Kind, Part
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import visible
 from .masks import Expected
@@ -30,6 +31,13 @@ _MOST: Final = 8
 _SHOWN: Final = 24
 _AROUND: Final = 6
 """Tokens shown of a difference, and on either side of it."""
+
+_IN_ROWS: Final = {
+    Cause.REWRITTEN_CALL: Cause.OTHER_CALL,
+    Cause.EMPTY_PARAMETER: Cause.OTHER_CALL,
+    Cause.ZEROED_ANCHOR: Cause.UNKNOWN,
+}
+"""What causes of breaks come to in rows, which nobody carried on from a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +70,9 @@ class Explainer:
 
     def __init__(self, renderer: Renderer, marks: TurnMarks) -> None:
         tokenizer = renderer.tokenizer
-        self._renderer = renderer
         self._vocabulary = tokenizer.vocabulary
-        self._heads = TurnHeads.of(tokenizer.vocabulary)
+        self._markup = Markup.of(renderer)
+        self._heads = self._markup.turns
         self._marks = marks
         self._bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
         self._ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
@@ -94,29 +102,30 @@ class Explainer:
             if cause is not None:
                 return cause, hunk
         at, other = hunk.start, hunk.other_start
-        mended = np.concatenate((expected.ids[:at], found[other:]))
-        broken = explain_break(expected.ids, mended, self._renderer, kinds=expected.sample.kinds)
-        if broken is None:
+        if at == len(expected.ids):
             return Cause.UNKNOWN, hunk
-        stop, other_stop = broken.stream_range[1], broken.prompt_range[1] - at + other
-        better = Hunk(at, stop, other, other_stop) if (stop, other_stop) != (at, other) else hunk
-        return self._named(broken, expected, found, better), better
+        mended = np.concatenate((expected.ids[:at], found[other:]))
+        case = Case.at(at, expected.ids, mended, self._markup, expected.sample.kinds == Kind.SAMPLED)
+        evidence = explain(case)
+        _, stop, _, other_stop = evidence.hunk or case.hunk
+        better = Hunk(at, stop, other, other_stop - at + other)
+        return self._named(evidence.cause, expected, found, better), better
 
-    def _named(self, broken: Break, expected: Expected, found: Ids, hunk: Hunk) -> Cause:
+    def _named(self, cause: Cause, expected: Expected, found: Ids, hunk: Hunk) -> Cause:
         ours, theirs = hunk.sides(expected.ids, found)
-        if broken.cause is Cause.BPE_REMERGE:
+        if cause is Cause.BPE_REMERGE:
             control = self._vocabulary.is_control
             here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
             if here - there:
                 return Cause.CONTROL_AS_TEXT
             return Cause.TEXT_AS_CONTROL if there - here else Cause.BPE_REMERGE
-        if broken.cause is Cause.STRIPPED_REASONING:
+        if cause is Cause.STRIPPED_REASONING:
             return Cause.STRIPPED_REASONING if len(ours) > len(theirs) else Cause.REASONING_KEPT
-        if broken.cause is Cause.CHANGED_SYSTEM and not expected.has_system:
+        if cause is Cause.CHANGED_SYSTEM and not expected.has_system:
             roles = self._heads.role(expected.ids, hunk.start), self._heads.role(found, hunk.other_start)
             if "system" in roles and roles[0] != roles[1]:
                 return Cause.SYSTEM_MISSING if roles[0] == "system" else Cause.SYSTEM_ADDED
-        return Cause.OTHER_CALL if broken.cause in (Cause.REWRITTEN_CALL, Cause.EMPTY_PARAMETER) else broken.cause
+        return _IN_ROWS.get(cause, cause)
 
     def _unknown_id(self, expected: Expected, found: Ids, hunk: Hunk) -> Cause | None:
         theirs = found[hunk.other_start : hunk.other_stop]
@@ -200,7 +209,7 @@ class Explainer:
         _tools,
         _system,
     )
-    """What is looked for before `explain_break` is asked."""
+    """What is looked for first."""
 
     # -- rows that are a part of the expected one
 
