@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -57,15 +57,9 @@ class ReadyRow:
 
     def cut(self, start: int, stop: int) -> ReadyRow:
         """Without the padding before `start` and from `stop` on."""
-        return ReadyRow(
-            ids=self.ids[start:stop],
-            mask=None if self.mask is None else self.mask[start:stop],
-            start=self.start + start,
-            padding=self.padding + start + len(self.ids) - stop,
-            trained_padding=self.trained_padding,
-            attended=self.attended,
-            rest=self.rest,
-        )
+        mask = None if self.mask is None else self.mask[start:stop]
+        padding = self.padding + start + len(self.ids) - stop
+        return replace(self, ids=self.ids[start:stop], mask=mask, start=self.start + start, padding=padding)
 
 
 def ready_row(value: Any, columns: RowColumns = FOUND_OUT) -> ReadyRow:
@@ -182,8 +176,7 @@ def _attended(row: ReadyRow, value: Any) -> ReadyRow:
             f"has a hole at token {hole}: padding comes before and after a row, not inside", field=ATTENTION
         )
     trained = 0 if row.mask is None else int(row.mask[:start].sum()) + int(row.mask[stop:].sum())
-    off = row.cut(start, stop)
-    return ReadyRow(off.ids, off.mask, off.start, off.padding, trained, True, off.rest)
+    return replace(row.cut(start, stop), trained_padding=trained, attended=True)
 
 
 def without_padding(row: ReadyRow, pad: int | None, expected: Ids) -> ReadyRow:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,21 +176,16 @@ class RowChecker:
             ready = ready_row(row.value, self._columns)
         except InputError as error:
             return CheckedRow(source, row.number, row.line, Outcome.BAD, " ".join(str(error).split()))
-        fields: dict[str, Any] = {
-            "source": source,
-            "row": row.number,
-            "line": row.line,
-            "tokens": len(ready.ids),
-            "trained": None if ready.mask is None else int(ready.mask.sum()),
-            "padding": ready.padding,
-        }
+        trained = None if ready.mask is None else int(ready.mask.sum())
+        checked = CheckedRow(
+            source, row.number, row.line, tokens=len(ready.ids), trained=trained, padding=ready.padding
+        )
         made = self._made(row, ready, source, form)
         if isinstance(made, str):
-            return self._alone(ready, made, fields)
+            return self._alone(ready, made, checked)
         if made.bad is not None:
-            reason = f"its conversation gives no row: {made.bad.reason}"
-            return CheckedRow(outcome=Outcome.BAD, reason=reason, **fields)
-        return self._compared(ready, made, fields)
+            return replace(checked, outcome=Outcome.BAD, reason=f"its conversation gives no row: {made.bad.reason}")
+        return self._compared(ready, made, checked)
 
     def _made(self, row: Row, ready: ReadyRow, source: str, form: Format) -> Tokenized | str:
         """What the row's conversation gives, or why there is none."""
@@ -206,7 +202,7 @@ class RowChecker:
 
     # -- with a conversation
 
-    def _compared(self, ready: ReadyRow, made: Tokenized, fields: dict[str, Any]) -> CheckedRow:
+    def _compared(self, ready: ReadyRow, made: Tokenized, checked: CheckedRow) -> CheckedRow:
         expected, asked = self._best(ready, made)
         row = without_padding(ready, self._pad, expected.ids)
         differing = list(hunks(expected.ids, row.ids))
@@ -218,19 +214,17 @@ class RowChecker:
             moved = shift(expected.mask, row.mask) if not differing else 0
             if row.trained_padding:
                 wrong.append(MaskDifference(NOBODY, PADDING, True, row.trained_padding, 0, 0))
-        fields |= {
-            "tokens": len(row.ids),
-            "padding": row.padding,
-            "expected_tokens": len(expected.ids),
-            "expected_trained": expected.sample.trained,
-        }
-        return CheckedRow(
+        return replace(
+            checked,
             outcome=_outcome([found.cause for found in deviations], bool(wrong)),
             reason=asked,
             deviations=tuple(deviations),
             mask=tuple(wrong),
             shifted=moved,
-            **fields,
+            tokens=len(row.ids),
+            padding=row.padding,
+            expected_tokens=len(expected.ids),
+            expected_trained=expected.sample.trained,
         )
 
     def _best(self, ready: ReadyRow, made: Tokenized) -> tuple[Expected, str | None]:
@@ -249,26 +243,26 @@ class RowChecker:
 
     # -- without one
 
-    def _alone(self, ready: ReadyRow, reason: str, fields: dict[str, Any]) -> CheckedRow:
+    def _alone(self, ready: ReadyRow, reason: str, checked: CheckedRow) -> CheckedRow:
         size = self.tokenizer.renderer.tokenizer.vocabulary.size
         outside = np.flatnonzero((ready.ids < 0) | (ready.ids >= size))
         if len(outside):
             at = int(outside[0])
             said = f"token {ready.start + at} is {ready.ids[at]}, and the vocabulary has {size:,} ids"
-            return CheckedRow(outcome=Outcome.BAD, reason=said, **fields)
+            return replace(checked, outcome=Outcome.BAD, reason=said)
         if ready.mask is None:
-            return CheckedRow(outcome=Outcome.UNCHECKED, reason=reason, **fields)
+            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
         problem = self._unreadable(ready)
         if problem is not None:
             said = f"{reason}; its mask cannot be read from the ids either: {problem}"
-            return CheckedRow(outcome=Outcome.UNCHECKED, reason=said, **fields)
+            return replace(checked, outcome=Outcome.UNCHECKED, reason=said)
         last = self.tokenizer.settings.supervision.turns is Turns.LAST
         wrong = read_differences(self.marks, ready.ids, ready.mask, ready.start, last=last)
         if ready.trained_padding:
             wrong.append(MaskDifference(NOBODY, PADDING, True, ready.trained_padding, 0, 0))
         said = f"{reason}; its mask was compared with the turns that its ids show"
         outcome = Outcome.MASK if wrong else Outcome.UNCHECKED
-        return CheckedRow(outcome=outcome, reason=said, mask=tuple(wrong), **fields)
+        return replace(checked, outcome=outcome, reason=said, mask=tuple(wrong))
 
     def _unreadable(self, ready: ReadyRow) -> str | None:
         """Why the mask cannot be read from the ids; None where it can."""

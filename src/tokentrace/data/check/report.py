@@ -37,7 +37,7 @@ class CheckedRow:
     source: str
     row: int
     line: int | None
-    outcome: Outcome
+    outcome: Outcome = Outcome.SAME
     reason: str | None = None
     """Why it is bad, or unchecked; what else is to be known."""
     deviations: tuple[Deviation, ...] = ()
