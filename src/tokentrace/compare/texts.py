@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -87,23 +88,13 @@ class TextWindow:
     def around(
         cls, vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk, *, back: int = READ, forward: int = READ
     ) -> TextWindow:
-        lead = spell(vocabulary, stream[max(0, hunk.start - back) : hunk.start])
-        cut = len(lead) - _unfinished(lead)
-        ours = (lead[cut:] + spell(vocabulary, stream[hunk.start : hunk.start + forward])).decode("utf-8", "replace")
-        theirs = lead[cut:] + spell(vocabulary, prompt[hunk.other_start : hunk.other_start + forward])
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        lead = decoder.decode(spell(vocabulary, stream[max(0, hunk.start - back) : hunk.start]))
+        begun = decoder.getstate()[0]  # of a character that goes on after the first other token
+        ours = (begun + spell(vocabulary, stream[hunk.start : hunk.start + forward])).decode("utf-8", "replace")
+        theirs = begun + spell(vocabulary, prompt[hunk.other_start : hunk.other_start + forward])
         other = theirs.decode("utf-8", "replace")
-        ended = hunk.start + forward >= len(stream)
-        return cls(lead[:cut].decode("utf-8", "replace"), ours, other, shared_start(ours, other), ended)
-
-
-def _unfinished(raw: bytes) -> int:
-    """The bytes at the end that begin a character and do not end it."""
-    for back in range(1, min(4, len(raw) + 1)):
-        byte = raw[-back]
-        if byte & 0xC0 != 0x80:
-            length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return back if length > back else 0
-    return 0
+        return cls(lead, ours, other, shared_start(ours, other), hunk.start + forward >= len(stream))
 
 
 def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
