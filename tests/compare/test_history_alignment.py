@@ -50,7 +50,7 @@ def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: 
                     wrong.append("a run is not its tokens")
                 for part in run.parts:
                     where = slice(part.start, part.stop)
-                    if {shown.names[name] for name in shown.fields[where]} != {part.field}:
+                    if set(shown.fields[where].tolist()) != {part.field}:
                         wrong.append("a part is not its field")
                     if set(shown.messages[where].tolist()) != {part.message}:
                         wrong.append("a part is not its message")
