@@ -24,8 +24,9 @@ import numpy.typing as npt
 from ..conversation.messages import RESULT_ROLES
 from ..errors import RendererError, TemplateError, TemplateLimitError
 from ..rendering.bridged import check_ids
-from ..rendering.renderer import Messages, Renderer
+from ..rendering.renderer import Renderer
 from ..settings import choose
+from ..study.turns import Messages
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -354,7 +355,9 @@ class IncrementalTokenizer:
         piece = _cut(added.after, len(added.before), numbers, guard)
         if len(piece.text) == len(guard):
             return np.zeros(0, np.int32)
-        encoded = self.renderer._encode(piece, [*messages, *added.context] if added.is_base else messages, self.tools)
+        encoded = self.renderer.encode_text(
+            piece, [*messages, *added.context] if added.is_base else messages, tools=self.tools
+        )
         return encoded.ids[1:] if guard else encoded.ids
 
     def _after_completion(self, completion: Ids, added: list[_Piece], message: int) -> list[_Piece]:
