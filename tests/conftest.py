@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
-from tests.grouping import group_of, place_of
-from tests.needs import ASSET_FIXTURES, missing_package, missing_packages, needs_assets
+from tests.grouping import group_of, is_quick, place_of
+from tests.needs import missing_package, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
 from tokentrace import Renderer, Tokenizer
 
@@ -39,7 +39,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        kept = [item for item in items if not ASSET_FIXTURES & set(getattr(item, "fixturenames", ()))]
+        kept = [item for item in items if is_quick(item.nodeid, getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
     items.sort(key=lambda item: place_of(item.nodeid))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from tests.assets import FAMILIES
-from tests.needs import ROOT, syntax_tree
+from tests.needs import ASSET_FIXTURES, ROOT, syntax_tree
 
 TOGETHER = (
     "tests/data/test_cluster.py",
@@ -53,6 +53,12 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
     if family is None:
         return 2, 0, 0
     return 1, _ORDER.index(_first_of_vocabulary(family)), _ORDER.index(family)
+
+
+def is_quick(nodeid: str, fixtures: Iterable[str]) -> bool:
+    """Whether a test is one of ``--quick``: about no real family, and sharing nothing that is slow to make."""
+    shared = nodeid.partition("::")[0] in TOGETHER
+    return not shared and family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
 
 
 def _first_of_vocabulary(family: str) -> str:
