@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import counted
 from . import debug_option, show_view, supervision_options, template_options
 
 if TYPE_CHECKING:
@@ -306,10 +307,6 @@ class _Display:
             click.echo(f"{progress.stage}: {said}", err=True)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _short(number: float) -> str:
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= limit:
@@ -321,17 +318,17 @@ def _summarize(finished: Finished, seconds: float) -> None:
     counts = finished.counts
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
     click.secho(f"wrote {finished.output}", bold=True)
-    made = f"{_counted(counts.samples, 'sample')} of {_counted(counts.rows, 'row')}"
+    made = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
     rate = f"{seconds:.1f} s, {_short(counts.tokens / max(seconds, 1e-9))} tokens/s"
     click.echo(f"  {made} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}")
     if finished.resumed_chunks:
         click.echo(f"  {finished.resumed_chunks} of {finished.chunks} chunks were done by an earlier run")
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
-        click.secho(f"  {_counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
+        click.secho(f"  {counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
     if finished.bad_rows is not None:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
         more = f"; {counts.left_out:,} samples of other rows left out" if counts.left_out else ""
-        rows = _counted(counts.bad_rows, "row")
+        rows = counted(counts.bad_rows, "row")
         click.secho(f"  {rows} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
 
 

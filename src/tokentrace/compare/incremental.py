@@ -21,15 +21,15 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.messages import RESULT_ROLES, check_messages
+from ..conversation.messages import RESULT_ROLES, Messages, check_messages
 from ..errors import RendererError, TemplateError, TemplateLimitError
-from ..rendering.bridged import check_ids
-from ..rendering.renderer import Messages, Renderer
+from ..rendering.renderer import Renderer
 from ..settings import choose
 from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.differences import Difference
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids, Tokenizer
 from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
 

@@ -22,8 +22,6 @@ from ..errors import InputError
 from .messages import RESULT_ROLES, kind_of
 from .values import check_depth, plain_json
 
-Message = Mapping[str, Any]
-
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
     "input_text": "text",
@@ -131,20 +129,20 @@ def _short(text: str) -> str:
 class Adapted:
     """Messages in the form that a template reads, and what was changed for it."""
 
-    messages: Sequence[Message]
+    messages: Sequence[Mapping[str, Any]]
     changes: list[Change] = field(default_factory=list)
     wrapped: frozenset[int] = frozenset()
     """Messages whose text was put into a part: its origin is the content all the same."""
 
 
-def adapt(messages: Sequence[Message], forms: Forms) -> Adapted:
+def adapt(messages: Sequence[Mapping[str, Any]], forms: Forms) -> Adapted:
     """Checked messages in the form that the template reads; the same list where nothing has to change.
 
     InputError names the message and the field of what has no such form: media, parts of an unknown type, arguments that
     are no JSON object.
     """
     changes: list[Change] = []
-    made: dict[int, Message] = {}
+    made: dict[int, Mapping[str, Any]] = {}
     wrapped: set[int] = set()
     for index, message in enumerate(messages):
         role, content = message["role"], message.get("content")
@@ -167,7 +165,7 @@ def adapt(messages: Sequence[Message], forms: Forms) -> Adapted:
 class _Shaper:
     """One message on its way into the template's form."""
 
-    def __init__(self, index: int, message: Message, changes: list[Change]) -> None:
+    def __init__(self, index: int, message: Mapping[str, Any], changes: list[Change]) -> None:
         self.index = index
         self.made = message
         self.wrapped = False
@@ -375,7 +373,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def texts_of(message: Message) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """The texts that a message's content holds, each with its path: of a string, or of text parts."""
     content = message.get("content")
     if isinstance(content, str):

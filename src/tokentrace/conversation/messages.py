@@ -11,11 +11,54 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
 from ..errors import InputError
 from .functions import known_schema
 from .values import check_depth
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A conversation as functions take it: any mappings, a ``list[Message]`` among them."""
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str | Mapping[str, Any]
+
+
+class ToolCall(TypedDict, total=False):
+    """A tool call in an assistant's message, in OpenAI's shape."""
+
+    id: str
+    type: Literal["function"]
+    function: Required[FunctionCall]
+
+
+class Message(TypedDict, total=False):
+    """A message in OpenAI's shape, for editors and type checkers. Other fields, which a template may read, are welcome:
+    whatever takes messages takes plain mappings as well."""
+
+    role: Required[str]
+    content: str | Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None
+    reasoning_content: str | None
+    tool_calls: Sequence[ToolCall] | None
+    tool_call_id: str
+    name: str
+
+
+class FunctionSchema(TypedDict, total=False):
+    name: Required[str]
+    description: str
+    parameters: Mapping[str, Any]
+    strict: bool
+
+
+class Tool(TypedDict, total=False):
+    """A tool's schema, in OpenAI's shape."""
+
+    type: Literal["function"]
+    function: Required[FunctionSchema]
+
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles that every renderer takes. A template may know more: the strings it compares roles with."""

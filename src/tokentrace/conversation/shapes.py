@@ -18,8 +18,6 @@ from ..errors import InputError, shown
 from ..settings import choose
 from .messages import check_messages, check_tools
 
-Message = Mapping[str, Any]
-
 _SPEAKERS: Final[Mapping[str, str]] = {
     "system": "system",
     **dict.fromkeys(("human", "user"), "user"),
@@ -91,7 +89,7 @@ def _typed(content: Any) -> Iterator[Mapping[str, Any]]:
             yield block
 
 
-def openai_messages(messages: Any, shape: Shape | None = None) -> list[Message]:
+def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[str, Any]]:
     """`messages` in OpenAI's shape, whatever `shape` they are in (None: `shape_of`)."""
     match shape_of(messages) if shape is None else choose(Shape, "shape", shape, InputError):
         case Shape.ANTHROPIC:
@@ -105,7 +103,7 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Message]:
 # -- OpenAI's own
 
 
-def from_openai(messages: Any) -> list[Message]:
+def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     """`messages` as they are, but for an assistant's ``function_call`` of old, which becomes ``tool_calls``.
 
     Contents and arguments are not touched, so that a template makes the same ids of the messages as before. Refuses
@@ -115,7 +113,7 @@ def from_openai(messages: Any) -> list[Message]:
     return [_without_function_call(index, as_mapping(index, message)) for index, message in _numbered(messages)]
 
 
-def _without_function_call(index: int, message: Message) -> Message:
+def _without_function_call(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
     call = message.get("function_call")
     if call is None or message.get("role") != "assistant":
         return message
@@ -127,7 +125,7 @@ def _without_function_call(index: int, message: Message) -> Message:
     return _checked(index, made, {"tool_calls.0.function": "function_call"})
 
 
-def with_system(messages: Sequence[Message], system: Any) -> list[Message]:
+def with_system(messages: Sequence[Mapping[str, Any]], system: Any) -> list[Mapping[str, Any]]:
     """`messages` after a system message that says `system`: a string, or Anthropic's text blocks.
 
     None, ``""`` and no blocks mean no such message. One that is there already and says the same is enough; InputError
@@ -155,7 +153,7 @@ def with_system(messages: Sequence[Message], system: Any) -> list[Message]:
 # -- Anthropic's
 
 
-def from_anthropic(messages: Any, system: Any = None) -> list[Message]:
+def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and the `system` prompt that stands beside them, in OpenAI's shape.
 
     - Text blocks that follow one another are one text, with nothing in between: citations split a text like that.
@@ -169,7 +167,7 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Message]:
 
     Refuses roles and blocks that are not Anthropic's or stand where they cannot, and OpenAI's fields among them.
     """
-    made: list[Message] = []
+    made: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
     for index, message in _numbered(messages):
         message = as_mapping(index, message)
@@ -299,7 +297,7 @@ def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
 # -- ShareGPT's
 
 
-def from_sharegpt(turns: Any, system: Any = None) -> list[Message]:
+def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """ShareGPT's turns (``from`` and ``value``), and a `system` prompt beside them, in OpenAI's shape.
 
     A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one call or of several; their
@@ -311,7 +309,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Message]:
     Refuses an unknown ``from``, a turn without a value, calls that are not ``name`` and ``arguments`` (an ``id`` may
     be there), and two turns that are one message but differ in what is trained.
     """
-    made: list[Message] = []
+    made: list[Mapping[str, Any]] = []
     for index, turn in _numbered(turns):
         turn = as_mapping(index, turn)
         message = _from_turn(index, turn)
@@ -323,7 +321,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Message]:
     return with_system(made, system)
 
 
-def _from_turn(index: int, turn: Mapping[str, Any]) -> Message:
+def _from_turn(index: int, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     speaker, value = turn.get("from"), turn.get("value")
     if not isinstance(speaker, str) or speaker not in _SPEAKERS:
         problem = "is missing" if speaker is None else f"{shown(speaker)} is nobody known"
@@ -367,7 +365,7 @@ def _call_of_value(index: int, place: str, call: Any) -> dict[str, Any]:
     return {**made, "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
 
 
-def _joined(index: int, said: Message, called: Message) -> Message:
+def _joined(index: int, said: Mapping[str, Any], called: Mapping[str, Any]) -> Mapping[str, Any]:
     """One message of what the assistant said and the calls right after it."""
     for key in _CARRIED:
         one_sided = key not in _LOSS and (said.get(key) is None or called.get(key) is None)
@@ -456,7 +454,7 @@ def _string(index: int | None, place: str, holder: Mapping[str, Any], key: str) 
     return value
 
 
-def _checked(index: int, message: Message, given_as: Mapping[str, str]) -> Message:
+def _checked(index: int, message: Mapping[str, Any], given_as: Mapping[str, str]) -> Mapping[str, Any]:
     """A message that `check_messages` takes; its errors name the fields as they were `given_as`."""
     try:
         check_messages([message])

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..conversation.shapes import Message, Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
+from ..conversation.shapes import Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
 from ..errors import InputError
 
 MESSAGES: Final = ("messages", "conversations", "conversation")
@@ -47,7 +47,7 @@ class Conversation:
     is anything trained. `variables` are the row's own template variables.
     """
 
-    messages: list[Message]
+    messages: list[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
     completion_from: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ..errors import listed
 from .calculator import calculate
 from .names import FIRST, GOODS, plural
-from .script import GIVES, LOOKING, Script, Use, listed, spread
+from .script import GIVES, LOOKING, Script, Use, spread
 from .wording import AGE, ASK_FACT, ASK_STOCK, DISTANCE, FACTS, PEOPLE, PRICE, TELL_STOCK, TOPICS, WEIGHT, Topic
 
 

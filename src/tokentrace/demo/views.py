@@ -15,11 +15,12 @@ from rich.text import Text
 
 from ..compare.breaks import Break, BreakCause
 from ..compare.token_diff import DiffOp, token_text
+from ..errors import counted
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
 from ..samples.trajectories import report_rollouts
-from ..show.html import _counted, _text, _token, framed
+from ..show.html import _text, _token, framed
 from ..show.pieces import _BY_ROLE, KINDS, Kind
 from ..tokens.differences import unequal
 from ..tokens.kinds import Kind as Origin
@@ -262,7 +263,7 @@ def demo_page(demo: Demo, renderer: Renderer) -> str:
     said = "".join(f"<li>{_text(remark)}</li>" for remark in remarks(demo))
     body = "".join(
         [
-            f'<p class="tt-lead">{_counted(len(reports[0].rollouts), "rollout")} of the pocket model on held-back '
+            f'<p class="tt-lead">{counted(len(reports[0].rollouts), "rollout")} of the pocket model on held-back '
             f"questions, at temperature {TEMPERATURE:g}, by {len(reports)} client paths: the same questions, tools, "
             f"weights and seeds (--seed {demo.seed}). All numbers of the tables were counted in this run. A request "
             "that two paths make alike, same prompt and same seed, was computed once.</p>",
@@ -343,8 +344,8 @@ def _figure(report: PathReport, longest: int) -> str:
         ]
     high = len(report.rollouts) * step + 4
     return (
-        f"<figure><figcaption>{_text(report.path)}<small>{_counted(report.num_breaks, 'break')}, "
-        f"{_counted(report.samples, 'sample')}</small></figcaption>"
+        f"<figure><figcaption>{_text(report.path)}<small>{counted(report.num_breaks, 'break')}, "
+        f"{counted(report.samples, 'sample')}</small></figcaption>"
         f'<svg viewBox="-{wide:.1f} 0 {longest + 2 * wide:.1f} {high}" preserveAspectRatio="none" '
         f'height="{max(60, min(420, 6 * len(report.rollouts)))}" role="img" '
         f'aria-label="Streams of the path {_text(report.path)}">{"".join(rows)}</svg></figure>'
@@ -386,7 +387,7 @@ def _example(where: str, found: Break, tokenizer: Tokenizer) -> str:
             if row.op is DiffOp.EQUAL:
                 body += f'<s class="k8">{tokens}</s>'
             elif row.op is DiffOp.SKIPPED and last is own:
-                body += f'<span class="tt-skip">{_counted(row.count, "token")}</span>'
+                body += f'<span class="tt-skip">{counted(row.count, "token")}</span>'
             elif row.op is own:
                 body += f'<{tag}><s class="k8">{tokens}</s></{tag}>'
             last = last if row.op is DiffOp.SKIPPED else row.op
@@ -421,7 +422,7 @@ def _whole(reports: Sequence[PathReport], renderer: Renderer) -> str:
     return (
         "<h2>One rollout, whole</h2>"
         f'<p class="tt-lead">{_text(chosen.task.name)} by tokentrace: one stream, one row, '
-        f"{_counted(chosen.turns, 'turn')}. Underlined tokens were sampled and carry loss; their titles tell id and "
+        f"{counted(chosen.turns, 'turn')}. Underlined tokens were sampled and carry loss; their titles tell id and "
         f"logprob. {marks}</p>"
         f'<div class="tt-rows tt-whole">{_stream_rows(chosen, renderer.tokenizer, spans)}</div>'
     )
@@ -461,7 +462,7 @@ def _stream_rows(rollout: Rollout, tokenizer: Tokenizer, marked: Sequence[tuple[
         more = f"<small>{drawn:,} sampled</small>" if drawn else ""
         out.append(
             f'<section class="tt-row"><div class="tt-gutter"><p>{number}{_text(role)}</p>'
-            f"<small>{_counted(last - first, 'token')}</small>{more}</div>"
+            f"<small>{counted(last - first, 'token')}</small>{more}</div>"
             f'<div class="tt-tokens">{body}</div></section>'
         )
     return "".join(out)

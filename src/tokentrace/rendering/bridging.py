@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study.seams import (
     CONTEXTS,
@@ -35,7 +36,7 @@ from ..study.seams import (
     variants,
 )
 from ..study.skeleton import Skeleton
-from ..study.turns import Messages, Section, TurnFacts, common_prefix
+from ..study.turns import Section, TurnFacts, common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.encoding import Encoded
 from ..tokens.kinds import Kind

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..conversation.forms import Change
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study.turns import Section, common_prefix, sections
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering
 
-Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], Rendering]
 Span = tuple[str, int, Origin | None]
 

@@ -24,13 +24,12 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from ..conversation.forms import texts_of
+from ..conversation.messages import Messages
 from ..conversation.values import check_depth
 from ..errors import InputError, LostTextError, LostTextWarning, place
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
 from ..template.trace import Rendering
-
-Messages = Sequence[Mapping[str, Any]]
 
 BOOKKEEPING: Final = frozenset(
     {

@@ -10,14 +10,13 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ..conversation.messages import Messages
 from ..errors import InputError, TemplateError
 from ..template.trace import Rendering
 
 _MARK: Final = "CONTINUED_FROM_HERE"
 _TAG: Final = _MARK + " "
 """Its space tells whether the template strips content."""
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 def with_mark(messages: Messages) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..conversation.forms import Adapted, Change, MessageForm, adapt
-from ..conversation.messages import check_messages, check_tools
+from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.values import plain_json
 from ..errors import InputError, RendererError, TemplateError, TokentraceError
 from ..formats.dialects import with_parsers
@@ -41,8 +41,9 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids, Tokenizer
-from .bridged import BridgedTokens, check_ids, check_tail
+from .bridged import BridgedTokens, check_tail
 from .bridging import Bridger, History, Truncation
 from .collector import no_collection
 from .history import compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
@@ -50,8 +51,6 @@ from .lost import LostPolicy, find_lost, report_lost
 from .prefill import left_open, with_mark
 from .rendered import RenderedTokens
 from .trust import TRUSTED, forged_error, trust_of, unencodable_error
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..conversation.messages import ROLES
+from ..conversation.messages import ROLES, Messages
 from ..errors import ControlTokenError, InputError, RendererError, shown
 from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
@@ -23,8 +23,6 @@ An assistant's text only ever holds those that live inside a turn (`study.inner`
 """
 
 _SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..rendering.history import reasoning_of
 from ..rendering.rendered import RenderedTokens
@@ -21,7 +22,6 @@ from ..study.turns import sections, stringified
 from ..template.origin import Origin
 from ..template.trace import Rendering
 
-Messages = Sequence[Mapping[str, Any]]
 TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
 """Has reasoning, tags of it in the content, content (its outline), calls; a user speaks later, an answer follows;
 there are tools."""

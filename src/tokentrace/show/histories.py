@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View, counted
-from ..compare.histories.findings import listed
+from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View
+from ..errors import counted, listed
 from ..rendering.rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -179,7 +179,12 @@ def _lines(report: HistoryReport, only: int | None) -> Iterator[_Line]:
                 yield from _contrast(report, step, contrast, fresh)
         before = seen
         if only == step.index and step.equal:
-            yield [(f"step {step.index}, {report.place(step)}: all hold the same {counted(len(step.rollout))}", "")]
+            yield [
+                (
+                    f"step {step.index}, {report.place(step)}: all hold the same {counted(len(step.rollout), 'token')}",
+                    "",
+                )
+            ]
 
 
 def _table(report: HistoryReport) -> Iterator[_Line]:
@@ -347,7 +352,7 @@ def _step(report: HistoryReport, step: Step, limit: int, unfolded: bool) -> str:
     if step.training is None:
         body += "<p>The training row holds no such turn.</p>"
     if not found:
-        body += f"<p>{counted(len(step.rollout))}, the same in all that hold them.</p>"
+        body += f"<p>{counted(len(step.rollout), 'token')}, the same in all that hold them.</p>"
     for contrast in found:
         compared = contrast.compared
         left, right = step.shown(compared.left), step.shown(compared.right)

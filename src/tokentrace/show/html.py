@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..errors import counted
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
 from .pieces import KINDS, Block, Piece, blocks, counts, edited, listed, message_count, pieces, stops, token_texts
@@ -113,10 +114,6 @@ def _text(text: str) -> str:
     return html.escape(visible(text), quote=True)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _data(value: Any) -> str:
     """JSON that can stand inside a script element."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
@@ -164,9 +161,9 @@ def _cards(rendered: RenderedTokens) -> str:
     share = f"{100 * sampled / total:.0f} % of the tokens" if total else "no tokens"
     control = int(rendered.control.sum())
     cards = [
-        ("Tokens", f"{total:,}", _counted(control, "control token")),
+        ("Tokens", f"{total:,}", counted(control, "control token")),
         (means.capitalize(), f"{sampled:,}", share),
-        ("Messages", f"{message_count(rendered):,}", _counted(len(rendered.turns), f"{means} turn")),
+        ("Messages", f"{message_count(rendered):,}", counted(len(rendered.turns), f"{means} turn")),
     ]
     small = "".join(
         f'<div class="tt-card"><p>{label}</p><strong>{value}</strong><small>{more}</small></div>'
@@ -274,7 +271,7 @@ def _row(block: Block, texts: list[str], control: list[bool], titles: bool, mean
     hue = f"h{block.message % _HUES}" if block.message >= 0 else "h"
     return (
         f'<section class="tt-row {hue}"><div class="tt-gutter"><p>{number}{_text(block.title)}</p>'
-        f"<small>{_counted(block.tokens, 'token')}</small>{drawn}</div>"
+        f"<small>{counted(block.tokens, 'token')}</small>{drawn}</div>"
         f'<div class="tt-tokens">{body}</div></section>'
     )
 

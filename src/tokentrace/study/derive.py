@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from ..conversation.messages import Messages
 from ..errors import TemplateError
 from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, TurnGrammar
 from ..template.chat_template import Template, wrap_variables
@@ -22,7 +23,7 @@ from ..tokens.vocabulary import Vocabulary
 from .derive_calls import CallDeriver
 from .prefixes import missing_turns, turns_by_prefix
 from .probes import USER, Draw, Prober, Turn, call, leading, trailing
-from .turns import Messages, sections
+from .turns import sections
 
 SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
 BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"

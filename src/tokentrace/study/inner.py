@@ -19,12 +19,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..formats.grammar import TurnGrammar
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .turns import Messages, TurnFacts, stringified
+from .turns import TurnFacts, stringified
 
 Draw = Callable[[Messages, bool], Rendering]
 

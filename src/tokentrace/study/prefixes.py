@@ -8,10 +8,11 @@ not rewritten; where it is, nothing is claimed.
 
 from __future__ import annotations
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
-from .turns import Messages, Render, Section, cut_points, matched_prefix
+from .turns import Render, Section, cut_points, matched_prefix
 
 
 def missing_turns(rendering: Rendering, turns: list[Section], messages: Messages) -> list[int]:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from ..conversation.messages import RESULT_ROLES
+from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import InputError, TemplateError
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids
-from .turns import Messages, SampledTurn, Section, TurnFacts, turn_end
+from .turns import SampledTurn, Section, TurnFacts, turn_end
 
 
 class RefusalReason(StrEnum):

@@ -17,11 +17,12 @@ from typing import Final
 
 import numpy as np
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
-from .turns import Messages, Render, sections, stringified
+from .turns import Render, sections, stringified
 
 START: Final = "start"
 END: Final = "end"

@@ -21,12 +21,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
 
-Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, bool], Rendering]
 """Renders messages with or without a generation prompt; tools and template variables are already settled."""
 

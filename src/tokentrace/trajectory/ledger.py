@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, shown
+from ..tokens.ids import INT32_MAX, IdsLike
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .inputs import (
-    INT32_MAX,
-    IdsLike,
     KindsLike,
     Logprobs,
     LogprobsLike,

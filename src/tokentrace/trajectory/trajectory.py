@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ExtensionError, TrajectoryError, shown
+from ..tokens.ids import IdsLike
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .bridges import Bridge, bridge_spans
 from .inputs import (
-    IdsLike,
     KindsLike,
     Logprobs,
     LogprobsLike,

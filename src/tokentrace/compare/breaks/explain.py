@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...errors import TokentraceError, TrajectoryError, shown
 from ...settings import instance
 from ...tokens.differences import common_prefix
+from ...tokens.ids import check_ids
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.vocabulary import Vocabulary
@@ -126,7 +127,8 @@ def explain_break(
     >>> explain_break(stream, stream, tokenizer) is None
     True
     """
-    ours, theirs = _ids(stream, "stream"), _ids(next_prompt, "next_prompt")
+    ours = check_ids(stream, "stream", error=TrajectoryError)
+    theirs = check_ids(next_prompt, "next_prompt", error=TrajectoryError)
     mask = _mask(sampled, kinds, len(ours))
     for name, request in (("before", before), ("after", after)):
         if request is not None:
@@ -154,7 +156,7 @@ def explain_break(
     )
     finding = _explain(case)
     if anchor is not None:
-        finding = lost_by_client(case, _ids(anchor, "anchor"), finding) or finding
+        finding = lost_by_client(case, check_ids(anchor, "anchor", error=TrajectoryError), finding) or finding
     case = replace(case, hunk=finding.hunk or hunk)
     before_text, after_text = _excerpts(case)
     return Break(
@@ -222,19 +224,6 @@ def _excerpts(case: Case, around: int = 16, most: int = 400) -> tuple[str, str]:
 
 
 # -- input
-
-
-def _ids(given: Any, name: str) -> Ids:
-    """Ids of any sequence, a bridge among them, as int32; an array of that kind is taken as it is."""
-    try:
-        array = np.asarray(given if isinstance(given, np.ndarray) else list(given))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TrajectoryError(f"{name} is no sequence of token ids: {error}; give a list of ints or an array") from None
-    if array.ndim == 1 and not len(array):
-        return np.zeros(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.itemsize > 4 and np.abs(array).max() >= 2**31):
-        raise TrajectoryError(f"{name} must be one row of token ids, not {array.dtype} of shape {array.shape}")
-    return array.astype(np.int32, copy=False)
 
 
 def _are_tags(given: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import counted
 from ...tokens.differences import common_prefix, common_suffix
 from ...tokens.tokenizer import Ids
 
@@ -182,11 +183,11 @@ def _patched(ids: list[int], changes: Iterable[tuple[Run, Run]]) -> list[int]:
 def _field_line(found: FieldCount, left: View, right: View) -> str:
     whose = f"{found.field} of message {found.message}" if found.message >= 0 else found.field
     if found.left and found.right:
-        return f"{whose}: {counted(found.left)} in {left}, {counted(found.right)} in {right}"
+        return f"{whose}: {counted(found.left, 'token')} in {left}, {counted(found.right, 'token')} in {right}"
     count, total, has, lacks = (
         (found.left, found.right_total, left, right) if found.left else (found.right, found.left_total, right, left)
     )
-    return f"{whose}: {counted(count)} shown in {has}, {'not' if total else 'absent'} in {lacks}"
+    return f"{whose}: {counted(count, 'token')} shown in {has}, {'not' if total else 'absent'} in {lacks}"
 
 
 # -- aligning
@@ -294,8 +295,3 @@ def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         out.append(pairs[index])
         index = before[index]
     return out[::-1]
-
-
-def counted(count: int) -> str:
-    """A number of tokens in words."""
-    return f"{count:,} token{'' if count == 1 else 's'}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
+from ...errors import counted, listed
 from ...template.chat_template import REASONING_FIELDS
-from .differences import Comparison, View, counted
+from .differences import Comparison, View
 
 _SCAFFOLD: Final = frozenset({"scaffold", "generation prompt"})
 _SHORT: Final = 40
@@ -47,7 +48,7 @@ class Finding:
     def __str__(self) -> str:
         whose = f" of {_messages(self.messages)}" if self.messages[-1] >= 0 else ""
         what = f"the {self.what}{whose}"
-        many = counted(self.tokens)
+        many = counted(self.tokens, "token")
         if self.scaffold and self.what not in _SCAFFOLD:
             many += ", scaffold included"
         return self._of_turn(what, many) if self.in_turn else self._of_prompt(what, many)
@@ -221,12 +222,6 @@ def _once(
             return known.get("".join(came), f"a {''.join(came)} message follows")
         since = moment.asked
     return ""
-
-
-def listed(items: Iterable[Any]) -> str:
-    """``"a, b and c"``."""
-    names = [str(item) for item in items]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _messages(numbers: Sequence[int]) -> str:
