@@ -18,8 +18,9 @@ from .budget import Budget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingEnvironment
 from .origin import Origin
+from .strings import traced
 from .trace import Rendering, Trace, collect
-from .traced import TracedDict, TracedList, traced, wrap
+from .traced import TracedDict, TracedList, wrap
 
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""

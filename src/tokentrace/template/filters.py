@@ -30,24 +30,9 @@ from .budget import (
 )
 from .formatting import percent_format
 from .jsonify import dumps
-from .traced import (
-    TracedBool,
-    TracedDict,
-    TracedInt,
-    TracedMarkup,
-    TracedNone,
-    TracedStr,
-    as_markup,
-    doubted,
-    escaped,
-    is_traced,
-    join_traced,
-    mapped,
-    plain,
-    text_of,
-    traced,
-    with_runs,
-)
+from .markup import TracedMarkup, as_markup, escaped
+from .strings import TracedStr, join_traced, mapped, plain_text, promoted, with_runs
+from .traced import TracedBool, TracedDict, TracedInt, TracedNone, doubted, is_traced, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
 _MAX_DIGITS: Final = 10_000
@@ -130,25 +115,9 @@ def _trim(value: Any, chars: str | None = None) -> str:
     return (value if type(value) is TracedStr else _soft(value)).strip(chars)
 
 
-def _upper(value: Any) -> str:
-    return _soft(value).upper()
-
-
-def _lower(value: Any) -> str:
-    return _soft(value).lower()
-
-
-def _capitalize(value: Any) -> str:
-    return _soft(value).capitalize()
-
-
 def _soft(value: Any) -> str:
     """Any value as text; markup stays markup."""
-    return value if isinstance(value, TracedMarkup) else _promote(text_of(value))
-
-
-def _list(value: Any) -> list[Any]:
-    return listed(value)
+    return value if isinstance(value, TracedMarkup) else promoted(text_of(value))
 
 
 def _wordcount(function: Callable[[Any], Any], value: Any) -> Any:
@@ -167,32 +136,24 @@ def _center(value: Any, width: int = 80) -> str:
     return _soft(value).center(width)
 
 
-def _promote(text: str) -> TracedStr:
-    return text if isinstance(text, TracedStr) else traced(text, None)
-
-
-def _safe(value: Any) -> str:
-    return as_markup(text_of(value))
-
-
 def _escape(value: Any) -> str:
     return value if isinstance(value, TracedMarkup) else as_markup(escaped(text_of(value)))
 
 
 def _forceescape(value: Any) -> str:
     text = text_of(value)
-    return as_markup(escaped(with_runs(str.__getitem__(text, slice(None)), _promote(text).runs)))
+    return as_markup(escaped(with_runs(plain_text(text), promoted(text).runs)))
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text = _promote(text_of(value))
+    text = promoted(text_of(value))
     return text.replace(text_of(old), text_of(new), -1 if count is None else count)
 
 
 def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int | None = None
 ) -> str:
-    text = _promote(s) if isinstance(s, str) else s
+    text = promoted(s) if isinstance(s, str) else s
     return do_truncate(environment, text, length, killwords, end, leeway)
 
 
@@ -210,7 +171,7 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "title": _title,
     "center": _center,
     "string": text_of,
-    "safe": _safe,
+    "safe": lambda value: as_markup(text_of(value)),
     "e": _escape,
     "escape": _escape,
     "forceescape": _forceescape,
@@ -218,10 +179,10 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "truncate": pass_environment(_truncate),
     "xmlattr": pass_eval_context(_xmlattr),
     "trim": _trim,
-    "upper": _upper,
-    "lower": _lower,
-    "capitalize": _capitalize,
-    "list": _list,
+    "upper": lambda value: _soft(value).upper(),
+    "lower": lambda value: _soft(value).lower(),
+    "capitalize": lambda value: _soft(value).capitalize(),
+    "list": listed,
 }
 
 

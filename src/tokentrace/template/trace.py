@@ -10,7 +10,8 @@ from typing import Any, Final
 from ..errors import TemplateLimitError
 from .budget import MAX_PIECES, Budget, check_size
 from .origin import Origin, TurnScaffold
-from .traced import TracedDict, TracedStr, join_traced, text_of, traced
+from .strings import TracedStr, join_traced, traced
+from .traced import TracedDict, text_of
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
