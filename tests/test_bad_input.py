@@ -337,7 +337,7 @@ def test_values_that_are_not_quite_json(name: str) -> None:
         assert RENDERER.render(messages).text == expected[0]
         assert RENDERER.render(content).text == expected_content[0]
         return
-    with pytest.raises(InputError, match="which JSON has not") as caught:
+    with pytest.raises(InputError, match="which JSON does not have") as caught:
         RENDERER.render(messages)
     assert caught.value.message == 1
     assert (caught.value.field or "").startswith("tool_calls.0.function.arguments.value")
@@ -351,7 +351,7 @@ def test_tools_that_are_not_quite_json() -> None:
         if name not in NOT_JSON:
             assert RENDERER.render([USER], tools=tools).text == expected[0], name
             continue
-        with pytest.raises(InputError, match="which JSON has not") as caught:
+        with pytest.raises(InputError, match="which JSON does not have") as caught:
             RENDERER.render([USER], tools=tools)
         assert (caught.value.field or "").startswith("tools.0.parameters.x")
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..conversation.forms import Adapted, Change, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
+from ..conversation.place import Place
 from ..conversation.values import plain_json
 from ..errors import InputError, RendererError, TemplateError, TokentraceError
 from ..formats.dialects import with_parsers
@@ -557,7 +558,7 @@ class Renderer:
             key = json.dumps(checked)
         except (TypeError, ValueError, RecursionError):
             if self.messages is MessageForm.ADAPT:
-                checked = [plain_json(tool, field=f"tools.{at}") for at, tool in enumerate(checked)]
+                checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
             return wrap_tools(checked)
         wrapped = self._tools.get(key)
         if wrapped is None:

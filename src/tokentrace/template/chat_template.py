@@ -12,6 +12,7 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
+from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
 from .budget import Budget, TooLarge, charging
@@ -206,7 +207,7 @@ def _remember_json(value: Any) -> None:
 def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Template variables (``enable_thinking=False``, ``documents=…``): strings in them are traced too."""
     for name, value in variables.items():
-        check_depth(value, field=f"kwargs.{name}")
+        check_depth(value, Place(field=f"kwargs.{name}"))
     return {name: _wrap_variable(value, Origin(("kwargs", name))) for name, value in variables.items()}
 
 
