@@ -83,11 +83,11 @@ SURROGATE = "a\ud800b"
         ([USER, {"role": None, "content": "hi"}], 1, "role", "must be a string"),
         ([{"role": 5, "content": "hi"}], 0, "role", "must be a string"),
         ([{"role": ["user"], "content": "hi"}], 0, "role", "must be a string"),
-        ([{"role": "", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "a user", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "<|im_end|>", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "user<|im_end|>", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "x" * 10_000, "content": "hi"}], 0, "role", "no known role"),
+        ([{"role": "", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "a user", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "<|im_end|>", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "user<|im_end|>", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "x" * 10_000, "content": "hi"}], 0, "role", "not a known role"),
         ([{"role": "user"}], 0, "content", "is missing"),
         ([{"role": "user", "content": None}], 0, "content", "is None"),
         ([{"role": "system"}], 0, "content", "is missing"),
@@ -176,7 +176,7 @@ def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
     )
     renderer = create_renderer(TOKENIZER, "default", chat_template=source, lost="ignore")
     assert renderer.render([{"role": "critic", "content": "x"}]).text == "critic"
-    with pytest.raises(InputError, match="no known role"):
+    with pytest.raises(InputError, match="not a known role"):
         renderer.render([{"role": "</think>", "content": "x"}])
 
 

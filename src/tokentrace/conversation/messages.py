@@ -2,7 +2,7 @@
 
 A conversation is a list of messages in OpenAI's shape: ``role``, ``content`` (a string, a list of parts, or None
 beside tool calls), and on assistant messages ``reasoning_content`` and ``tool_calls``. Checks here are about
-shape only; what a template makes of it is the template's affair.
+shape only; what a template makes of it is up to the template.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "f
 """Roles that every renderer takes. A template may know more: the strings it compares roles with."""
 
 _ROLE_NAME: Final = re.compile(r"[\w.-]+")
-"""A role is a word. Templates compare things with ``</think>`` as well, which nobody may be called."""
+"""A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
 
 MAX_ROLE: Final = 64
 """No role's name is longer."""
@@ -102,7 +102,7 @@ def _check_message(
         raise place.at("role").error(problem)
     if role not in ROLES and not _is_role(role, more_roles, any_role):
         raise place.at("role").error(
-            f"{role[:80]!r} is no known role; use one of {', '.join(sorted(ROLES))}, or a template that knows it"
+            f"{role[:80]!r} is not a known role; use one of {', '.join(sorted(ROLES))}, or a template that knows it"
         )
     content = message.get("content")
     if type(content) is not str:

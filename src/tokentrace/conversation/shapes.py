@@ -108,8 +108,8 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     """`messages` as they are, but for an assistant's ``function_call`` of old, which becomes ``tool_calls``.
 
     Contents and arguments are not touched, so that a template makes the same ids of the messages as before. Refuses
-    what is no list of mappings, and a message with both ``function_call`` and ``tool_calls``. Roles and contents are
-    `check_messages`' affair.
+    what is not a list of mappings, and a message with both ``function_call`` and ``tool_calls``. Roles and contents are
+    checked by `check_messages`.
     """
     return [_without_function_call(place, place.mapping(message)) for place, message in _placed(messages)]
 
@@ -188,7 +188,7 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]
                 parts = [_part(own, block, "a system message") for own, block in blocks]
                 made.append({"role": "system", "content": _content(parts)} | loss)
             case role:
-                problem = "is missing" if role is None else f"{shown(role)} is no role of Anthropic's"
+                problem = "is missing" if role is None else f"{shown(role)} is not a role of Anthropic's"
                 raise place.at("role").error(f"{problem}; use user, assistant or system")
     return with_system(made, system)
 
@@ -306,7 +306,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     arguments stay as written, a mapping or a JSON string. Such a turn right after what the assistant says is part of
     the same message: the model wrote both before anybody answered. Calls after calls are messages of their own.
     ``weight``, ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` of a turn are kept;
-    its other fields are no part of a conversation, and are left out.
+    its other fields are not part of a conversation, and are left out.
 
     Refuses an unknown ``from``, a turn without a value, calls that are not ``name`` and ``arguments`` (an ``id`` may
     be there), and two turns that are one message but differ in what is trained.
@@ -326,7 +326,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
 def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     speaker, value = turn.get("from"), turn.get("value")
     if not isinstance(speaker, str) or speaker not in _SPEAKERS:
-        problem = "is missing" if speaker is None else f"{shown(speaker)} is nobody known"
+        problem = "is missing" if speaker is None else f"{shown(speaker)} is not a known speaker"
         raise place.at("from").error(f"{problem}; use one of {', '.join(sorted(_SPEAKERS))}")
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
     if speaker in _CALLERS:
@@ -380,7 +380,7 @@ def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | No
 
     A function's bare schema (``name``, ``parameters``) is left as it is too, as a template shows what it is given;
     with `wrap` it becomes a tool, as ShareGPT's datasets and the ``functions`` of old mean it. None and an empty
-    string are None. Refuses what is no list of schemas, and Anthropic's server tools, which have no schema to show.
+    string are None. Refuses what is not a list of schemas, and Anthropic's server tools, which have no schema to show.
     """
     if isinstance(tools, str):
         tools = parsed_json(tools, Place(field="tools")) if tools.strip() else None

@@ -296,7 +296,7 @@ def charge_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
 
 
 def _check_bytes(owner: bytes, name: str, args: tuple[Any, ...]) -> None:
-    """Bytes are no strings of ours, and grow by methods of their own."""
+    """Refuse methods of bytes that would make too much. Bytes are not traced strings, which check themselves."""
     check_pieces(len(owner) if name in ("split", "rsplit", "splitlines") else 0)
     sizes = [abs(value) if isinstance(value, int) else weigh(value) for value in args]
     largest = max(sizes, default=8)

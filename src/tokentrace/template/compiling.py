@@ -160,7 +160,7 @@ class TracingGenerator(CodeGenerator):
         self._paid(node, lambda: self._write_dict(node, frame))
 
     def _paid(self, node: nodes.Expr, write: Callable[[], None]) -> None:
-        """A container that is spelled out is made anew whenever its place is come by, and paid for then."""
+        """A container that is spelled out is made anew each time it is reached, and paid for then."""
         if not self._pays:
             write()
             return

@@ -39,7 +39,7 @@ def dumps(
     """``json.dumps(value, …)``, character for character, as a traced string.
 
     Punctuation belongs to the container it punctuates; a container built by the template is scaffold. Separators and
-    indents that come from a field stay that field's, so a text made with them is nobody else's to remember.
+    indents that come from a field stay that field's, so a text made with them is not remembered for others.
     """
     if (indent if isinstance(indent, int) else len(indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")

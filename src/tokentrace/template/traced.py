@@ -319,7 +319,7 @@ def is_traced(value: Any) -> bool:
 
 
 def doubted(value: Any) -> Any:
-    """`value`, made out of traced values in a way that nobody has proven to keep the trace: text and numbers in it
+    """`value`, made out of traced values in a way that is not proven to keep the trace: text and numbers in it
     are of unknown origin. Parts that are known to come from a field stay that field's."""
     kind = type(value)
     if isinstance(value, TracedStr):

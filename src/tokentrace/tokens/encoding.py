@@ -1,7 +1,7 @@
 """Spans to ids, each token knowing its span, and the one door through which control tokens are made.
 
 The whole text is encoded in one call, as transformers does it, so merges equal the template's. Bytes per token
-then tell which span each token begins in, and whether a control token touches text that nobody vouches for.
+then tell which span each token begins in, and whether a control token touches text that is not trusted.
 Only if one does, or if bytes do not add up (Unicode normalization, byte-fallback prefixes), the text is taken
 apart: control tokens are looked for in trusted text alone, and the runs between them are encoded with a
 tokenizer that has no control tokens at all.
