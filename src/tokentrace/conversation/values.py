@@ -7,7 +7,7 @@ So is what contains itself, which nothing could print.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import InputError
@@ -19,6 +19,25 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+
+
+_KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
+    *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
+)
+
+
+def json_like(value: Any, otherwise: Any) -> Any:
+    """The JSON-like value that an object stands for, one level deep; `otherwise` for what has none."""
+    for kind, base in _KINDS:
+        if isinstance(value, kind):
+            return base(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):
+        return value.model_dump()
+    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
+        return value.item()  # a NumPy scalar
+    return otherwise
 
 
 def plain_json(value: Any, place: Place) -> Any:
@@ -67,17 +86,9 @@ class _Plain:
         if isinstance(value, (list, tuple)):
             items = [self.value(item, (*path, at)) for at, item in enumerate(value)]
             return value if type(value) is list and _same(items, value) else items
-        for kind in (int, float):
-            if isinstance(value, kind):
-                return kind(value)
-        if isinstance(value, str):
-            return str.__str__(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self.value({one.name: getattr(value, one.name) for one in dataclasses.fields(value)}, path)
-        if callable(getattr(value, "model_dump", None)):
-            return self.value(value.model_dump(), path)
-        if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
-            return self.value(value.item(), path)  # a NumPy scalar
+        found = json_like(value, self)
+        if found is not self:
+            return self.value(found, path)
         hint = "; give its tolist()" if callable(getattr(value, "tolist", None)) else ""
         raise self._refused(f"holds a {type(value).__name__}, which JSON does not have{hint}", path)
 

@@ -102,10 +102,7 @@ class ChatTemplate:
         patch: Patch | None = None,
     ) -> Rendering:
         """Render `messages` (validated) with the template. TemplateError names the message it was at."""
-        wrapped = wrap_messages(messages)
-        if patch is not None:
-            wrapped = patch(wrapped)
-        trace = Trace(len(messages))
+        wrapped, trace = wrap_messages(messages, patch), Trace(len(messages))
         context = self._template.new_context(
             {
                 "messages": wrapped,
@@ -165,7 +162,7 @@ def _plain_names(said: str) -> str:
     return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
 
 
-def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
+def wrap_messages(messages: Sequence[Mapping[str, Any]], patch: Patch | None = None) -> TracedList:
     """Messages with their origins. Reasoning is offered under each of its names, as transformers does."""
     wrapped = TracedList()
     wrapped.origin = Origin(("messages",))
@@ -182,7 +179,7 @@ def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
                 dict.__setitem__(item, "reasoning_content", value)
                 break
         wrapped.append(item)
-    return wrapped
+    return wrapped if patch is None else patch(wrapped)
 
 
 def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
@@ -315,10 +312,7 @@ class PythonFormat:
         variables: Mapping[str, Any] | None = None,
         patch: Patch | None = None,
     ) -> Rendering:
-        wrapped = wrap_messages(messages)
-        if patch is not None:
-            wrapped = patch(wrapped)
-        trace = Trace(len(messages))
+        wrapped, trace = wrap_messages(messages, patch), Trace(len(messages))
         pieces = self._function(wrapped, tools, add_generation_prompt, trace, **(variables or {}))
         return run(pieces, trace)
 

@@ -14,11 +14,11 @@ from a field's number is a number of unknown origin. Counts (lengths, positions)
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import GeneratorType
 from typing import Any, Final, Protocol, cast
 
+from ..conversation.values import json_like
 from .budget import check_pieces, check_size, made, spend, weigh
 from .markup import TracedMarkup, as_markup
 from .origin import KEY, UNKNOWN, Origin, TurnScaffold
@@ -244,30 +244,9 @@ def wrap(value: Any, origin: Origin) -> Any:
     elif kind in TRACED_TYPES:
         return value
     else:
-        return wrap(json_like(value), origin)
+        return wrap(json_like(value, f"<{kind.__name__}>"), origin)  # an inert name where JSON has nothing for it
     number.origin = origin
     return number
-
-
-_JSON_KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
-    *((int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
-)
-
-
-def json_like(value: Any) -> Any:
-    """The JSON-like value that stands for `value` in a template; an inert ``"<Type>"`` where there is none."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    for kind, base in _JSON_KINDS:
-        if isinstance(value, kind):
-            return base(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if callable(getattr(value, "model_dump", None)):
-        return dict(value.model_dump())
-    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
-        return value.item()  # a NumPy scalar
-    return f"<{type(value).__name__}>"
 
 
 def plain(value: Any) -> Any:
