@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.assets import family_dir
+from tests.compare.compared import LAST_ONLY, compare, ids, made_up, spelled
 from tests.conversations import AGENT, CONVERSATIONS, HI, SIMPLE, assistant, user
 from tests.oracle import hf_ids, hf_tokenizer
-from tests.support import SPECIAL, make_renderer, some, tokenizer_json_for
-from tests.test_show import EVIL, Page, assert_only_its_own_code_runs
-from tokentrace import Renderer, TemplateError, Tokenizer, TokentraceError, create_renderer
-from tokentrace.compare.histories import Comparison, HistoryReport, Shown, Step, Verb, View, compare_histories
-from tokentrace.compare.histories.differences import PAIRS, differing
-from tokentrace.compare.histories.findings import Finding
+from tests.support import make_renderer
+from tests.test_show import Page
+from tokentrace import TemplateError
+from tokentrace.compare.histories import Comparison, Step, Verb, View, compare_histories
 from tokentrace.errors import InputError
-from tokentrace.pocket import POCKET
 from tokentrace.rendering.bridging import History
-from tokentrace.show.histories import contrasts, html_fragment, html_page, plain_view, text_view
+from tokentrace.show.histories import contrasts, html_page
 from tokentrace.study.seams import RefusalReason
-
-REAL = {"qwen3", "qwen3.5"}
-"""Families that are tried with their own vocabularies."""
-
-LAST_ONLY = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last and "
-    "m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""QwQ-like: reasoning is shown in the last message only."""
 
 SYSTEM_FIRST = (
     "{% for m in messages if m.role == 'system' %}<|im_start|>system\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -46,35 +29,9 @@ SYSTEM_FIRST = (
 """Moves every system message to the front: one that comes late changes the past."""
 
 
-def made_up(source: str, **settings: Any) -> Renderer:
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    return create_renderer(tokenizer, "default", chat_template=source, **settings)
-
-
-@cache
-def spelled(family: str, **settings: Any) -> Renderer:
-    """The family's template over one token a byte and its control tokens: no vocabulary to load."""
-    return made_up((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"), **settings)
-
-
-def renderer_of(family: str, **settings: Any) -> Renderer:
-    return (make_renderer if family in REAL else spelled)(family, **settings)
-
-
-def compare(family: str, name: str, **settings: Any) -> HistoryReport:
-    conversation = CONVERSATIONS[name]
-    return compare_histories(renderer_of(family, **settings), conversation.messages, tools=conversation.tools)
-
-
 def pair(step: Step, left: str, right: str) -> Comparison:
     found = step.compare(left, right)
     assert found is not None
-    return found
-
-
-def ids(shown: Shown | None) -> list[int]:
-    assert shown is not None
-    found: list[int] = shown.ids.tolist()
     return found
 
 
@@ -397,274 +354,3 @@ def test_the_callers_messages_and_renderer_stay_as_they_are() -> None:
     assert renderer.preserve_all_thinking
     assert renderer.history is History.TRAIN
     assert renderer.bridge_refusal is None
-
-
-# -- the law: nothing is lost, over the whole matrix
-
-
-def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: Sequence[Any], tools: Any) -> list[str]:
-    wrong = []
-    at = len(messages) if step.message is None else step.message
-    prompt = renderer.render_ids(messages[:at], tools=tools, add_generation_prompt=True)
-    if ids(step.production)[: step.production.prompt] != prompt:
-        wrong.append("production is not the template's prompt")
-    if ids(step.rollout) != report.branches[step.branch].tolist()[: len(step.rollout)]:
-        wrong.append("rollout is not its branch")
-    if ids(step.production)[step.production.prompt :] != ids(step.rollout)[step.rollout.prompt :]:
-        wrong.append("what is sampled differs")
-    if step.training is not None and ids(step.training) != report.row.token_ids[: len(step.training)]:
-        wrong.append("training is not its row")
-    for compared in step.comparisons:
-        left, right = step.shown(compared.left), step.shown(compared.right)
-        assert left is not None
-        assert right is not None
-        if compared.right_from(left.ids) != ids(right) or compared.left_from(right.ids) != ids(left):
-            wrong.append(f"{compared.left} and {compared.right} cannot be rebuilt")
-        if compared.equal is not (ids(left) == ids(right)):
-            wrong.append("equal is wrong")
-        for found in compared.differences:
-            for run, shown in ((found.left, left), (found.right, right)):
-                if list(run.ids) != ids(shown)[run.start : run.stop] or sum(map(len, run.parts)) != len(run):
-                    wrong.append("a run is not its tokens")
-                for part in run.parts:
-                    where = slice(part.start, part.stop)
-                    if {shown.names[name] for name in shown.fields[where]} != {part.field}:
-                        wrong.append("a part is not its field")
-                    if set(shown.messages[where].tolist()) != {part.message}:
-                        wrong.append("a part is not its message")
-    return wrong
-
-
-def rebuild(view: dict[str, Any]) -> list[dict[str, list[int]]]:
-    """All three sides of every step, from the JSON alone."""
-    out = []
-    for step in view["steps"]:
-        rollout = view["branches"][step["branch"]][: step["tokens"]["rollout"]]
-        found = next(c for c in step["comparisons"] if (c["left"], c["right"]) == ("production", "rollout"))
-        production, at = [], 0
-        for change in found["differences"]:
-            production += rollout[at : change["right"]["start"]] + change["left"]["token_ids"]
-            at = change["right"]["stop"]
-        sides = {"production": production + rollout[at:], "rollout": rollout}
-        if step["tokens"]["training"] is not None:
-            sides["training"] = view["row"][: step["tokens"]["training"]]
-        out.append(sides)
-    return out
-
-
-@pytest.mark.parametrize("family", ["pocket", "qwen3", "qwen3.5", "gpt-oss", "glm-4.5", "deepseek-r1"])
-def test_both_sides_can_be_rebuilt(family: str) -> None:
-    renderer = create_renderer(POCKET) if family == "pocket" else renderer_of(family)
-    wrong, steps, refused = [], 0, 0
-    for name, conversation in CONVERSATIONS.items():
-        try:
-            report = compare_histories(renderer, conversation.messages, tools=conversation.tools)
-        except TokentraceError:
-            refused += 1
-            continue
-        steps += len(report.steps)
-        for step in report.steps:
-            said = check_step(step, report, renderer, conversation.messages, conversation.tools)
-            wrong += [(name, step.index, problem) for problem in said]
-        for earlier, later in pairwise(report.steps):
-            if later.refusal is None and ids(later.rollout)[: len(earlier.rollout)] != ids(earlier.rollout):
-                wrong.append((name, later.index, "not an extension"))
-        sides = rebuild(json.loads(json.dumps(report.to_json())))
-        if sides != [{str(v): ids(s) for v in View if (s := step.shown(v)) is not None} for step in report.steps]:
-            wrong.append((name, -1, "JSON loses something"))
-        if report.equal is not (not report.rows() and not report.breaks and all(s.training for s in report.steps)):
-            wrong.append((name, -1, "rows"))
-        if bool(report.findings) is not any(step.comparisons and contrasts(step) for step in report.steps):
-            wrong.append((name, -1, "findings"))
-    assert not wrong, some(wrong)
-    assert steps > 100
-    assert refused < len(CONVERSATIONS) / 2
-
-
-def columns(one: list[int], other: list[int], prompts: tuple[int, int] = (0, 0), messages: Any = None) -> list[Shown]:
-    out = []
-    for side, (found, prompt) in enumerate(zip((one, other), prompts, strict=True)):
-        owners = np.zeros(len(found), np.int32) if messages is None else np.asarray(messages[side], np.int32)
-        out.append(Shown(np.asarray(found, np.int32), owners, np.zeros(len(found), np.int32), ["content"], prompt))
-    return out
-
-
-def check_cuts(one: list[int], other: list[int], cuts: list[tuple[int, int, int, int]]) -> None:
-    rebuilt, at, there = [], 0, 0
-    for start, stop, other_start, other_stop in cuts:
-        assert at <= start <= stop
-        assert there <= other_start <= other_stop
-        assert start - at == other_start - there
-        assert stop > start or other_stop > other_start
-        rebuilt += one[at:start] + other[other_start:other_stop]
-        at, there = stop, other_stop
-    assert rebuilt + one[at:] == other
-
-
-SMALL = st.lists(st.integers(0, 4), max_size=30)
-
-
-@given(SMALL, SMALL, st.data())
-def test_any_two_columns_are_aligned_exactly(one: list[int], other: list[int], data: st.DataObject) -> None:
-    owners = [data.draw(st.lists(st.integers(-1, 3), min_size=len(s), max_size=len(s))) for s in (one, other)]
-    prompts = (data.draw(st.integers(0, len(one))), data.draw(st.integers(0, len(other))))
-    found = list(differing(*columns(one, other, prompts, owners)))
-    check_cuts(one, other, [cut for _, cut in found])
-    for in_turn, (start, stop, other_start, other_stop) in found:
-        if in_turn:
-            assert (start, other_start) >= prompts
-        else:
-            assert stop <= prompts[0]
-            assert other_stop <= prompts[1]
-
-
-@given(SMALL, st.data())
-def test_the_same_ids_never_differ_whoever_they_belong_to(same: list[int], data: st.DataObject) -> None:
-    owners = [data.draw(st.lists(st.integers(-1, 3), min_size=len(same), max_size=len(same))) for _ in range(2)]
-    prompt = data.draw(st.integers(0, len(same)))
-    assert not list(differing(*columns(same, same, (prompt, prompt), owners)))
-
-
-def test_a_message_that_begins_with_another_id_is_no_anchor() -> None:
-    one, other = [1, 2, 9, 3, 4], [1, 7, 2, 9, 3, 5, 4]
-    owners = [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]
-    cuts = [cut for _, cut in differing(*columns(one, other, (5, 7), owners))]
-    assert cuts == [(1, 1, 1, 2), (4, 4, 5, 6)]
-
-
-def test_stretches_that_changed_places() -> None:
-    one, other = list(range(4_000)), [*range(1_000, 4_000), *range(1_000)]
-    cuts = [cut for _, cut in differing(*columns(one, other, (4_000, 4_000)))]
-    assert cuts == [(0, 1_000, 0, 0), (4_000, 4_000, 3_000, 4_000)]
-
-
-@pytest.mark.parametrize("vocabulary", [3, 50, 100_000])
-def test_long_columns_are_aligned_closely(vocabulary: int) -> None:
-    random = np.random.default_rng(7)
-    one = random.integers(0, vocabulary, 60_000).tolist()
-    other = [*one[:10_000], *one[10_500:30_000], *random.integers(0, vocabulary, 40).tolist(), *one[30_000:]]
-    del other[-20_000:-19_000]
-    cuts = [cut for _, cut in differing(*columns(one, other, (60_000, len(other))))]
-    check_cuts(one, other, cuts)
-    changed = sum(stop - start + other_stop - other_start for start, stop, other_start, other_stop in cuts)
-    assert changed <= 2 * (500 + 40 + 1000)
-
-
-def test_nothing_in_common_and_everything_twice() -> None:
-    one, other = list(range(5_000)), list(range(5_000, 12_000))
-    assert [cut for _, cut in differing(*columns(one, other, (5_000, 7_000)))] == [(0, 5_000, 0, 7_000)]
-    same = [1, 2] * 5_000
-    shorter = [*same[:4_000], 9, *same[5_001:]]
-    check_cuts(same, shorter, [cut for _, cut in differing(*columns(same, shorter, (10_000, len(shorter))))])
-
-
-# -- in words and on pages
-
-
-def test_findings_speak_plainly() -> None:
-    both, training = (View.PRODUCTION, View.TRAINING), (View.TRAINING,)
-    common: dict[str, Any] = {"tokens": 3, "scaffold": 0, "steps": (0,), "once": "", "texts": None}
-    rest = {"agrees": (View.ROLLOUT,)}
-    said = [
-        Finding(both, Verb.ADDS, "content", (1,), in_turn=False, **common, **rest),
-        Finding(
-            training,
-            Verb.DROPS,
-            "tool calls",
-            tuple(range(1, 20, 2)),
-            in_turn=False,
-            **common,
-            agrees=(View.PRODUCTION, View.ROLLOUT),
-        ),
-        Finding(training, Verb.ADDS, "content", (1, 3), in_turn=True, **common, **rest),
-        Finding(training, Verb.CHANGES, "scaffold", (-1,), in_turn=False, **common, **rest),
-    ]
-    assert [str(found) for found in said] == [
-        "Production and training add the content of message 1: 3 tokens; rollout does not.",
-        "Training drops the tool calls of 10 messages (1 to 19): 3 tokens; production and rollout keep it.",
-        "Training adds the content of messages 1 and 3 to the turn itself, where the model samples no such thing: "
-        "3 tokens.",
-        "Training writes the scaffold otherwise: 3 tokens.",
-    ]
-
-
-def test_rows_are_flat() -> None:
-    report = compare("qwen3", "reasoning_every_turn")
-    rows = report.rows()
-    json.dumps(rows)
-    assert {row["side"] for row in rows} == {"production", "rollout"}
-    thought = [row for row in rows if row["field"] == "reasoning_content"]
-    assert {row["text"].strip() for row in thought} == {"The user greets me.\n\nI should answer politely."}
-    assert {(row["from_message"], row["role"], row["tokens"]) for row in thought} == {(1, "assistant", 11)}
-    assert {(row["step"], row["in"]) for row in thought} == {(0, "turn"), (1, "prompt")}
-    assert repr(report) == "HistoryReport(2 steps, 2 differ, 0 breaks)"
-
-
-def test_the_text_tells_each_difference_once() -> None:
-    report = compare("qwen3", "agentic")
-    text = str(report)
-    assert text.startswith("• Production and training drop")
-    assert "production → rollout" in text
-    assert text.count("I│ need│ the│ weather│.\\n") == 2  # missing in training from the first step, in production later
-    assert "as at the step before" in text
-    one = plain_view(report, step=3)
-    assert one.startswith("\nstep 3, message 8: − production and training   + rollout\n")
-    assert text_view(report).plain.replace(" ", "") == text.replace(" ", "")
-    equal = compare("qwen2.5", "multi_turn")
-    held = len(equal.row) - 1  # but for the newline after the last stop
-    assert plain_view(equal, step=1) == f"step 1, message 3: all hold the same {held} tokens"
-
-
-def hostile() -> HistoryReport:
-    messages = [
-        user(EVIL),
-        assistant(EVIL, reasoning=EVIL * 40),
-        {"role": "system", "content": EVIL},
-        user(EVIL),
-        assistant(EVIL, reasoning=EVIL),
-        user("more"),
-    ]
-    return compare_histories(made_up(LAST_ONLY), messages)
-
-
-def test_a_page_runs_and_applies_nothing_but_its_own_by_hash() -> None:
-    assert_only_its_own_code_runs(html_page(hostile(), EVIL))
-
-
-@pytest.mark.parametrize("limit", [20, 10_000])
-def test_no_content_acts_on_the_reader(limit: int) -> None:
-    report = hostile()
-    for text in (html_page(report, EVIL, limit=limit), html_fragment(report, limit=limit)):
-        page = Page(text)
-        assert not [tag for tag, _ in page.tags if tag in {"img", "a", "iframe", "link"}]
-        assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-        assert not [value for _, attributes in page.tags for value in attributes.values() if "http" in (value or "")]
-        assert ("Showing the first 20 tokens" in text) is (limit == 20)
-    assert len(Page(html_page(report)).scripts) == 1
-    assert "<script" not in report._repr_html_()
-    assert not set(str(report)) & {"\x1b", "\x00", "\u202e"}
-
-
-def test_the_page_shows_every_differing_token() -> None:
-    report = compare("qwen3", "agentic")
-    page = "".join(Page(html_page(report, limit=100_000)).shown)
-    for step in report.steps:
-        for contrast in contrasts(step):
-            for found in contrast.compared.differences:
-                assert found.left.text.replace("\n", "") in page.replace("\n", "")
-                assert found.right.text.replace("\n", "") in page.replace("\n", "")
-
-
-def test_the_page_stops_at_its_limit() -> None:
-    report = compare("qwen3", "agentic")
-    page = Page(html_page(report, limit=60))
-    shown = sum(tag in ("i", "b") for tag, _ in page.tags) - sum(tag == "section" for tag, _ in page.tags)
-    assert shown <= 60 * sum(len(contrasts(step)) for step in report.steps)
-    assert "".join(page.text).count("Showing the first 60 tokens") == sum(len(contrasts(step)) for step in report.steps)
-
-
-def test_a_step_has_its_pairs_in_order() -> None:
-    report = compare("qwen3", "agentic")
-    for step in report.steps:
-        assert [(found.left, found.right) for found in step.comparisons] == list(PAIRS)
-        assert step.compare("rollout", "production") is step.compare(View.PRODUCTION, View.ROLLOUT)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.parsing.test_mistakes import TOOLS, answered, ids_of
+from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer
 from tokentrace import RendererError
 from tokentrace.parsing.response import CallStatus, ParsedResponse, PartKind

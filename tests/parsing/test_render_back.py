@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conversations import ALL, CONVERSATIONS, NESTED, PARIS, Conversation, assistant, call, user
-from tests.parsing.test_mistakes import TOOLS, answered, ids_of
+from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer, some
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.response import CallStatus

@@ -1,0 +1,299 @@
+"""Conversations in Anthropic's shape become messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from anthropic.types import MessageParam, TextBlock, TextBlockParam, ToolUseBlock
+from pydantic import TypeAdapter, ValidationError
+
+from tests.conversation.blocks import (
+    CACHED,
+    REDACTED,
+    USER,
+    assistant,
+    call,
+    exhaust,
+    result,
+    text,
+    think,
+    use,
+    user,
+)
+from tests.parsing.test_shapes import RESPONSES
+from tokentrace import InputError
+from tokentrace.conversation.messages import check_messages
+from tokentrace.conversation.shapes import (
+    from_anthropic,
+    from_sharegpt,
+    with_system,
+)
+from tokentrace.parsing.shapes import openai_message
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hi"}}
+# -- Anthropic
+
+
+ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
+    "strings": (
+        [USER, {"role": "assistant", "content": "hello"}],
+        [USER, {"role": "assistant", "content": "hello"}],
+    ),
+    "text blocks are one text with nothing in between": (
+        [user(text("a "), text("b")), assistant(text("c"), text("d"))],
+        [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "cd"}],
+    ),
+    "thinking is reasoning": (
+        [USER, assistant(think("hm, "), think("yes"), text("x"))],
+        [USER, {"role": "assistant", "content": "x", "reasoning_content": "hm, yes"}],
+    ),
+    "redacted thinking is left out": (
+        [USER, assistant(REDACTED, think("a"), text("x")), USER, assistant(REDACTED, text("y"))],
+        [
+            USER,
+            {"role": "assistant", "content": "x", "reasoning_content": "a"},
+            USER,
+            {"role": "assistant", "content": "y"},
+        ],
+    ),
+    "thinking that is not shown is no reasoning": (
+        [USER, assistant(think(""), text("x"))],
+        [USER, {"role": "assistant", "content": "x"}],
+    ),
+    "calls and their results": (
+        [
+            USER,
+            assistant(think("t"), text("see"), use("toolu_1", "f", city="Bern"), use("toolu_2", "g")),
+            user(result("toolu_1", "rain"), result("toolu_2", [text("o"), text("k")])),
+            assistant(text("done")),
+        ],
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": "see",
+                "reasoning_content": "t",
+                "tool_calls": [call("f", {"city": "Bern"}, "toolu_1"), call("g", {}, "toolu_2")],
+            },
+            {"role": "tool", "tool_call_id": "toolu_1", "name": "f", "content": "rain"},
+            {"role": "tool", "tool_call_id": "toolu_2", "name": "g", "content": "ok"},
+            {"role": "assistant", "content": "done"},
+        ],
+    ),
+    "only calls: the content is empty, not None": (
+        [USER, assistant(use("a", "f"))],
+        [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", {}, "a")]}],
+    ),
+    "results, then text": (
+        [user(result("a", "1"), result("b", "2"), text("go on"))],
+        [
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+            {"role": "tool", "tool_call_id": "b", "content": "2"},
+            {"role": "user", "content": "go on"},
+        ],
+    ),
+    "text, result, texts": (
+        [user(text("first"), result("a", "1"), text("la"), text("st"))],
+        [
+            {"role": "user", "content": "first"},
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+            {"role": "user", "content": "last"},
+        ],
+    ),
+    "results: none, empty, failed, and not failed": (
+        [user(result("a"), result("b", []), result("c", "no", is_error=True), result("d", "ok", is_error=False))],
+        [
+            {"role": "tool", "tool_call_id": "a", "content": ""},
+            {"role": "tool", "tool_call_id": "b", "content": ""},
+            {"role": "tool", "tool_call_id": "c", "content": "no", "is_error": True},
+            {"role": "tool", "tool_call_id": "d", "content": "ok"},
+        ],
+    ),
+    "images and documents stay": (
+        [user(text("see", **CACHED), {**IMAGE, **CACHED}, text("?")), user(result("a", [IMAGE]), DOCUMENT)],
+        [
+            {"role": "user", "content": [text("see"), IMAGE, text("?")]},
+            {"role": "tool", "tool_call_id": "a", "content": [IMAGE]},
+            {"role": "user", "content": [DOCUMENT]},
+        ],
+    ),
+    "server tools stay": (
+        [
+            USER,
+            assistant({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}, text("x")),
+        ],
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}},
+                    text("x"),
+                ],
+            },
+        ],
+    ),
+    "cache control, citations and signatures are left out": (
+        [user(text("a", **CACHED)), assistant(text("b", citations=None), use("c", "f") | CACHED)],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "tool_calls": [call("f", {}, "c")]},
+        ],
+    ),
+    "a system message among them": (
+        [USER, {"role": "system", "content": [text("be "), text("nice")]}],
+        [USER, {"role": "system", "content": "be nice"}],
+    ),
+    "nothing said": (
+        [user(), assistant()],
+        [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}],
+    ),
+}
+"""By the rule it shows: what is given, and what is made of it."""
+
+MESSAGES_OF_ANTHROPIC = TypeAdapter(list[MessageParam])
+"""Lives as long as what it validates, which is read only later."""
+
+
+def anthropic_takes(messages: Any) -> None:
+    exhaust(MESSAGES_OF_ANTHROPIC.validate_python(messages, strict=True))
+
+
+def test_the_oracle_refuses_what_is_not_anthropics() -> None:
+    with pytest.raises(ValidationError):
+        anthropic_takes([user({"type": "tool_result", "content": "no id"})])
+
+
+@pytest.mark.parametrize("name", ANTHROPIC)
+def test_anthropics_own_types_take_what_is_given(name: str) -> None:
+    anthropic_takes(ANTHROPIC[name][0])
+
+
+@pytest.mark.parametrize("name", ANTHROPIC)
+def test_anthropics_blocks_become_messages(name: str) -> None:
+    messages, made = ANTHROPIC[name]
+    before = json.dumps(messages)
+    assert from_anthropic(messages) == made
+    assert json.dumps(messages) == before, "the input is not changed"
+    assert check_messages(made) == made
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_a_parsed_response_comes_back_from_anthropics_shape(name: str) -> None:
+    response = RESPONSES[name]
+    message = openai_message(response)
+    for one in message.get("tool_calls", []):
+        one["function"]["arguments"] = json.loads(one["function"]["arguments"])
+    [made] = from_anthropic([response.to_anthropic()])
+    assert made == {**message, "content": message["content"] or ""}
+
+
+def test_objects_of_the_client_are_taken_as_blocks() -> None:
+    blocks = [
+        TextBlock(type="text", text="see", citations=None),
+        ToolUseBlock(type="tool_use", id="a", name="f", input={"x": 1}),
+    ]
+    made = from_anthropic([{"role": "assistant", "content": blocks}])
+    assert made == [{"role": "assistant", "content": "see", "tool_calls": [call("f", {"x": 1}, "a")]}]
+
+
+def test_a_result_has_the_name_of_a_call_that_came_before_only() -> None:
+    messages = [user(result("a", "1")), assistant(use("a", "f")), user(result("a", "2"), result("b", "3"))]
+    assert [message.get("name") for message in from_anthropic(messages)] == [None, None, "f", None]
+
+
+def test_what_is_trained_is_kept_on_every_message_made() -> None:
+    given = [user(text("x"), result("a", "1")) | {"weight": 0}, assistant(text("y")) | {"train": False, "id": "msg"}]
+    assert from_anthropic(given) == [
+        {"role": "user", "content": "x", "weight": 0},
+        {"role": "tool", "tool_call_id": "a", "content": "1", "weight": 0},
+        {"role": "assistant", "content": "y", "train": False},
+    ]
+
+
+def test_ids_are_not_made_up() -> None:
+    given = [assistant({"type": "tool_use", "name": "f", "input": {}}), user({"type": "tool_result", "content": "1"})]
+    assert from_anthropic(given) == [
+        {"role": "assistant", "content": "", "tool_calls": [call("f", {})]},
+        {"role": "tool", "content": "1"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "index", "field"),
+    [
+        ([USER, {"role": "tool", "content": "x"}], 1, "role"),
+        ([{"content": "x"}], 0, "role"),
+        ([{"role": ["user"], "content": "x"}], 0, "role"),
+        ([USER, {"role": "assistant"}], 1, "content"),
+        ([{"role": "user", "content": 3}], 0, "content"),
+        ([user("text")], 0, "content.0"),
+        ([user({"text": "x"})], 0, "content.0.type"),
+        ([user(text("a"), {"type": "text"})], 0, "content.1.text"),
+        ([user({"type": "other", "text": 1})], 0, "content.0.text"),
+        ([user(think("x"))], 0, "content.0"),
+        ([user(use("a", "f"))], 0, "content.0"),
+        ([assistant(result("a", "x"))], 0, "content.0"),
+        ([{"role": "system", "content": [REDACTED]}], 0, "content.0"),
+        ([assistant({"type": "thinking", "thinking": [text("x")]})], 0, "content.0.thinking"),
+        ([assistant({"type": "tool_use", "id": "a", "name": "f"})], 0, "content.0.input"),
+        ([assistant({"type": "tool_use", "id": "a", "name": "f", "input": "{}"})], 0, "content.0.input"),
+        ([assistant({"type": "tool_use", "id": "a", "input": {}})], 0, "content.0.name"),
+        ([assistant({"type": "tool_use", "id": 1, "name": "f", "input": {}})], 0, "content.0.id"),
+        ([user({"type": "tool_result", "tool_use_id": 1})], 0, "content.0.tool_use_id"),
+        ([user(result("a", [use("b", "f")]))], 0, "content.0.content.0"),
+        ([user(result("a", {"text": "x"}))], 0, "content.0.content"),
+        ([user(result("a", "x", is_error="yes"))], 0, "content.0.is_error"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [call("f", {})]}], 0, "tool_calls"),
+        ([USER, {"role": "assistant", "content": "x", "reasoning_content": "y"}], 1, "reasoning_content"),
+        ([USER, None], 1, None),
+        ("hi", None, "messages"),
+    ],
+)
+def test_anthropics_errors_name_the_message_and_the_field(messages: Any, index: int | None, field: str | None) -> None:
+    with pytest.raises(InputError) as caught:
+        from_anthropic(messages)
+    assert (caught.value.message, caught.value.field) == (index, field)
+
+
+# -- the system prompt
+
+
+@pytest.mark.parametrize("system", ["be nice", [text("be "), text("nice", **CACHED)]])
+def test_the_system_prompt_goes_first(system: Any) -> None:
+    adapter = TypeAdapter(str | list[TextBlockParam])
+    exhaust(adapter.validate_python(system, strict=True))
+    said = {"role": "system", "content": "be nice"}
+    assert from_anthropic([USER], system) == [said, USER]
+    assert from_sharegpt([{"from": "human", "value": "hi"}], system) == [said, USER]
+    assert with_system([USER], system) == [said, USER]
+
+
+@pytest.mark.parametrize("system", [None, "", [], [text("")]])
+def test_no_system_prompt(system: Any) -> None:
+    assert from_anthropic([USER], system) == [USER]
+
+
+@pytest.mark.parametrize("content", ["be nice", [text("be "), "nice"]])
+def test_a_system_prompt_said_twice_is_said_once(content: Any) -> None:
+    messages = [{"role": "system", "content": content}, USER]
+    assert with_system(messages, "be nice") == messages
+
+
+@pytest.mark.parametrize("content", ["be nasty", None, [text("be"), {"type": "image"}], [{"text": 3}]])
+def test_two_system_prompts_that_differ_are_refused(content: Any) -> None:
+    with pytest.raises(InputError, match=r"^system: differs"):
+        with_system([{"role": "system", "content": content}, USER], "be nice")
+
+
+@pytest.mark.parametrize(
+    ("system", "field"),
+    [(3, "system"), ({"text": "x"}, "system"), ([IMAGE], "system"), (["x"], "system.0"), ([think("x")], "system.0")],
+)
+def test_what_is_no_system_prompt(system: Any, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        from_anthropic([USER], system)
+    assert (caught.value.message, caught.value.field) == (None, field)

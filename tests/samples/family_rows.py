@@ -1,0 +1,96 @@
+"""The rows of every conversation, by family, as tests of supervised samples share them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests import support
+from tests.conversations import (
+    CONVERSATIONS,
+    PARIS,
+    Conversation,
+    assistant,
+    result,
+    user,
+)
+from tests.support import per_vocabulary, rendered
+from tokentrace import (
+    RenderedTokens,
+    Renderer,
+    Sample,
+    build_supervised_sample,
+)
+from tokentrace.samples.supervised import Supervised, Supervision, Supervisor
+
+make_renderer = functools.partial(support.make_renderer, messages="as_given")
+"""The conversations of the matrix go to the template as they are: what it does to each is known."""
+SHAPES = {
+    name: conversation
+    for name, conversation in CONVERSATIONS.items()
+    if not name.startswith(("arguments_", "content_", "tools_"))
+    or name in ("content_none_alone", "content_one_text_part", "content_text_parts")
+}
+"""The matrix without what varies text alone, for tests that make several rows of each conversation."""
+
+
+@per_vocabulary
+def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
+    """Every conversation that a family renders, and the default row of it."""
+    renderer = make_renderer(family)
+    supervisor = Supervisor(renderer)
+    out = {}
+    for name, conversation in CONVERSATIONS.items():
+        tokens = rendered(renderer, conversation)
+        if isinstance(tokens, RenderedTokens):
+            (made,) = supervisor.samples(conversation.messages, conversation.tools)
+            out[name] = (conversation, tokens, made.sample)
+    return out
+
+
+@per_vocabulary
+def expanded(family: str) -> dict[str, list[Supervised]]:
+    """The rows that ``past="expand"`` makes of each conversation."""
+    supervisor = Supervisor(make_renderer(family), Supervision.of(past="expand"))
+    out = {}
+    for name, (conversation, _, _) in rows(family).items():
+        if name in SHAPES and name != ASSISTANT_FIRST:
+            out[name] = supervisor.samples(conversation.messages, conversation.tools)
+    return out
+
+
+ASSISTANT_FIRST = "assistant_first"
+"""No prompt asks for its first turn, and some templates refuse it where nothing follows."""
+
+
+def sample_of(renderer: Renderer, conversation: Conversation, **chosen: Any) -> Sample:
+    return build_supervised_sample(
+        renderer, conversation.messages, tools=conversation.tools, **{"past": "template"} | chosen
+    )
+
+
+def assistants(conversation: Conversation) -> list[int]:
+    return [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+
+
+# -- for any conversation
+
+
+WORDS = st.text("abc \n<>|你🙂{}", max_size=12)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for number in range(draw(st.integers(1, 4))):
+        messages.append(user(draw(WORDS)))
+        called = draw(st.booleans())
+        turn = assistant(f"said{number} " + draw(WORDS), *([PARIS] if called else []))
+        if draw(st.booleans()):
+            turn["reasoning_content"] = f"thought{number} " + draw(WORDS)
+        messages.append(turn)
+        if called:
+            messages.append(result(draw(WORDS)))
+    return messages

@@ -1,0 +1,216 @@
+"""Where turns start and stop: turns that inference never starts so, the stop token of the last turn."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.assets import FAMILIES
+from tests.conversations import (
+    ASK,
+    CONVERSATIONS,
+    HI,
+    PARIS,
+    SIMPLE,
+    Conversation,
+    assistant,
+    result,
+    user,
+)
+from tests.samples.family_rows import (
+    expanded,
+    make_renderer,
+    sample_of,
+)
+from tests.support import rendered
+from tokentrace import (
+    RenderedTokens,
+    TokentraceError,
+    TurnStartWarning,
+    build_supervised_sample,
+    build_supervised_samples,
+)
+from tokentrace.samples.supervised import Supervision, Supervisor
+from tokentrace.tokens.kinds import Kind, Part
+
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+"""The tests of that warning catch it themselves."""
+# -- turns that start where inference never does
+
+
+STARTS_ELSEWHERE: dict[str, tuple[set[str], str | None]] = {
+    "qwq-32b": ({"answer", "call", "thought"}, None),
+    "qwen3-thinking-2507": ({"answer", "call"}, "reasoning"),
+    "qwen3.5": ({"answer", "call"}, "enable_thinking=False"),
+    "qwen3.5-nothink": ({"thought"}, "enable_thinking=True"),
+    "qwen3.6": ({"answer", "call"}, "enable_thinking=False"),
+    "glm-4.7": ({"answer", "call"}, "enable_thinking=False"),
+    "glm-4.7-flash": ({"answer", "call"}, "enable_thinking=False"),
+    "glm-5": ({"answer", "call"}, "enable_thinking=False"),
+    "minimax-m2": ({"answer", "call"}, "reasoning"),
+    "deepseek-r1": ({"answer", "thought"}, None),
+    "nemotron-3-nano": ({"answer", "call"}, "enable_thinking=False"),
+}
+"""Which plain turns do not go on from the prompt for them, and what mends it. QwQ's and R1's templates show reasoning
+nowhere and prompt with ``<think>``: nothing mends that. All other families write every such turn as they ask for it."""
+SMALL: dict[str, list[dict[str, Any]]] = {
+    "answer": [HI, assistant("Hello.")],
+    "thought": [HI, {**assistant("Hello."), "reasoning_content": "Greet."}],
+    "call": [ASK, assistant("", PARIS)],
+}
+
+
+def test_turn_that_inference_never_starts_is_told_and_no_other(any_family: str) -> None:
+    """The oracle is the prompt itself: the row's ids before the turn's first sampled one are the prompt's, or not."""
+    renderer = make_renderer(any_family)
+    checked = 0
+    for name, made in expanded(any_family).items():
+        conversation = CONVERSATIONS[name]
+        for row in made:
+            told = {int(at) for line in row.starts for at in re.findall(r"\d+", line.partition(":")[0])}
+            assert all(line in row.sample.notes for line in row.starts)
+            for at in row.trained:
+                positions = np.flatnonzero(row.sample.mask & (row.sample.messages == at))
+                prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
+                if len(positions) and isinstance(prompt, RenderedTokens):
+                    asked = np.array_equal(row.sample.ids[: positions[0]], prompt.ids)
+                    assert asked == (at not in told), (name, at, row.starts)
+                    checked += 1
+    assert checked > 20
+
+
+def test_families_that_write_turns_otherwise_than_they_ask_for_them(any_family: str) -> None:
+    renderer, supervisor = make_renderer(any_family), Supervisor(make_renderer(any_family))
+    kinds, remedy = STARTS_ELSEWHERE.get(any_family, (set(), None))
+    for kind, messages in SMALL.items():
+        try:
+            (made,) = supervisor.samples(messages, SIMPLE)
+        except TokentraceError:
+            continue
+        assert bool(made.starts) == (kind in kinds), (kind, made.starts)
+        if not made.starts:
+            continue
+        (said,) = made.starts
+        assert "turns='flagged'" in said
+        if remedy is None:
+            assert "Leave them out" in said
+            continue
+        assert ("reasoning" if remedy == "reasoning" else f"Set {remedy}") in said
+        if remedy == "reasoning":
+            mended = supervisor.samples([messages[0], {**messages[1], "reasoning_content": "Hm."}], SIMPLE)
+        else:
+            switched = renderer.with_variables({"enable_thinking": remedy.endswith("True")})
+            mended = Supervisor(switched).samples(messages, SIMPLE)
+        assert not mended[0].starts
+
+
+def test_start_is_warned_of_once_with_what_to_do() -> None:
+    renderer = make_renderer("qwen3.6")
+    with pytest.warns(TurnStartWarning, match=r"^message 1: .*<think>.*Set enable_thinking=False") as told:
+        sample = build_supervised_sample(renderer, SMALL["answer"])
+    (warning,) = told
+    assert warning.filename == __file__
+    assert str(warning.message) in sample.notes
+    with pytest.warns(TurnStartWarning):
+        build_supervised_samples(renderer, SMALL["answer"], past="expand")
+    flagged = [HI, {**assistant("Hello."), "train": False}, user("And?"), SMALL["thought"][1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build_supervised_sample(renderer, flagged, turns="flagged", past="template").trained
+        assert build_supervised_sample(make_renderer("qwen3"), SMALL["answer"]).trained
+
+
+def test_text_that_runs_into_the_prompt_is_told_as_such() -> None:
+    """Qwen2.5's prompt ends in a line break; with one at the head of the content the two are one token."""
+    (made,) = Supervisor(make_renderer("qwen2.5")).samples([HI, assistant("\n\nHello.")])
+    assert "white space" in made.starts[0]
+    assert not Supervisor(make_renderer("qwen2.5")).samples([HI, assistant("Hello.")])[0].starts
+
+
+# -- the stop token of the last turn
+
+
+GLM = ["glm-4.5", "glm-4.7-flash", "glm-5.2"]
+
+
+@pytest.mark.parametrize("family", GLM)
+@pytest.mark.parametrize(
+    ("messages", "stop"),
+    [([HI, assistant("Hello.")], "<|user|>"), ([ASK, assistant("", PARIS)], "<|observation|>")],
+    ids=["answer", "call"],
+)
+def test_final_stop_is_the_head_of_the_next_turn(family: str, messages: list[dict[str, Any]], stop: str) -> None:
+    renderer = make_renderer(family)
+    chat = Conversation(messages, SIMPLE)
+    plain, stopped = sample_of(renderer, chat), sample_of(renderer, chat, final_stop=True)
+    assert stopped.token_ids == [*plain.token_ids, renderer.tokenizer.token_id(stop)]
+    assert stopped.loss_mask == [*plain.loss_mask, 1]
+    assert stopped.parts is not None
+    assert (int(stopped.parts[-1]), int(stopped.messages[-1]), int(stopped.kinds[-1])) == (Part.STOP, 1, Kind.SAMPLED)
+    assert [note for note in plain.notes if repr(stop) in note and "final_stop=True" in note]
+    assert not [note for note in stopped.notes if "final_stop" in note]
+    content = sample_of(renderer, chat, final_stop=True, parts=["content", "tool_calls"])
+    assert (content.token_ids, content.loss_mask[-1]) == (stopped.token_ids, 0)
+    after = {"<|user|>": user("More."), "<|observation|>": result("sunny")}[stop]
+    whole = renderer.render([*messages, after], tools=SIMPLE)
+    assert whole.token_ids[: len(stopped)] == stopped.token_ids
+    assert whole.sampled[: len(stopped)] == [bool(on) for on in stopped.loss_mask]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name.startswith("glm-")])
+def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows(family: str) -> None:
+    """The oracle is the template: what it writes right after the turn, once the next message is there."""
+    renderer = make_renderer(family)
+    supervisor = Supervisor(renderer, Supervision.of(past="expand"))
+    chats = {
+        name: CONVERSATIONS[name] for name in ("agentic", "reasoning_every_turn", "multi_turn", "calls_in_sequence")
+    }
+    several = 0
+    for name, chat in chats.items():
+        made = supervisor.samples(chat.messages, chat.tools)
+        several += len(made) > 1
+        for row in made:
+            for at in row.trained:
+                assert row.sample.parts is not None
+                own = row.sample.mask & (row.sample.messages == at)
+                last = int(np.flatnonzero(own)[-1])
+                stops = own & (row.sample.parts == Part.STOP)
+                if at == len(chat.messages) - 1:
+                    assert not stops.any(), name
+                    continue
+                head = {"user": "<|user|>", "tool": "<|observation|>"}[chat.messages[at + 1]["role"]]
+                assert np.flatnonzero(stops).tolist() == [last], (name, at)
+                assert renderer.tokenizer.decode(row.sample.ids[last : last + 1]) == head, (name, at)
+                assert row.sample.kinds[last] == Kind.SAMPLED
+    assert several
+    content = Supervisor(renderer, Supervision.of(past="expand", parts=["content"]))
+    for row in content.samples(CONVERSATIONS["agentic"].messages, CONVERSATIONS["agentic"].tools):
+        assert row.sample.parts is not None
+        assert not (row.sample.mask & (row.sample.parts == Part.STOP)).any()
+
+
+LEFT_OPEN: dict[str, str] = {name: "<|user|>" for name in FAMILIES if name.startswith("glm-")}
+"""Families that leave an answer without the token that the model ends it with."""
+
+
+def test_turn_that_is_closed_gets_no_stop_token(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    chat = Conversation([HI, assistant("Hello.")])
+    plain, stopped = sample_of(renderer, chat), sample_of(renderer, chat, final_stop=True)
+    added = renderer.tokenizer.decode(stopped.ids[len(plain) :])
+    assert np.array_equal(stopped.ids[: len(plain)], plain.ids)
+    assert added == LEFT_OPEN.get(any_family, "")
+
+
+def test_final_stop_is_for_turns_that_are_trained_and_last() -> None:
+    renderer = make_renderer("glm-4.5")
+    for chat, chosen in (
+        (CONVERSATIONS["multi_turn_open"], {}),
+        (CONVERSATIONS["user_assistant"], {"roles": ["user"]}),
+        (CONVERSATIONS["user_assistant"], {"since": 2}),
+    ):
+        assert len(sample_of(renderer, chat, final_stop=True, **chosen)) == len(sample_of(renderer, chat, **chosen))

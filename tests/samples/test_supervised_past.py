@@ -1,0 +1,306 @@
+"""What becomes of the past: expanded and preserved rows, and the warning where a choice is due."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.conversations import (
+    CONVERSATIONS,
+    Conversation,
+)
+from tests.samples.family_rows import (
+    ASSISTANT_FIRST,
+    SHAPES,
+    assistants,
+    expanded,
+    make_renderer,
+    rows,
+    sample_of,
+)
+from tests.support import rendered, some
+from tokentrace import (
+    HistoryWarning,
+    RenderedTokens,
+    Renderer,
+    TokentraceError,
+    TurnStartWarning,
+    build_supervised_sample,
+    build_supervised_samples,
+    compare_histories,
+)
+from tokentrace.samples.supervised import Supervisor
+
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+"""The tests of that warning catch it themselves."""
+# -- the past, turn by turn
+
+
+OVER = "a token reaches over the end of the prompt, as it does in the template's own ids"
+OTHER_PROMPT = "the template writes such a turn with other words than it prompts with, the last one too"
+PROMPTED_OTHERWISE: dict[str, set[str]] = {
+    "qwen2.5": {OVER},
+    "qwq-32b": {OVER, OTHER_PROMPT},
+    "qwen3-instruct-2507": {OVER},
+    "qwen3-thinking-2507": {OVER, OTHER_PROMPT},
+    "qwen3-vl": {OVER},
+    "qwen3-coder": {OVER},
+    "qwen3.5": {OVER},
+    "qwen3.5-nothink": {OTHER_PROMPT},
+    "qwen3.6": {OVER},
+    "glm-4.7": {OTHER_PROMPT},
+    "glm-4.7-flash": {OTHER_PROMPT},
+    "glm-5": {OTHER_PROMPT},
+    "minimax-m2": {OVER, OTHER_PROMPT},
+    "deepseek-v3": {OTHER_PROMPT},
+    "deepseek-r1": {OTHER_PROMPT},
+    "nemotron-3-nano": {OVER, OTHER_PROMPT},
+}
+"""Where an expanded row does not begin with the very ids of the prompt. Families not named here always do."""
+
+
+def test_expanded_turn_comes_after_the_prompt_that_asks_for_it(any_family: str) -> None:
+    """Its history, above all, is the prompt's to the letter: templates that rewrite it give more rows."""
+    renderer = make_renderer(any_family)
+    found: dict[str, str] = {}
+    checked = 0
+    for name, made in expanded(any_family).items():
+        conversation = CONVERSATIONS[name]
+        for row in made:
+            for at in row.trained:
+                positions = np.flatnonzero(row.sample.mask & (row.sample.messages == at))
+                prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
+                if not len(positions) or not isinstance(prompt, RenderedTokens):
+                    continue
+                history = prompt.text[: prompt.rendering.tail]
+                assert row.rendered.text.startswith(history), (name, at)
+                if np.array_equal(row.sample.ids[: positions[0]], prompt.ids):
+                    checked += 1
+                elif row.rendered.text.startswith(prompt.text):
+                    found.setdefault(OVER, f"{name}, message {at}")
+                else:
+                    found.setdefault(OTHER_PROMPT, f"{name}, message {at}")
+    assert set(found) == PROMPTED_OTHERWISE.get(any_family, set()), found
+    assert checked > 2
+
+
+NOTHING_WRITTEN = {("deepseek-v3", "content_none_alone"): "the template writes nothing for a message without content"}
+
+
+def test_expanded_rows_train_every_turn_once(any_family: str) -> None:
+    for name, made in expanded(any_family).items():
+        own = assistants(CONVERSATIONS[name])
+        assert [at for row in made for at in row.trained] == own, name
+        trained = [np.unique(row.sample.messages[row.sample.mask]).tolist() for row in made]
+        nothing = (any_family, name) in NOTHING_WRITTEN
+        assert [at for some_of in trained for at in some_of] == ([] if nothing else own), name
+
+
+def test_expanded_rows_go_on_as_long_as_they_can(any_family: str) -> None:
+    """A row ends where the next one does not begin with it."""
+    for name, made in expanded(any_family).items():
+        for row, following in itertools.pairwise(made):
+            stop = int(np.flatnonzero(row.sample.mask)[-1]) + 1
+            assert not np.array_equal(row.sample.ids[:stop], following.sample.ids[:stop]), name
+
+
+NEVER_REWRITTEN = {
+    "qwen2.5",
+    "qwen3-instruct-2507",
+    "qwen3-vl",
+    "qwen3-coder",
+    "minimax-m3",
+    "deepseek-v3.2",
+    "deepseek-v4",
+    "kimi-k2",
+    "llama-3.1",
+    "llama-3.2",
+    "gemma-3",
+}
+"""Templates that write every message as they did when it was the last."""
+SYSTEM_MOVED = {"system_in_the_middle", "system_at_the_end"}
+"""A system message that comes later, and that the template puts before all others."""
+HARDLY_REWRITTEN = {
+    # all up to the closing tag and line breaks at the beginning are cut off the content of past turns
+    "qwq-32b": {
+        "think_inline_in_history",
+        "think_inline_empty",
+        "think_inline_only_close",
+        "think_inline_and_field",
+        "call_content_with_newlines",
+    },
+    "deepseek-v3": SYSTEM_MOVED,
+    "deepseek-r1": SYSTEM_MOVED,
+    "deepseek-v3.1": SYSTEM_MOVED,
+}
+"""Templates that rewrite a message in these conversations alone; none of them has another turn after it."""
+
+
+def test_history_that_is_never_rewritten_gives_the_default_row(any_family: str) -> None:
+    made = expanded(any_family)
+    alone = any_family in NEVER_REWRITTEN or any_family in HARDLY_REWRITTEN
+    assert ({len(some_rows) for some_rows in made.values()} == {1}) == alone
+    if alone:
+        assert {name for name in made if not is_default(any_family, name)} == HARDLY_REWRITTEN.get(any_family, set())
+
+
+def is_default(family: str, name: str) -> bool:
+    """Whether the expanded row is the default one, up to the last token that carries loss."""
+    (made,), sample = expanded(family)[name], rows(family)[name][2]
+    stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(made.sample)
+    same = np.array_equal(made.sample.ids[:stop], sample.ids[:stop])
+    return same and np.array_equal(made.sample.mask[:stop], sample.mask[:stop])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-thinking-2507", "gpt-oss", "mistral-nemo"])
+def test_history_that_is_rewritten_takes_several_rows(family: str) -> None:
+    assert len(expanded(family)["agentic_json_arguments"]) > 1
+
+
+def test_history_is_the_prompts_where_a_turn_changes_what_comes_before_it() -> None:
+    """Mistral shows the system message only as long as nothing answers the user; Harmony the reasoning beside calls."""
+    mistral = expanded("mistral-nemo")["system_user_assistant"][0]
+    assert "You are a careful assistant." in mistral.rendered.text
+    (row, _) = expanded("gpt-oss")["agentic"]
+    assert "I need the weather." in row.rendered.text
+    assert "I need the weather." not in rows("gpt-oss")["agentic"][1].text
+
+
+def test_preserved_row_is_that_of_a_renderer_that_keeps_all_thinking(any_family: str) -> None:
+    renderer, keeping = make_renderer(any_family), make_renderer(any_family, preserve_all_thinking=True)
+    for name, (conversation, _, _) in rows(any_family).items():
+        if name in SHAPES:
+            tokens = rendered(keeping, conversation)
+            sample = sample_of(renderer, conversation, past="preserve")
+            assert np.array_equal(sample.ids, tokens.ids), name
+            assert np.array_equal(sample.mask, tokens.mask), name
+
+
+# -- the warning, held against the comparison of histories
+
+
+PARTS_OF_CONTENT = "content in parts, which the template leaves out; the remark is on turns that say something"
+FIRST = "no prompt asks for a first message of the assistant's, so that there is nothing to compare with"
+TAG_ALONE = "a closing tag with no opening one counts as reasoning in the content"
+TOO_MANY: dict[str, set[str]] = {
+    "content_one_text_part": {PARTS_OF_CONTENT},
+    "content_text_parts": {PARTS_OF_CONTENT},
+    ASSISTANT_FIRST: {FIRST},
+    "think_inline_only_close": {TAG_ALONE},
+}
+"""Conversations for which the warning can be one too many, and why."""
+
+
+def test_warned_of_every_turn_that_is_trained_otherwise_than_it_was_sampled(any_family: str) -> None:
+    """The oracle takes every turn twice: as its prompt asked for it, and as the row of the whole conversation has it.
+
+    What differs the same way when the turn is the last (a token that reaches over the end of the prompt, a thinking
+    block that the template only prompts with) no choice of the past can mend, and no warning tells of it.
+    """
+    renderer = make_renderer(any_family)
+    supervisor = Supervisor(renderer)
+    missed, needless = [], []
+    for name, (conversation, _, _) in rows(any_family).items():
+        if name not in SHAPES:
+            continue
+        (made,) = supervisor.samples(conversation.messages, conversation.tools)
+        told = {int(at) for line in made.untrue for at in re.findall(r"\d+", line.partition(":")[0])}
+        changed = changed_turns(renderer, conversation)
+        if changed - told:
+            missed.append(f"{name}: {sorted(changed - told)}, told {made.untrue}")
+        if told - changed and name not in TOO_MANY:
+            needless.append(f"{name}: {sorted(told - changed)}, told {made.untrue}")
+    assert not missed, some(missed)
+    assert not needless, some(needless)
+
+
+def changed_turns(renderer: Renderer, conversation: Conversation) -> set[int]:
+    """The past turns that the row of the whole conversation writes otherwise than it does where they are the last."""
+    past = [at for at in assistants(conversation) if 0 < at < len(conversation.messages) - 1]
+    whole = own_differences(renderer, conversation) if past else {}
+    out = set()
+    for at in past:
+        if not whole.get(at):
+            continue
+        alone = own_differences(renderer, Conversation(conversation.messages[: at + 1], conversation.tools))
+        if whole.get(at) != alone.get(at):
+            out.add(at)
+    return out
+
+
+def own_differences(renderer: Renderer, conversation: Conversation) -> dict[int, list[tuple[str, str]]]:
+    """For each turn, how production and training differ in the turn itself and the prompt that opens it."""
+    try:
+        report = compare_histories(renderer, conversation.messages, tools=conversation.tools)
+    except TokentraceError:
+        return {}
+    out: dict[int, list[tuple[str, str]]] = {}
+    for step in report.steps:
+        if step.message is None:
+            continue
+        found = step.compare("production", "training")
+        out[step.message] = [("missing", "")] if found is None else []
+        for difference in found.differences if found is not None else ():
+            sides = (difference.left, difference.right)
+            if any(part.message == step.message for side in sides for part in side.parts):
+                # of GLM's turns, the head of the next one is part only where there is a next one
+                shown = tuple(re.sub(r"<\|(user|observation)\|>$", "", side.text) for side in sides)
+                if shown[0] != shown[1]:
+                    out[step.message].append(shown)  # type: ignore[arg-type]
+    return out
+
+
+def test_warning_says_what_to_choose() -> None:
+    renderer = make_renderer("qwen3")
+    chat = CONVERSATIONS["reasoning_every_turn"]
+    with pytest.warns(HistoryWarning, match=r"^message 1: trained without the reasoning") as told:
+        sample = build_supervised_sample(renderer, chat.messages)
+    (warning,) = told
+    assert warning.filename == __file__
+    assert all(f"'{past}'" in str(warning.message) for past in ("expand", "preserve", "template"))
+    assert str(warning.message) in sample.notes
+    with pytest.warns(HistoryWarning):
+        assert len(build_supervised_samples(renderer, chat.messages)) == 1
+
+
+@pytest.mark.parametrize("past", ["template", "preserve", "expand"])
+def test_choice_is_not_warned_of(past: str) -> None:
+    for family in ("qwen3", "qwen3-thinking-2507"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.simplefilter("ignore", TurnStartWarning)
+            for name in ("reasoning_every_turn", "agentic", "multi_turn", "think_inline_in_history"):
+                chat = CONVERSATIONS[name]
+                made = build_supervised_samples(make_renderer(family), chat.messages, tools=chat.tools, past=past)
+                assert made
+
+
+def test_single_turn_is_not_warned_of(any_family: str) -> None:
+    renderer = make_renderer(any_family)
+    alone = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", TurnStartWarning)
+        for conversation, _, _ in rows(any_family).values():
+            if assistants(conversation) == [len(conversation.messages) - 1]:
+                alone += 1
+                build_supervised_sample(renderer, conversation.messages, tools=conversation.tools)
+    assert alone > 3
+
+
+def test_turn_that_carries_no_loss_is_not_warned_of() -> None:
+    chat = CONVERSATIONS["reasoning_every_turn"]
+    with pytest.warns(HistoryWarning):
+        build_supervised_sample(make_renderer("qwen3"), chat.messages)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build_supervised_sample(make_renderer("qwen3"), chat.messages, turns="last").trained
+
+
+def test_reasoning_that_is_never_shown_is_noted() -> None:
+    sample = build_supervised_sample(make_renderer("qwen2.5"), CONVERSATIONS["reasoning_last"].messages)
+    assert [note for note in sample.notes if note.startswith("message 1: ") and "does not show the reasoning" in note]

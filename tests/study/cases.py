@@ -1,0 +1,521 @@
+"""Small templates, each with something that derivation has to find out, and the grammar that is expected."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tests.conversations import Message, assistant, call, user
+from tokentrace import Renderer
+from tokentrace.formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
+from tokentrace.parsing.response import CallStatus, ParsedResponse
+from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES
+
+# -- families
+
+
+HIDDEN: Final = "the template never shows reasoning; it prompts with <think> or looks for </think>"
+NOT_BESIDE: Final = "the template shows no content before tool calls"
+ONE_CALL: Final = "the template writes one call a turn"
+THINK: Final = Frame("<think>", "", "", "</think>", "")
+NAME_AND_ARGUMENTS: Final = (("name", ("name",)), ("arguments", ("arguments",)))
+# -- what derivation has to find out, each on a template of its own
+
+
+CONTROLS: Final = (
+    *("<|a|>", "<|u|>", "<|end|>", "<|call|>", "<|sep|>", "<|args|>", "<|done|>", "<|calls|>", "<|q|>", "<|x|>"),
+)
+LOOK: Final = call("look_up", {"place": 'Paris <b> & "é"', "days": 3, "exact": True}, "call00001")
+STOP: Final = call("stop", {"where": {"lat": 2.5, "tags": ["a", None]}, "why": "two\nlines"}, "call00002")
+SAID: Final = assistant("Hello.")
+THOUGHT: Final = assistant("Hello.", reasoning="Well.")
+CALLED: Final = assistant("", LOOK)
+BESIDE: Final = assistant("Hello.", LOOK)
+TWICE: Final = assistant("Hello.", LOOK, STOP)
+BOTH: Final = assistant("Hello.", LOOK, reasoning="Well.")
+CALLS: Final = (SAID, CALLED, BESIDE, TWICE)
+ARGUMENTS: Final = "{{ f.arguments | tojson }}"
+OBJECT: Final = '{"name": {{ f.name | tojson }}, "arguments": ' + ARGUMENTS + "}"
+VALUE: Final = "{{ v if v is string else v | tojson }}"
+EACH: Final = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+COMMA: Final = "{{ '' if loop.last else ', ' }}"
+
+
+def template(turn: str, prompt: str = "") -> str:
+    """A template whose assistant writes `turn` between ``<|a|>`` and ``<|end|>``."""
+    said = "{% if m.role == 'assistant' %}<|a|>" + turn + "<|end|>{% else %}<|u|>{{ m.content }}<|end|>{% endif %}"
+    prompted = "{% if add_generation_prompt %}<|a|>" + prompt + "{% endif %}"
+    return "{% for m in messages %}" + said + "{% endfor %}" + prompted
+
+
+def called(one: str, before: str = "", after: str = "") -> str:
+    """Content, then each call as `one`, all of them between `before` and `after`."""
+    return "{{ m.content or '' }}{% if m.tool_calls %}" + before + EACH + one + "{% endfor %}" + after + "{% endif %}"
+
+
+def pairs(one: str) -> str:
+    return "{% for k, v in f.arguments.items() %}" + one + "{% endfor %}"
+
+
+def turn(calls: CallGrammar | None = None, *notes: str, **changes: Any) -> TurnGrammar:
+    """A grammar with the head and the prompt that `template` gives it."""
+    if calls is None and not notes:
+        notes = (NO_CALLS,)
+    return TurnGrammar(**{"head": "<|a|>", "prompt": "<|a|>", "calls": calls, "notes": notes, **changes})
+
+
+def json_call(**changes: Any) -> CallGrammar:
+    return CallGrammar(**{"style": Style.JSON_CALL, "keys": NAME_AND_ARGUMENTS, **changes})
+
+
+TAGGED: Final = json_call(open="<call>", close="</call>")
+NAMED_TAG: Final[dict[str, Any]] = {
+    "open": '<call name="',
+    "head": (("", "name"),),
+    "begin": '">',
+    "close": "</call>",
+}
+TREE: Final = (
+    "{% macro tree(v) %}{% if v is mapping %}{% for k, w in v.items() %}<|x|><{{ k }}>{{ tree(w) }}<|x|></{{ k }}>"
+    "{% endfor %}{% elif v is string %}{{ v }}{% elif v is iterable %}{% for w in v %}<|x|><item>{{ tree(w) }}"
+    "<|x|></item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+)
+BRACES: Final = (
+    "{% macro braces(v) %}{% if v is mapping %}{{ '{' }}{% for k, w in v.items() %}{{ k }}:{{ braces(w) }}"
+    "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}{% elif v is string %}<|q|>{{ v }}<|q|>{% elif v is iterable %}"
+    "[{% for w in v %}{{ braces(w) }}{{ '' if loop.last else ',' }}{% endfor %}]{% else %}{{ v | tojson }}{% endif %}"
+    "{% endmacro %}"
+)
+PYTHON: Final = (
+    "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}" + COMMA + "{% endfor %})" + COMMA
+)
+AS_TEXT: Final = "{% if f.arguments is not string %}{{ raise_exception('JSON text only') }}{% endif %}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A template, what is to be found out about it, and messages that it writes so that they are read back."""
+
+    source: str
+    grammar: TurnGrammar
+    says: tuple[Message, ...] = (SAID,)
+    variables: tuple[tuple[str, Any], ...] = ()
+    """Template variables with which the messages are rendered."""
+
+
+CASES: Final = {
+    # content
+    "content in tags": Case(
+        template("<answer>\n{{ m.content }}\n</answer>"), turn(content=Frame("<answer>", "\n", "\n", "</answer>"))
+    ),
+    "content in tags after reasoning": Case(
+        template(
+            "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+            "<answer>{{ m.content }}</answer>"
+        ),
+        turn(reasoning=THINK, content=Frame("<answer>", close="</answer>")),
+        (SAID, THOUGHT),
+    ),
+    "a turn closed in letters": Case(
+        "{% for m in messages %}{{ 'Bot: ' if m.role == 'assistant' else 'Human: ' }}{{ m.content }}{{ '\\nOver.\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}Bot: {% endif %}",
+        TurnGrammar("Bot: ", "Bot: ", content=Frame(trail="\n", close="Over.", after="\n"), notes=(NO_CALLS,)),
+    ),
+    "no calls": Case(template("{{ m.content }}"), turn()),
+    # reasoning
+    "reasoning that only the prompt opens": Case(
+        template("{{ m.content }}", prompt="<think>\n"),
+        turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>\n", reasoning=Frame("<think>", "\n", "", "</think>", "")),
+    ),
+    "reasoning that the prompt opens and the turn closes": Case(
+        template(
+            "{% if m.reasoning_content %}{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}", prompt="<think>"
+        ),
+        turn(prompt="<|a|><think>", reasoning=THINK),
+    ),
+    "reasoning behind a switch": Case(
+        template(
+            "{% if thinking and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+            "{{ m.content }}"
+        ),
+        turn(reasoning=THINK),
+        (SAID, THOUGHT),
+        (("thinking", True),),
+    ),
+    "reasoning behind a switch that is on": Case(
+        template(
+            "{% if not hide | default(true) and m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]"
+            "{% endif %}{{ m.content }}"
+        ),
+        turn(reasoning=Frame("[THINK]", "", "", "[/THINK]", "")),
+        (SAID, THOUGHT),
+        (("hide", False),),
+    ),
+    "reasoning beside calls only": Case(
+        template(
+            "{% if m.tool_calls and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{{ '\\n' }}"
+            "{% endif %}"
+            + called("<call>" + OBJECT + "</call>")
+        ),
+        turn(TAGGED, reasoning=Frame("<think>", "", "", "</think>", "\n"), after_empty="\n"),
+        (*CALLS, BOTH),
+    ),
+    "reasoning between words": Case(
+        template(
+            "{% if m.reasoning_content %}Thinking: {{ m.reasoning_content }}{{ '\\nDone.\\n' }}{% endif %}"
+            "{{ m.content }}"
+        ),
+        turn(reasoning=Frame("Thinking:", " ", "\n", "Done.", "\n"), after_empty="\n"),
+        (SAID, THOUGHT),
+    ),
+    "reasoning closed by a word": Case(
+        template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }} # {% endif %}{{ m.content }}"),
+        turn(reasoning=Frame("<think>", "", " ", "#", " "), after_empty=" "),
+        (SAID, THOUGHT),
+    ),
+    "reasoning that nothing opens": Case(
+        template("{% if m.reasoning_content %}{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"),
+        turn(
+            None,
+            "nothing opens the reasoning, so that it is not to be told from content",
+            NO_CALLS,
+        ),
+    ),
+    "reasoning that nothing closes": Case(
+        template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{{ '\\n' }}{% endif %}{{ m.content }}"),
+        turn(None, "nothing that could be looked for closes the reasoning", NO_CALLS),
+    ),
+    "several messages in a turn": Case(
+        template(
+            "{% if m.reasoning_content %} to=self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
+            " to=user<|sep|>{{ m.content }}"
+        ),
+        turn(None, SEVERAL_MESSAGES),
+        (),
+    ),
+    # calls: JSON
+    "an object": Case(template(called("<call>" + OBJECT + "</call>")), turn(TAGGED), CALLS),
+    "an object in an object": Case(
+        template(called('<call>{"type": "function", "function": ' + OBJECT + "}</call>")),
+        turn(replace(TAGGED, keys=(("name", ("function", "name")), ("arguments", ("function", "arguments"))))),
+        CALLS,
+    ),
+    "the call as it was given": Case(
+        template(called("<call>{{ c | tojson }}</call>")),
+        turn(
+            replace(
+                TAGGED,
+                keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments"))),
+            )
+        ),
+        CALLS,
+    ),
+    "arguments before the name": Case(
+        template(called('<call>{"parameters": ' + ARGUMENTS + ', "tool": {{ f.name | tojson }}}</call>')),
+        turn(replace(TAGGED, keys=(("arguments", ("parameters",)), ("name", ("tool",))))),
+        CALLS,
+    ),
+    "the name as the only key": Case(
+        template(called('<call>{"{{ f.name }}": ' + ARGUMENTS + "}</call>")),
+        turn(json_call(open="<call>", close="</call>", keys=(), named_key=True)),
+        CALLS,
+    ),
+    "arguments as JSON in a string": Case(
+        template(
+            called('<call>{"name": {{ f.name | tojson }}, "arguments": {{ f.arguments | tojson | tojson }}}</call>')
+        ),
+        turn(TAGGED),
+        CALLS,
+    ),
+    "arguments given as JSON text only": Case(
+        template(called(AS_TEXT + "<|call|>{{ f.name }}<|args|>{{ f.arguments }}<|done|>")),
+        turn(
+            CallGrammar(
+                Style.JSON_ARGUMENTS, open="<|call|>", head=(("", "name"),), begin="<|args|>", close="<|done|>"
+            )
+        ),
+        CALLS,
+    ),
+    "escaped JSON": Case(
+        template(called("<call>" + OBJECT.replace("tojson }}}", "tojson(ensure_ascii=True) }}}") + "</call>")),
+        turn(replace(TAGGED, ascii=True)),
+        CALLS,
+    ),
+    # calls: fields before arguments
+    "an id before the name": Case(
+        template(called("<|call|>{{ c.id }}<|sep|>{{ f.name }}<|args|>" + ARGUMENTS + "<|done|>")),
+        turn(
+            CallGrammar(
+                Style.JSON_ARGUMENTS,
+                open="<|call|>",
+                head=(("", "id"), ("<|sep|>", "name")),
+                begin="<|args|>",
+                close="<|done|>",
+            )
+        ),
+        CALLS,
+    ),
+    "an id after the name": Case(
+        template(called('<call name="{{ f.name }}" id="{{ c.id }}">' + ARGUMENTS + "</call>")),
+        turn(
+            CallGrammar(
+                Style.JSON_ARGUMENTS,
+                open='<call name="',
+                head=(("", "name"), ('" id="', "id")),
+                begin='">',
+                close="</call>",
+            )
+        ),
+        CALLS,
+    ),
+    "an id made of name and number": Case(
+        template(called("<|call|>functions.{{ f.name }}:{{ loop.index0 }}<|args|>" + ARGUMENTS + "<|done|>")),
+        turn(
+            CallGrammar(
+                Style.JSON_ARGUMENTS,
+                open="<|call|>",
+                head=(("", "id"),),
+                begin="<|args|>",
+                close="<|done|>",
+                id_is_name=True,
+            )
+        ),
+        CALLS,
+    ),
+    # calls: arguments one by one
+    "compact tags": Case(
+        template(called("<call>{{ f.name }}" + pairs("<k>{{ k }}</k><v>" + VALUE + "</v>") + "</call>")),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                open="<call>",
+                head=(("", "name"),),
+                close="</call>",
+                key_open="<k>",
+                value_open="</k><v>",
+                value_close="</v>",
+            )
+        ),
+        CALLS,
+    ),
+    "tags that say the type": Case(
+        template(
+            called(
+                '<call name="{{ f.name }}">'
+                + pairs("<p name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">" + VALUE + "</p>")
+                + "</call>"
+            )
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                **NAMED_TAG,
+                key_open='<p name="',
+                value_open='" string="false">',
+                string_open='" string="true">',
+                value_close="</p>",
+            )
+        ),
+        CALLS,
+    ),
+    "strings in CDATA": Case(
+        template(
+            called(
+                '<call name="{{ f.name }}">'
+                + pairs(
+                    "<p name=\"{{ k }}\">{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}"
+                    + VALUE
+                    + "{% endif %}</p>"
+                )
+                + "</call>"
+            )
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                **NAMED_TAG,
+                key_open='<p name="',
+                value_open='">',
+                value_close="</p>",
+                strings=Value.CDATA,
+            )
+        ),
+        CALLS,
+    ),
+    "strings as JSON": Case(
+        template(
+            called('<call name="{{ f.name }}">' + pairs('<p name="{{ k }}">{{ v | tojson }}</p>') + "</call>")
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                **NAMED_TAG,
+                key_open='<p name="',
+                value_open='">',
+                value_close="</p>",
+                strings=Value.JSON,
+            )
+        ),
+        (SAID,),
+    ),
+    "True and False": Case(
+        template(
+            called(
+                '<call name="{{ f.name }}">'
+                + pairs('<p name="{{ k }}">{{ v if v is string or v is boolean else v | tojson }}</p>')
+                + "</call>"
+            )
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                **NAMED_TAG,
+                key_open='<p name="',
+                value_open='">',
+                value_close="</p>",
+                others=Value.PYTHON,
+            )
+        ),
+        CALLS,
+    ),
+    "tags named after the keys": Case(
+        TREE + template(called('<|x|><call name="{{ f.name }}">{{ tree(f.arguments) }}<|x|></call>')),
+        turn(
+            CallGrammar(
+                Style.TREE,
+                open='<|x|><call name="',
+                head=(("", "name"),),
+                begin='">',
+                close="<|x|></call>",
+                key_open="<|x|><",
+                value_open=">",
+                value_close="<|x|></",
+                item="item",
+            )
+        ),
+        CALLS,
+    ),
+    "Python calls": Case(
+        template(called(PYTHON, "<|calls|>[", "]<|done|>")),
+        turn(
+            CallGrammar(Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", ")
+        ),
+        CALLS,
+    ),
+    "Python calls with nothing around them": Case(
+        template(called(PYTHON, "[", "]")),
+        turn(CallGrammar(Style.PYTHON, section_open="[", section_close="]", separator=", "), BARE_CALLS),
+        (SAID, CALLED, assistant("", LOOK, STOP)),
+    ),
+    "braces with quotes of their own": Case(
+        BRACES + template(called("<|call|>call:{{ f.name }}{{ braces(f.arguments) }}<|done|>")),
+        turn(
+            CallGrammar(
+                Style.BRACES, open="<|call|>call:", head=(("", "name"),), begin="{", close="<|done|>", quote="<|q|>"
+            )
+        ),
+        CALLS,
+    ),
+    # what stands around calls
+    "a section": Case(
+        template(called("<call>" + OBJECT + "</call>", "{{ '\\n' }}<calls>{{ '\\n' }}", "{{ '\\n' }}</calls>")),
+        turn(replace(TAGGED, before="\n", section_open="<calls>\n", section_close="\n</calls>")),
+        CALLS,
+    ),
+    "a section that is a list": Case(
+        template(called(OBJECT + COMMA, "<|calls|>[", "]")),
+        turn(json_call(section_open="<|calls|>[", section_close="]", separator=", ")),
+        CALLS,
+    ),
+    "a separator of letters": Case(
+        template(called("<call>" + OBJECT + "</call>{{ '' if loop.last else '; ' }}")),
+        turn(replace(TAGGED, separator="; ")),
+        CALLS,
+    ),
+    "white space everywhere": Case(
+        template(
+            called(
+                "{{ '\\n' }}<call>{{ '\\n' }}" + OBJECT + "{{ '\\n' }}</call>{{ '' if loop.last else '\\n' }}",
+                after="{{ '\\n' }}",
+            )
+        ),
+        turn(json_call(before="\n", open="<call>\n", close="\n</call>", separator="\n\n", after="\n")),
+        CALLS,
+    ),
+    "no closing delimiter": Case(
+        template(called("<|call|>{{ f.name }}<|args|>" + ARGUMENTS)),
+        turn(CallGrammar(Style.JSON_ARGUMENTS, open="<|call|>", head=(("", "name"),), begin="<|args|>")),
+        CALLS,
+    ),
+    "no delimiter at all": Case(
+        template("{% if m.tool_calls %}" + EACH + OBJECT + "{% endfor %}{% else %}{{ m.content }}{% endif %}"),
+        turn(json_call(), NOT_BESIDE),
+        (SAID, CALLED),
+    ),
+    "one call a turn": Case(
+        template(
+            "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one at a time') }}{% endif %}"
+            + called("<call>" + OBJECT + "</call>")
+        ),
+        turn(TAGGED, ONE_CALL),
+        (SAID, CALLED, BESIDE),
+    ),
+    "calls or content": Case(
+        template(
+            "{% if m.tool_calls and m.content %}{{ raise_exception('either or') }}{% endif %}"
+            + called("<call>" + OBJECT + "</call>")
+        ),
+        turn(TAGGED, NOT_BESIDE),
+        (SAID, CALLED, assistant("", LOOK, STOP)),
+    ),
+    "content after calls": Case(
+        template("{% if m.tool_calls %}" + EACH + "<call>" + OBJECT + "</call>{% endfor %}{% endif %}{{ m.content }}"),
+        turn(TAGGED, NOT_BESIDE),
+        CALLS,
+    ),
+    "one call is not closed as two are": Case(
+        template(
+            called(
+                "<call>" + OBJECT + "</call>", "<calls>", "{% if m.tool_calls | length > 1 %}</calls>{% endif %}"
+            )
+        ),
+        turn(
+            replace(TAGGED, section_open="<calls>", section_close="</calls>"),
+            "the template disagrees with itself: one call ends with '</call>', the last of two with '</call></calls>'",
+        ),
+        CALLS,
+    ),
+    "calls that cannot be taken apart": Case(
+        template(called("<call>{{ f.name }}</call>")),
+        turn(None, "calls were not understood: where the arguments stand is not to be seen; choose a tool_parser"),
+    ),
+}  # fmt: skip
+
+
+def completion(renderer: Renderer, message: Message) -> tuple[list[int], list[int]]:
+    """The prompt and the completion that say a message."""
+    rendered = renderer.render([user("Hi."), message])
+    said = rendered.turns[-1]
+    return rendered.token_ids[: said.start], rendered.token_ids[said.start : said.stop]
+
+
+def summary(response: ParsedResponse) -> tuple[str, str, list[tuple[str | None, Any, CallStatus]]]:
+    calls = [(parsed.name, parsed.arguments, parsed.status) for parsed in response.tool_calls]
+    return response.reasoning_content or "", response.content, calls
+
+
+def meant(message: Message) -> tuple[str, str, list[tuple[str | None, Any, CallStatus]]]:
+    """What a parser has to say of a message."""
+    functions = [one["function"] for one in message.get("tool_calls", [])]
+    calls: list[Any] = [(one["name"], one["arguments"], CallStatus.OK) for one in functions]
+    return message.get("reasoning_content", ""), message["content"], calls
+
+
+def as_text(message: Message) -> Message:
+    """The same message with arguments as JSON text."""
+    calls = [
+        one | {"function": one["function"] | {"arguments": json.dumps(one["function"]["arguments"])}}
+        for one in message.get("tool_calls", [])
+    ]
+    return message | {"tool_calls": calls} if calls else message
