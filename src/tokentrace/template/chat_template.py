@@ -168,12 +168,12 @@ def wrap_messages(messages: Sequence[Mapping[str, Any]], patch: Patch | None = N
     wrapped.origin = Origin(("messages",))
     for index, message in enumerate(messages):
         item = TracedDict(message)
-        item.origin = Origin.of(index)
+        item.origin = Origin(("messages", index))
         item.raw = item
         for name in REASONING_FIELDS:
             value = message.get(name)
             if value is not None:
-                value = wrap(value, Origin.of(index, name))
+                value = wrap(value, Origin(("messages", index, name)))
                 if "thinking" not in message:
                     dict.__setitem__(item, "thinking", value)
                 dict.__setitem__(item, "reasoning_content", value)

@@ -106,6 +106,12 @@ _PLAIN_TEXT: Final = frozenset({str, TracedStr})
 """Text that is joined as it is. Markup escapes what it is joined with."""
 
 
+def _as_key(value: Any) -> Any:
+    """`value`, about to become a key."""
+    weigh_key(value)
+    return value
+
+
 class _GenerationTag(Extension):
     """``{% generation %}…{% endgeneration %}``, scoped as transformers scopes it."""
 
@@ -132,6 +138,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     fast_access = (TracedDict, TRACED_TYPES, dict.get)
     buffer = Buffer
     within = staticmethod(filters.within)
+    key = staticmethod(_as_key)
     intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
 
     def __init__(self) -> None:
@@ -171,12 +178,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             looked_at(value)
         elif isinstance(value, (list, tuple)):
             check_items(len(value))
-        return value
-
-    def key(self, value: Any) -> Any:
-        """`value`, about to become a key."""
-        if isinstance(value, tuple):
-            weigh_key(value)
         return value
 
     # -- access
@@ -407,11 +408,6 @@ class _TemplateDict:
 
     def fromkeys(self, keys: Any, value: Any = None, /) -> dict[Any, Any]:
         return dict.fromkeys(map(_as_key, listed(keys)), value)
-
-
-def _as_key(key: Any) -> Any:
-    weigh_key(key)
-    return key
 
 
 class _TemplateNamespace(Namespace):

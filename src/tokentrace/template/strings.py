@@ -79,20 +79,23 @@ class TracedStr(str):
                 check_count(at)
             yield cut(self, at, at + 1)
 
-    def _search_many(self, chars: str | None) -> None:
-        if chars is not None and len(chars) > 64:
+    def _search_many(self, chars: str) -> None:
+        if len(chars) > 64:
             searched(self, chars)
 
     def lstrip(self, chars: str | None = None, /) -> TracedStr:
-        self._search_many(chars)
+        if chars is not None:
+            self._search_many(chars)
         return cut(self, len(self) - len(str.lstrip(self, chars)), len(self))
 
     def rstrip(self, chars: str | None = None, /) -> TracedStr:
-        self._search_many(chars)
+        if chars is not None:
+            self._search_many(chars)
         return cut(self, 0, len(str.rstrip(self, chars)))
 
     def strip(self, chars: str | None = None, /) -> TracedStr:
-        self._search_many(chars)
+        if chars is not None:
+            self._search_many(chars)
         end = len(str.rstrip(self, chars))
         if end == len(self) and len(str.lstrip(self, chars)) == end:
             return self

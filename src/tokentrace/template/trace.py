@@ -15,6 +15,7 @@ from .traced import TracedDict, text_of
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
+_TOO_MUCH: Final = f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans"
 
 
 class Mark(str):
@@ -231,7 +232,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             if not piece.isascii():
                 wide.append(len(ends) - 1)
             if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
-                raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans")
+                raise TemplateLimitError(_TOO_MUCH)
             continue
         if kind is Mark:
             current = piece.message
@@ -263,7 +264,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
                 tail = at + end
         at += len(piece)
         if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
-            raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans")
+            raise TemplateLimitError(_TOO_MUCH)
     rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
