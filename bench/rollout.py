@@ -149,7 +149,7 @@ class Watch:
                 (Trajectory, "append_completion", "record"),
                 (Trajectory, "append_bridge", "record"),
                 (Trajectory, "wire_parts", "wire text"),
-                (scripted, "checked_prompt", "prompt check"),
+                (scripted, "checked_request", "prompt check"),
                 (scripted, "answered_ids", "answer check"),
                 (scripted, "answered_logprobs", "answer check"),
             ):

@@ -4,11 +4,9 @@ import asyncio
 
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.demo.calculator import calculate
-from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.loop import Agent, Task
-from tokentrace.rollout.tools import as_tools
+from tokentrace.rollout import Agent, Task, as_tools
 
 
 def calculator(expression: str) -> int:

@@ -6,11 +6,9 @@ from typing import Any
 from tokentrace import create_renderer
 from tokentrace.demo.calculator import calculate
 from tokentrace.demo.tasks import make_questions
-from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.engines import EmbeddedEngine
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.batch import grouped, run_rollouts
-from tokentrace.rollout.loop import Agent, Task
-from tokentrace.rollout.tools import BaseTool, as_tools, function_schema
+from tokentrace.rollout import Agent, BaseTool, Task, as_tools, function_schema, grouped, run_rollouts
 
 
 def calculator(expression: str) -> int:

@@ -4,12 +4,9 @@ import asyncio
 import re
 
 from tokentrace import create_renderer
-from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.batch import run_rollouts
-from tokentrace.rollout.loop import Agent, Budget, Rollout, Task
-from tokentrace.rollout.tools import as_tools
+from tokentrace.rollout import Agent, Budget, Rollout, Task, as_tools, run_rollouts
 
 CORPUS = [
     "The price of the green lamp is 48.",

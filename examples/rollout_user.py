@@ -7,11 +7,9 @@ from typing import Any
 from tokentrace import create_renderer
 from tokentrace.demo.rollouts import question_task
 from tokentrace.demo.tasks import Question, follow_up, make_questions, reward
-from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.interactions import BaseInteraction, Reply
-from tokentrace.rollout.loop import Agent
+from tokentrace.rollout import Agent, BaseInteraction, Reply
 
 
 class User(BaseInteraction):

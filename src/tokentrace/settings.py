@@ -1,9 +1,12 @@
-"""What a setting may be: one of a few names, a whole number, an object of a kind."""
+"""What a setting may be: one of a few names, a number, a limit, an object of a kind."""
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections.abc import Iterable
 from enum import StrEnum
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,13 +26,62 @@ def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceErr
         raise error(f"{name} is one of {choices}, not {shown(value)}") from None
 
 
-def whole(name: str, value: Any, *, least: int | None = None, error: type[TokentraceError] = RendererError) -> int:
-    """A whole number, `least` or more, as an int; numbers of NumPy are numbers, booleans are not."""
+def whole(
+    name: str,
+    value: Any,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    error: type[TokentraceError] = RendererError,
+) -> int:
+    """A whole number from `least` to `most`, as an int; numbers of NumPy are numbers, booleans are not."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise error(f"{name} must be a whole number, not {shown(value)}")
-    if least is not None and value < least:
+    found = int(value)
+    if least is not None and found < least:
         raise error(f"{name} must be at least {least}, not {shown(value)}")
-    return int(value)
+    if most is not None and found > most:
+        raise error(f"{name} must be at most {most}, not {shown(value)}")
+    return found
+
+
+def number(name: str, value: Any, least: float, most: float, error: type[TokentraceError] = RendererError) -> float:
+    """A number from `least` to `most`, as a float; numbers of NumPy are numbers, booleans are not."""
+    found = as_float(value) if _is_number(value) else None
+    if found is None or not least <= found <= most:
+        raise error(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}")
+    return found
+
+
+def limit(
+    name: str,
+    value: Any,
+    *,
+    unit: str = "seconds",
+    zero: bool = False,
+    error: type[TokentraceError] = RendererError,
+) -> float | None:
+    """A finite number above 0, or 0 too where `zero` says so; None is no limit."""
+    if value is None:
+        return None
+    found = as_float(value) if _is_number(value) else None
+    if found is None or found < 0 or (found == 0 and not zero):
+        least = "at least 0" if zero else "more than 0"
+        raise error(f"{name} must be {least} {unit} and finite, or None for no limit, not {shown(value)}")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def as_float(value: Any) -> float | None:
+    """Anything that stands for one finite number, as a float; None for everything else."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return found if math.isfinite(found) else None
 
 
 def flag(name: str, value: Any, error: type[TokentraceError] = RendererError) -> bool:
@@ -53,3 +105,10 @@ def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceEr
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise error(f"{name} must be a {kinds}, not {shown(value)}")
     return value
+
+
+def nearest(name: object, names: Iterable[str]) -> str:
+    """A hint for a name that is not there: the one that was probably meant, or all that there are."""
+    known = list(names)
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from tests.engines.support import Fake, Reply, http_head, json_reply, recording, serving
-from tokentrace.engines.answers import collected
 from tokentrace.engines.http import Connection, HTTPSettings
 from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
 from tokentrace.engines.protocol import (
@@ -30,6 +29,7 @@ from tokentrace.engines.protocol import (
     EngineUnavailable,
     FinishReason,
     SamplingParams,
+    collected,
 )
 from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.sse import EventReader

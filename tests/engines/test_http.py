@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording, serving
-from tokentrace.engines.answers import collected
 from tokentrace.engines.http import Connection, HTTPSettings
 from tokentrace.engines.protocol import (
     Capabilities,
@@ -25,6 +24,7 @@ from tokentrace.engines.protocol import (
     EngineRefusal,
     EngineUnavailable,
     SamplingParams,
+    collected,
 )
 from tokentrace.engines.sglang import GENERATE, SGLangEngine
 from tokentrace.engines.sse import EventReader
@@ -183,7 +183,7 @@ def test_a_refusal_is_not_sent_again(ask: Any, status: int) -> None:
 @pytest.mark.parametrize("garbage", [b"<html>proxy</html>", b"", b"\xff\xfe", b'{"output_ids": [1', b"[" * 100_000])
 def test_garbage_is_not_sent_again(garbage: bytes) -> None:
     fake = Fake().on(GENERATE, Reply([garbage] if garbage else []))
-    with pytest.raises(EngineAnswerError, match="no JSON"):
+    with pytest.raises(EngineAnswerError, match="not JSON"):
         generate(fake.connection())
     assert len(fake.requests) == 1
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.engines.support import Fake, json_reply, recording
-from tokentrace.engines.answers import collected
 from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
 from tokentrace.engines.protocol import (
     Capabilities,
@@ -20,6 +19,7 @@ from tokentrace.engines.protocol import (
     FinishReason,
     LogprobKind,
     SamplingParams,
+    collected,
 )
 
 RAW = Capabilities("llama.cpp", max_length=4096, vocab_size=1024, logprobs=LogprobKind.RAW)
@@ -147,7 +147,7 @@ def test_an_answer_that_is_no_completion_is_an_error(change: Any, words: str) ->
 def test_what_is_no_probability_is_an_error(prob: Any) -> None:
     answer = recording("llamacpp_completion_eos")["response"]
     answer["completion_probabilities"] = [{"id": 1002, "prob": prob}]
-    with pytest.raises(EngineAnswerError, match="no probability"):
+    with pytest.raises(EngineAnswerError, match="cannot be the probability"):
         whole(answer, capabilities=PROCESSED)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tokentrace.engines.answers import collected
 from tokentrace.engines.protocol import (
     Capabilities,
     Engine,
@@ -18,6 +17,7 @@ from tokentrace.engines.protocol import (
     FinishReason,
     LogprobKind,
     SamplingParams,
+    collected,
 )
 from tokentrace.engines.routing import CircuitState, Router, circuits_of
 from tokentrace.engines.scripted import Fault, ScriptedEngine
@@ -277,11 +277,7 @@ def test_sessions_are_forgotten() -> None:
 class Said(ScriptedEngine):
     def __init__(self, capabilities: Capabilities) -> None:
         super().__init__(lambda prompt, sampling: [1])
-        self.said = capabilities
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.said
+        self.capabilities = capabilities
 
 
 FULL = Capabilities("vllm", "1", "tiny", 4096, 1024, LogprobKind.PROCESSED, True, True, True, True)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.support import same
-from tokentrace.engines.answers import collected
 from tokentrace.engines.protocol import (
     Engine,
     EngineAnswerError,
@@ -20,6 +19,7 @@ from tokentrace.engines.protocol import (
     EngineUnavailable,
     FinishReason,
     SamplingParams,
+    collected,
 )
 from tokentrace.engines.scripted import Fault, Sampled, ScriptedEngine
 from tokentrace.trajectory.turns import VersionSpan

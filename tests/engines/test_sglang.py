@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.support import Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
-from tokentrace.engines.answers import collected
 from tokentrace.engines.protocol import (
     Capabilities,
     EngineAnswerError,
@@ -23,6 +22,7 @@ from tokentrace.engines.protocol import (
     FinishReason,
     LogprobKind,
     SamplingParams,
+    collected,
 )
 from tokentrace.engines.sglang import GENERATE, SGLangEngine
 from tokentrace.trajectory.turns import VersionSpan

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.support import RECORDINGS, Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
-from tokentrace.engines.answers import collected
 from tokentrace.engines.protocol import (
     Capabilities,
     EngineAnswerError,
@@ -24,6 +23,7 @@ from tokentrace.engines.protocol import (
     LogprobKind,
     LogprobKindError,
     SamplingParams,
+    collected,
 )
 from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
 from tokentrace.trajectory import Trajectory
@@ -487,7 +487,7 @@ def test_a_completion_says_of_which_distribution_its_logprobs_are(
 def test_connecting_is_refused_where_it_would_go_wrong() -> None:
     with pytest.raises(EngineAnswerError, match="at most 0, unlike logits"):
         connect(served(Fake(), mode="logits"))
-    with pytest.raises(EngineError, match="one of processed, scaled, raw, unknown, not 'cooked'"):
+    with pytest.raises(EngineError, match="one of 'processed', 'scaled', 'raw', 'unknown', not 'cooked'"):
         connect(served(Fake()), logprobs="cooked")
     with pytest.raises(EngineError, match="is paused"):
         connect(served(Fake()).on("/is_paused", {"is_paused": True}))

@@ -22,7 +22,6 @@ from tests.live.vllm_server import vllm_server
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.demo.rollouts import FollowUps, question_reward, question_tasks
 from tokentrace.demo.tasks import make_questions
-from tokentrace.engines.answers import collected
 from tokentrace.engines.http import Connection
 from tokentrace.engines.protocol import (
     Completion,
@@ -32,6 +31,7 @@ from tokentrace.engines.protocol import (
     LogprobKind,
     LogprobKindError,
     SamplingParams,
+    collected,
 )
 from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
 from tokentrace.pocket import POCKET

@@ -136,7 +136,7 @@ BAD = {
     ),
     "sampling": (
         POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n",
-        "line 7: sampling.top_p: cannot be 2: it is a number of 0 to 1",
+        "line 7: sampling.top_p: must be a number from 0 to 1, not 2",
     ),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
@@ -150,7 +150,7 @@ BAD = {
     "a key that is none": ("? [engine]\n: 1\n", "line 1: the name of a setting must be text"),
     "patience": (POCKET_RUN + "patience: -1\n", "line 5: patience: must be at least 0 seconds"),
     "odd patience": (POCKET_RUN + "patience: .nan\n", "line 5: patience: must be at least 0 seconds"),
-    "patience in words": (POCKET_RUN + "patience: long\n", "line 5: patience: must be a whole number or a number"),
+    "patience in words": (POCKET_RUN + "patience: long\n", "line 5: patience: must be a number, not 'long'"),
     "huge": (POCKET_RUN + "concurrency: 99999999999999999999\n", "line 5: concurrency: must be at most 2147483647"),
     "budget time": (
         POCKET_RUN + "budget:\n  turns: 3\n  seconds: .inf\n",
@@ -179,14 +179,17 @@ BAD = {
     "no name": (POCKET_RUN + "reward: judge\n", "line 5: reward: 'judge' must be module:name"),
     "tool class": (
         POCKET_RUN + "tools:\n  - class_name: own_tools.User\n",
-        "line 6: tools.0.class_name: is no subclass",
+        "line 6: tools.0.class_name: is not a subclass",
     ),
     "tool making": (
         POCKET_RUN + "tools:\n  - class_name: own_tools.Table\n",
         "class_name: cannot be made: KeyError: 'size'",
     ),
     "tool key": (POCKET_RUN + "tools:\n  - clas_name: x\n", "line 6: tools.0.clas_name: .*mean 'class_name'"),
-    "class as function": (POCKET_RUN + "tools: [{function: own_tools.Table}]\n", "is no function; a class is named by"),
+    "class as function": (
+        POCKET_RUN + "tools: [{function: own_tools.Table}]\n",
+        "is not a function; a class is named by",
+    ),
     "same tool": (
         POCKET_RUN + "tools: [{function: own_tools.add}, {function: own_tools.add}]\n",
         "two tools are called",
@@ -276,11 +279,7 @@ def test_addresses_and_secrets_are_not_written_down(tmp_path: Path) -> None:
     text = engine + f"tokenizer: {POCKET}\n" + POCKET_RUN.partition("\n")[2]
     run = read_run(written(tmp_path, text))
     assert run.settings["engine"] == {"kind": "vllm"}
-    section = read_config(tmp_path / "run.yaml").section("engine")
-    assert section is not None
-    http = section.section("http")
-    assert http is not None
-    made = http.make(HTTPSettings)
+    made = read_config(tmp_path / "run.yaml")["engine"]["http"].make(HTTPSettings)
     assert (made.retries, made.headers) == (2, {"Authorization": "secret"})
     assert made.connect_timeout == 10.0
 

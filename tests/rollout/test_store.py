@@ -41,7 +41,7 @@ def a_rollout(name: str, reward: float | None = 1.0, end: End = End.ANSWER, **me
     trajectory.begin([1, 2, 3], messages=1)
     trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
     task = Task([{"role": "user", "content": "?"}], name=name, metadata=metadata)
-    return Rollout(task, trajectory, [], list(task.messages), end=end, reward=reward, turns=1)
+    return Rollout(task, trajectory, [], list(task.messages), end=end, reward=reward)
 
 
 def stored(folder: Path, *rollouts: Rollout) -> RolloutStore:

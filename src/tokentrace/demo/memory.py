@@ -6,16 +6,14 @@ request of an earlier one is given its completion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from ..engines.embedded import EmbeddedEngine
-from ..engines.protocol import Completion, SamplingParams
+from ..engines.protocol import Completion, GenerateRequest, SamplingParams
 from ..pocket.model import Floats, PocketModel, TokenIds
-from ..tokens.tokenizer import Ids
 
 
 class RememberingEngine(EmbeddedEngine):
@@ -25,23 +23,14 @@ class RememberingEngine(EmbeddedEngine):
         super().__init__(model)
         self._known: dict[tuple[bytes, SamplingParams], Completion] = {}
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> Completion:
+    async def _generate(self, request: GenerateRequest) -> Completion:
         """Sample a completion, or give the one that is known; nothing is said then of cached tokens."""
-        if sampling.seed is None and sampling.temperature > 0:
-            return await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
-        key = _bytes(prompt_ids), sampling
+        if request.sampling.seed is None and request.sampling.temperature > 0:
+            return await super()._generate(request)
+        key = _bytes(request.prompt_ids), request.sampling
         if key in self._known:
             return replace(self._known[key], cached_tokens=None)
-        found = await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
-        self._known[key] = found
+        self._known[key] = found = await super()._generate(request)
         return found
 
 

@@ -14,13 +14,13 @@ from .tasks import SPLITS, make_questions
 def question_source(asked: Section, limit: int | None) -> TaskSet:
     """Questions with their tools, a user who asks what else they have, and the reward."""
     asked.check_keys(["count", "seed", "split", "kinds"])
-    kinds = asked.get("kinds", list, list(KINDS))
+    kinds = asked.read("kinds", list, default=list(KINDS))
     if unknown := [kind for kind in kinds if not isinstance(kind, str) or kind not in KINDS]:
         raise asked.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}", "kinds")
     count = asked.count("count", 64)
     split = asked.choice("split", SPLITS, "held_back")
     count = count if limit is None else min(count, limit)
-    made = make_questions(asked.get("seed", int, 0), count, split, kinds=kinds or tuple(KINDS))
+    made = make_questions(asked.read("seed", int, default=0), count, split, kinds=kinds or tuple(KINDS))
     return TaskSet([question_task(question) for question in made], FollowUps(), question_reward)
 
 

@@ -33,10 +33,12 @@ from email.utils import parsedate_to_datetime
 from functools import reduce
 from itertools import count
 from time import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ..errors import shown
+from ..settings import limit, number, whole
+from .answers import AnswerReader
 from .protocol import Delta, EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .sse import EventReader
 
@@ -82,53 +84,26 @@ class HTTPSettings:
     """Whether to use the proxies that the environment names."""
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "read_timeout", "total_timeout", "longest_answer", "longest_event"):
-            _check_limit(name, getattr(self, name), above=0)
+        for name in ("connect_timeout", "read_timeout", "total_timeout"):
+            limit(name, getattr(self, name), error=EngineError)
+        for name in ("longest_answer", "longest_event"):
+            limit(name, getattr(self, name), unit="bytes", error=EngineError)
         for name in ("backoff", "longest_backoff", "longest_retry_after"):
-            _check_limit(name, getattr(self, name), above=None)
-        for name, least in (("connections", 1), ("retries", 0)):
-            value = getattr(self, name)
-            if value is None and name == "connections":
-                continue
-            if type(value) is not int or not least <= value < 2**31:
-                raise EngineError(f"{name} must be an integer of at least {least}, not {shown(value)}")
+            number(name, getattr(self, name), 0, 2**63, EngineError)
+        whole("retries", self.retries, least=0, most=2**31, error=EngineError)
+        if self.connections is not None:
+            whole("connections", self.connections, least=1, most=2**31, error=EngineError)
         if not isinstance(self.headers, Mapping):
             raise EngineError(f"headers must be a mapping of names to values, not {type(self.headers).__name__}")
         for name, value in self.headers.items():
             if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-                raise EngineError(f"headers: {shown(name)} is no name of a header")
+                raise EngineError(f"headers: {shown(name)} cannot be the name of a header")
             if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
                 raise EngineError(f"headers: the value of {name} is not shown here; it must be printable ASCII text")
 
 
-def _check_limit(name: str, value: Any, *, above: int | None) -> None:
-    if value is None and above is not None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (above or 0) <= value < 2**63:
-        raise EngineError(f"{name} must be a number of at least 0, not {shown(value)}")
-    if value == above:
-        raise EngineError(f"{name} must be more than 0; None is no limit")
-
-
-class StreamReader(Protocol):
-    """Makes pieces of a completion out of the events of one stream."""
-
-    count: int
-    """How many ids arrived."""
-    finished: bool
-    """Whether the reason why it ended has arrived."""
-
-    def feed(self, answer: Any) -> Delta | None:
-        """The piece that an event brings; None where it brings no ids. The last piece is held back."""
-        ...
-
-    def close(self) -> Delta:
-        """The last piece."""
-        ...
-
-
 class _Lost(Exception):  # noqa: N818
-    """A try that came to nothing."""
+    """One try failed. The next may not, unless a part of a good answer was `accepted`."""
 
     def __init__(self, reason: str, *, wait: float | None = None, again: bool = True, accepted: bool = False) -> None:
         self.wait = wait
@@ -187,19 +162,19 @@ class Connection:
             )
             self._client.build_request("GET", self.base_url)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise EngineError(f"{self.base_url!r} is no address of a server: {error}") from error
+            raise EngineError(f"{self.base_url!r} is not the address of a server: {error}") from error
 
     async def get(self, path: str) -> Any:
         """The JSON value at a path."""
-        return self._json(path, await self._answer("GET", path, None))
+        return await self._answer("GET", path, None, self._json)
 
     async def post(self, path: str, body: bytes) -> Any:
         """The JSON value that is answered to a body of JSON text."""
-        return self._json(path, await self._answer("POST", path, body))
+        return await self._answer("POST", path, body, self._json)
 
     async def tell(self, path: str, body: bytes | None = None) -> None:
         """Post something whose answer says nothing."""
-        await self._answer("POST", path, body)
+        await self._answer("POST", path, body, bytes)
 
     async def found(self, path: str) -> Any | None:
         """As `get`; None where the server does not know the path or does not allow it."""
@@ -208,7 +183,7 @@ class Connection:
         except EngineRefusal:
             return None
 
-    async def stream(self, path: str, body: bytes, make: Callable[[], StreamReader]) -> AsyncGenerator[Delta]:
+    async def stream(self, path: str, body: bytes, make: Callable[[], AnswerReader]) -> AsyncGenerator[Delta]:
         """The pieces of a streamed answer. Closing the iterator closes the connection."""
         for tries in count():
             reader = make()
@@ -240,14 +215,14 @@ class Connection:
 
     # -- one try, and the next
 
-    async def _answer(self, method: str, path: str, body: bytes | None) -> bytes:
+    async def _answer(self, method: str, path: str, body: bytes | None, read: Callable[[bytes], Any]) -> Any:
         for tries in count():
             try:
                 async with self._opened(method, path, body) as (response, deadline):
                     async with asyncio.timeout_at(deadline):
-                        answer = await self._body(path, response)
-                    self._check_status(path, response, answer)
-                    return answer
+                        answer = await self._body(response)
+                    self._check_status(response, answer)
+                    return read(answer)
             except _Lost as lost:
                 if lost.accepted:
                     raise EngineError(
@@ -263,8 +238,8 @@ class Connection:
         async with self._opened("POST", path, body) as (response, deadline):
             if not response.is_success:
                 async with asyncio.timeout_at(deadline):
-                    self._check_status(path, response, await self._body(path, response))
-            self._check_packing(path, response)
+                    self._check_status(response, await self._body(response))
+            _check_packing(response)
             arriving = response.aiter_bytes()
             while True:
                 async with asyncio.timeout_at(deadline):  # around each wait, never around a yield
@@ -272,14 +247,10 @@ class Connection:
                 if piece is None:
                     break
                 began = True
-                try:
-                    events = reader.feed(piece)
-                except EngineAnswerError as error:
-                    raise EngineAnswerError(f"{self.base_url}{path}: {error}") from error
-                for data in events:
+                for data in reader.feed(piece):
                     if data.strip() == _DONE:
                         return
-                    yield self._event(path, data)
+                    yield self._event(data)
             if not began:
                 raise _Lost("the stream ended before its first byte")
 
@@ -287,7 +258,7 @@ class Connection:
     async def _opened(
         self, method: str, path: str, body: bytes | None
     ) -> AsyncIterator[tuple[httpx2.Response, float | None]]:
-        """A response, and when it must be whole. What goes wrong until it is closed is told in our own errors."""
+        """A response, and when it must be whole. What goes wrong until it is closed is an error with the address."""
         httpx2 = self._httpx
         where = f"{self.base_url}{path}"
         total = self.settings.total_timeout
@@ -305,6 +276,9 @@ class Connection:
             raise _Lost("no whole answer in time", again=False, accepted=_began(response)) from error
         except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, httpx2.ProxyError) as error:
             raise EngineError(f"{where}: {self._words(error)}") from error
+        except EngineError as error:
+            error.args = (f"{where}: {error}",)
+            raise
         except httpx2.TransportError as error:
             raise _Lost(f"the connection broke: {self._words(error)}", accepted=_began(response)) from error
         finally:
@@ -312,7 +286,7 @@ class Connection:
                 await response.aclose()
 
     async def _rest(self, path: str, tries: int, lost: _Lost) -> None:
-        """Wait before the next try; `EngineUnavailable` where there is none."""
+        """Wait before the next try; `EngineUnavailable` where there will be none."""
         settings = self.settings
         asked = lost.wait or 0.0
         if not lost.again or tries >= settings.retries or asked > settings.longest_retry_after:
@@ -324,32 +298,20 @@ class Connection:
 
     # -- what the server says
 
-    async def _body(self, path: str, response: httpx2.Response) -> bytes:
-        """A whole answer; of one that is none, the beginning."""
-        pieces: list[bytes] = []
-        size = 0
-        limit = self.settings.longest_answer if response.is_success else _ERROR_BYTES
-        if not response.is_success and _packing(response) is not None:
-            return f"something packed with {_packing(response)}, which is not read".encode()
-        self._check_packing(path, response)
+    async def _body(self, response: httpx2.Response) -> bytes:
+        """A whole answer; of a refusal, the beginning."""
+        if not response.is_success and (packing := _packing(response)) is not None:
+            return f"something packed with {packing}, which is not read".encode()
+        _check_packing(response)
+        most = self.settings.longest_answer if response.is_success else _ERROR_BYTES
+        body = bytearray()
         async for piece in response.aiter_bytes():
-            pieces.append(piece)
-            size += len(piece)
-            if limit is not None and size > limit:
+            body += piece
+            if most is not None and len(body) > most:
                 if not response.is_success:
                     break
-                raise EngineAnswerError(
-                    f"{self.base_url}{path}: the answer has more than {limit} bytes (longest_answer), and was not read"
-                )
-        return b"".join(pieces)
-
-    def _check_packing(self, path: str, response: httpx2.Response) -> None:
-        packing = _packing(response)
-        if packing is not None:
-            raise EngineAnswerError(
-                f"{self.base_url}{path}: the answer is packed with {packing}, which was not asked for and is not read: "
-                "turn compression off, in the server or in the proxy before it"
-            )
+                raise EngineAnswerError(f"the answer has more than {most} bytes (longest_answer), and was not read")
+        return bytes(body)
 
     def _hidden(self, text: str) -> str:
         """Without what is secret."""
@@ -358,32 +320,33 @@ class Connection:
     def _words(self, error: Exception) -> str:
         return self._hidden(str(error) or type(error).__name__)
 
-    def _check_status(self, path: str, response: httpx2.Response, answer: bytes) -> None:
+    def _check_status(self, response: httpx2.Response, answer: bytes) -> None:
         status = response.status_code
         if response.is_success:
             return
         said = f"the server said {status}: {self._said(answer)}"
         if status == 429 or status >= 500:
             raise _Lost(said, wait=_retry_after(response.headers.get("retry-after")))
-        raise EngineRefusal(f"{self.base_url}{path}: {said}", status=status)
+        raise EngineRefusal(said, status=status)
 
-    def _event(self, path: str, data: bytes) -> Any:
-        event = self._json(path, data)
+    def _event(self, data: bytes) -> Any:
+        event = self._json(data)
         if not isinstance(event, dict) or event.get("error") is None:
             return event
         error = event["error"]
         code = error.get("code") if isinstance(error, dict) else None
         said = f"the server said, in its stream: {self._said(data)}"
         if isinstance(code, int) and 400 <= code < 500 and code != 429:
-            raise EngineRefusal(f"{self.base_url}{path}: {said}", status=code)
+            raise EngineRefusal(said, status=code)
         raise _Lost(said)
 
-    def _json(self, path: str, answer: bytes) -> Any:
+    def _json(self, answer: bytes) -> Any:
         try:
             return json.loads(answer)
         except (ValueError, RecursionError) as error:
             begins = _short(self._hidden(answer[:_ERROR_BYTES].decode("utf-8", "replace")))
-            raise EngineAnswerError(f"{self.base_url}{path}: the answer is no JSON: {begins!r}") from _plain(error)
+            # the error of the parser has the whole document at hand
+            raise EngineAnswerError(f"the answer is not JSON: {begins!r}") from ValueError(str(error))
 
     def _said(self, answer: bytes) -> str:
         """A server's own words about what went wrong."""
@@ -409,23 +372,34 @@ def _packing(response: httpx2.Response) -> str | None:
     return _short(found) if found not in ("", "identity") else None
 
 
-def _plain(error: Exception) -> Exception:
-    """An error of the JSON parser without the document, which it has at hand whole."""
-    return ValueError(str(error)) if isinstance(error, ValueError) else error
+def _check_packing(response: httpx2.Response) -> None:
+    packing = _packing(response)
+    if packing is not None:
+        raise EngineAnswerError(
+            f"the answer is packed with {packing}, which was not asked for and is not read: turn compression off, in "
+            "the server or in the proxy before it"
+        )
+
+
+def shown_address(given: str) -> str:
+    """An address as errors show it: without user, password, query and fragment."""
+    rest = re.split(r"[?#]", given.rpartition("@")[2])[0]
+    scheme = given.partition("://")[0]
+    return f"{scheme}://{rest}" if "@" in given and scheme in ("http", "https") else rest
 
 
 def _address(given: Any) -> tuple[str, str | None]:
     """An address without its user and password, and the header that says them."""
     if not isinstance(given, str):
         raise EngineError(f"the address of a server is a str such as 'http://127.0.0.1:8000', not {shown(given)}")
-    public = re.split(r"[?#]", given.rpartition("@")[2])[0]
     try:
         parts = urlsplit(given)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:  # its words may hold the password
         is_right = False
+    public = shown_address(given)
     if not is_right:
-        raise EngineError(f"{public!r} is no address of a server: one is 'http://host:port', or https")
+        raise EngineError(f"{public!r} is not the address of a server: one is 'http://host:port', or https")
     if parts.query or parts.fragment:
         raise EngineError(f"{public!r}: an address has no query and no fragment; send keys in HTTPSettings.headers")
     user, at, host = parts.netloc.rpartition("@")

@@ -1,25 +1,29 @@
 """What an engine is: ids and sampling parameters in; ids, logprobs, a finish reason and weight versions out.
 
-An engine never sees text and never makes ids of it. It returns one logprob for each id that it sampled; ids or
-logprobs that are missing are an error, never made up.
+An engine neither reads nor writes text. It returns one logprob for each id that it sampled; missing ids or logprobs
+are an error, and never made up.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokentraceError, shown
+from ..settings import instance, number, whole
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind as LogprobKind  # noqa: PLC0414
 from ..trajectory.turns import VersionSpan
 
-Logprobs = npt.NDArray[np.float32]
+Logprobs: TypeAlias = npt.NDArray[np.float32]
+WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
+"""A prompt as JSON text in pieces, or a function that returns it."""
+_MOST: Final = 2**31 - 1
 COLDEST: Final = 0.01
 """The lowest temperature but 0: vLLM samples at this one where a lower one is asked for, or greedily."""
 
@@ -45,7 +49,7 @@ class LogprobKindError(EngineRefusal):
 
 
 class EngineAnswerError(EngineError):
-    """The engine's answer is not what it must be: ids or logprobs are missing, or it is no answer at all."""
+    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer at all."""
 
 
 class FinishReason(StrEnum):
@@ -56,17 +60,17 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """It ran out of tokens."""
     ABORT = "abort"
-    """Somebody ended it; its ids are what was sampled until then."""
+    """It was ended from outside; its ids are what was sampled until then."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy.
 
-    Nothing else has a say in it: adapters send every other setting that an engine is known to have (min-p, penalties)
-    as the one that does nothing. A temperature other than 0 and 1 is refused with `LogprobKindError` where the engine's
-    logprobs are raw or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that
-    takes them for it is wrong on every token. `allow_raw_logprobs` lets it be; what they are is recorded all the same.
+    Nothing else changes how it samples: adapters switch off every other setting that an engine is known to have (min-p,
+    penalties). A temperature other than 0 and 1 is refused with `LogprobKindError` where the engine's logprobs are raw
+    or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that assumes so is
+    wrong on every token. `allow_raw_logprobs` permits it; the kind of the logprobs is recorded all the same.
     """
 
     max_tokens: int
@@ -81,16 +85,19 @@ class SamplingParams:
         given = self.stop_token_ids
         if not isinstance(given, list | tuple):
             raise EngineError(f"stop_token_ids must be a tuple of ids, not {shown(given)}")
-        if not isinstance(self.allow_raw_logprobs, bool):
-            raise EngineError(f"allow_raw_logprobs is True or False, not {shown(self.allow_raw_logprobs)}")
         checked = {
-            "max_tokens": _whole("max_tokens", self.max_tokens, 1),
-            "temperature": _number("temperature", self.temperature, 0.0, 1e6),
-            "top_p": _number("top_p", self.top_p, 0.0, 1.0),
-            "top_k": _whole("top_k", self.top_k, 0),
-            "seed": None if self.seed is None else _whole("seed", self.seed, 0, 2**63 - 1),
-            "stop_token_ids": tuple(_whole(f"stop_token_ids[{at}]", one, 0) for at, one in enumerate(given)),
+            "max_tokens": whole("max_tokens", self.max_tokens, least=1, most=_MOST, error=EngineError),
+            "temperature": number("temperature", self.temperature, 0.0, 1e6, EngineError),
+            "top_p": number("top_p", self.top_p, 0.0, 1.0, EngineError),
+            "top_k": whole("top_k", self.top_k, least=0, most=_MOST, error=EngineError),
+            "stop_token_ids": tuple(
+                whole(f"stop_token_ids[{at}]", one, least=0, most=_MOST, error=EngineError)
+                for at, one in enumerate(given)
+            ),
+            "allow_raw_logprobs": instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError),
         }
+        if self.seed is not None:
+            checked["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
         if checked["top_p"] == 0:
             raise EngineError("top_p cannot be 0: no token would be left; temperature 0 is greedy")
         if 0 < self.temperature < COLDEST:
@@ -103,37 +110,41 @@ class SamplingParams:
 
     def described(self) -> dict[str, Any]:
         """As JSON can hold it: what a trajectory records."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
-            "stop_token_ids": list(self.stop_token_ids)
-        }
-
-
-def _whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= int(value) <= most:
-        raise EngineError(f"{name} cannot be {shown(value)}: it is an integer of {least} to {most}")
-    return int(value)
-
-
-def _number(name: str, value: Any, least: float, most: float) -> float:
-    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most:  # NaN is neither
-        raise EngineError(f"{name} cannot be {shown(value)}: it is a number of {least:g} to {most:g}")
-    return float(value)
+        return asdict(self) | {"stop_token_ids": list(self.stop_token_ids)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Completion:
-    """What an engine sampled for a prompt. A stop token that was sampled is the last of `ids`."""
+class GenerateRequest:
+    """What an engine is asked for. `Engine.generate` says what each part means."""
+
+    prompt_ids: Sequence[int] | Ids
+    sampling: SamplingParams
+    request_id: str | None = None
+    session: str | None = None
+    wire: WireText | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """A piece of a completion that is still arriving. What the last piece says is true of the whole completion."""
 
     ids: Ids
     logprobs: Logprobs
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None = None
+    """Why the completion ended; None in every piece but the last."""
     versions: tuple[VersionSpan, ...] = ()
     """Which weights sampled which part; empty where the engine does not say."""
     cached_tokens: int | None = None
     """How many ids of the prompt were in the engine's cache; None where it does not say."""
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     """Of which distribution `logprobs` are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion(Delta):
+    """What an engine sampled for a prompt, whole. A stop token that was sampled is the last of `ids`."""
+
+    finish_reason: FinishReason
 
     def __post_init__(self) -> None:
         for name, array, codes in (("ids", self.ids, "iu"), ("logprobs", self.logprobs, "f")):
@@ -146,18 +157,32 @@ class Completion:
             raise EngineAnswerError(f"the logprob of id {int(self.ids[at])} at {at} is {float(self.logprobs[at])}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Delta:
-    """A piece of a completion that is still arriving. The last one has the finish reason."""
+async def collected(deltas: AsyncIterable[Delta]) -> Completion:
+    """The whole of a stream. `EngineAnswerError` where its last piece does not say why it ended."""
+    return joined([delta async for delta in deltas])
 
-    ids: Ids
-    logprobs: Logprobs
-    finish_reason: FinishReason | None = None
-    versions: tuple[VersionSpan, ...] = ()
-    """In the last piece: those of the whole completion."""
-    cached_tokens: int | None = None
-    logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
-    """In the last piece: of which distribution the logprobs of all pieces are."""
+
+def joined(pieces: Sequence[Delta]) -> Completion:
+    """Pieces as one completion. `EngineAnswerError` where the last does not say why it ended."""
+    last = pieces[-1] if pieces else None
+    if last is None or last.finish_reason is None:
+        raise EngineAnswerError("the stream ended without saying why")
+    return Completion(
+        np.concatenate([piece.ids for piece in pieces]),
+        np.concatenate([piece.logprobs for piece in pieces]),
+        last.finish_reason,
+        last.versions,
+        last.cached_tokens,
+        last.logprobs_kind,
+    )
+
+
+def add_version(spans: list[VersionSpan], version: str | int, stop: int) -> None:
+    """Say which weights sampled what was sampled since the last span, up to `stop`."""
+    if spans and spans[-1].version == version:
+        spans[-1] = spans[-1]._replace(stop=stop)
+    else:
+        spans.append(VersionSpan(version, spans[-1].stop if spans else 0, stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +205,18 @@ class Capabilities:
     """Whether completions say which weights sampled them."""
 
 
-class Engine(Protocol):
-    """One engine, or several that look like one. Safe to use from many tasks of one event loop."""
+class Engine:
+    """One engine, or several that look like one. Safe to use from many tasks of one event loop.
 
-    @property
-    def capabilities(self) -> Capabilities: ...
+    An engine of your own is a subclass with its `capabilities` and a `_stream`; it has a `_generate` too if whole
+    answers come in another way, and `abort`, `pause` and `resume` if it can do that.
+    """
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.capabilities.model or ''})"
 
     async def generate(
         self,
@@ -193,15 +225,15 @@ class Engine(Protocol):
         *,
         request_id: str | None = None,
         session: str | None = None,
-        wire: Sequence[bytes] | None = None,
+        wire: WireText | None = None,
     ) -> Completion:
         """Sample a completion.
 
         `request_id` is what `abort` takes. Requests of one `session` (a rollout) go to the same endpoint, where the
-        prefix of their prompt is cached. `wire` is the prompt as JSON text in pieces (`Trajectory.wire_parts`), for
-        engines that are sent JSON; it must say the same as `prompt_ids`.
+        prefix of their prompt is cached. `wire` is the prompt as JSON text in pieces (`Trajectory.wire_parts`), or a
+        function that returns it, for engines that are sent JSON; it must say the same as `prompt_ids`.
         """
-        ...
+        return await self._generate(GenerateRequest(prompt_ids, sampling, request_id, session, wire))
 
     def stream(
         self,
@@ -210,19 +242,30 @@ class Engine(Protocol):
         *,
         request_id: str | None = None,
         session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> AsyncIterator[Delta]:
-        """As `generate`, in pieces. Closing the iterator aborts the request."""
-        ...
+        wire: WireText | None = None,
+    ) -> AsyncGenerator[Delta]:
+        """As `generate`, in pieces. Closing the iterator ends the request."""
+        return self._stream(GenerateRequest(prompt_ids, sampling, request_id, session, wire))
+
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        return await collected(self._stream(request))
+
+    def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        raise NotImplementedError
 
     async def abort(self, request_id: str) -> None:
         """End a request; its `generate` returns what was sampled, with ``ABORT``. Unknown ids are ignored."""
-        ...
+        raise EngineError(
+            f"{self.capabilities.engine} cannot end a request and return what it has sampled; cancel the task instead"
+        )
 
     async def pause(self) -> None:
         """Let no request go on until `resume`: the weights are about to change."""
-        ...
+        raise EngineError(f"{self.capabilities.engine} cannot be paused")
 
-    async def resume(self) -> None: ...
+    async def resume(self) -> None:
+        """Let requests go on."""
+        raise EngineError(f"{self.capabilities.engine} cannot be paused")
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Let go of what is open: connections, work under way."""

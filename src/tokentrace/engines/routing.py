@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
 
-from ..tokens.tokenizer import Ids
-from .protocol import Capabilities, Completion, Delta, Engine, EngineError, EngineUnavailable, SamplingParams
+from .protocol import Capabilities, Completion, Delta, Engine, EngineError, EngineUnavailable, GenerateRequest
 
 
 class CircuitState(StrEnum):
@@ -49,19 +48,21 @@ class Circuit:
         return {"name": self.name, "state": str(self.state), "running": self.running, "failed": self.failed}
 
 
+@dataclass(slots=True, eq=False)
 class _Endpoint:
-    def __init__(self, engine: Engine, number: int, name: str) -> None:
-        self.engine = engine
-        self.number = number
-        self.name = name
-        self.failed = 0
-        self.running = 0
-        self.sessions = 0
-        self.failures = 0
-        self.resting_until = 0.0
+    engine: Engine
+    number: int
+    name: str
+    running: int = 0
+    sessions: int = 0
+    failed: int = 0
+    """How often it failed, all in all."""
+    failures: int = 0
+    """How often it failed since it last answered."""
+    resting_until: float = 0.0
 
 
-class Router:
+class Router(Engine):
     """Engines that serve the same model, as one.
 
     Requests of a session go where its first went, as long as that endpoint answers; other requests go where the fewest
@@ -85,7 +86,7 @@ class Router:
         names: Sequence[str] = (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._capabilities: Final = _agreed([engine.capabilities for engine in engines])
+        super().__init__(_agreed([engine.capabilities for engine in engines]))
         if names and len(names) != len(engines):
             raise EngineError(f"there are {len(names)} names for {len(engines)} engines")
         called = list(names) or [f"endpoint {number}" for number in range(len(engines))]
@@ -99,10 +100,8 @@ class Router:
         self._homes: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
         self._requests: Final[dict[str, _Endpoint]] = {}
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What all of them can do; the smallest `max_length`."""
-        return self._capabilities
+    def __repr__(self) -> str:
+        return f"Router({', '.join(map(str, self.circuits))})"
 
     @property
     def circuits(self) -> list[Circuit]:
@@ -115,60 +114,26 @@ class Router:
             found.append(Circuit(one.name, state, one.running, one.failed, rests))
         return found
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> Completion:
-        """Sample a completion. `EngineUnavailable` once every endpoint was."""
+    async def _generate(self, request: GenerateRequest) -> Completion:
         failures: list[EngineUnavailable] = []
-        for endpoint in self._candidates(session):
-            known = endpoint.failed
-            with self._running(endpoint, session, request_id):
-                try:
-                    completion = await endpoint.engine.generate(
-                        prompt_ids, sampling, request_id=request_id, session=session, wire=wire
-                    )
-                    _answered(endpoint, known)
-                    return completion
-                except EngineUnavailable as error:
-                    self._failed(endpoint)
-                    failures.append(error)
+        for endpoint in self._candidates(request.session):
+            with self._attempt(endpoint, request, failures) as answered:
+                completion = await endpoint.engine.generate(request.prompt_ids, request.sampling, **_options(request))
+                answered()
+                return completion
         raise _all_failed(failures)
 
-    async def stream(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> AsyncGenerator[Delta]:
-        """As `generate`, in pieces. After the first piece, nothing is sent elsewhere."""
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        """After the first piece, nothing is sent elsewhere."""
         failures: list[EngineUnavailable] = []
-        for endpoint in self._candidates(session):
-            began, known = False, endpoint.failed
-            with self._running(endpoint, session, request_id):
-                deltas = endpoint.engine.stream(prompt_ids, sampling, request_id=request_id, session=session, wire=wire)
-                try:
+        for endpoint in self._candidates(request.session):
+            with self._attempt(endpoint, request, failures) as answered:
+                deltas = endpoint.engine.stream(request.prompt_ids, request.sampling, **_options(request))
+                async with aclosing(deltas):
                     async for delta in deltas:
-                        began = True
-                        _answered(endpoint, known)
+                        answered()
                         yield delta
-                    return
-                except EngineUnavailable as error:
-                    if began:
-                        raise
-                    self._failed(endpoint)
-                    failures.append(error)
-                finally:
-                    if isinstance(deltas, AsyncGenerator):
-                        await deltas.aclose()
+                return
         raise _all_failed(failures)
 
     async def abort(self, request_id: str) -> None:
@@ -223,18 +188,39 @@ class Router:
             yield chosen
 
     @contextmanager
-    def _running(self, endpoint: _Endpoint, session: str | None, request_id: str | None) -> Iterator[None]:
+    def _attempt(
+        self, endpoint: _Endpoint, request: GenerateRequest, failures: list[EngineUnavailable]
+    ) -> Iterator[Callable[[], None]]:
+        """A request under way at an endpoint, which calls what it is given once it is answered.
+
+        An endpoint that is unavailable before that is put among the failures: the next may be tried.
+        """
+        known, began = endpoint.failed, False
+        session, name = request.session, request.request_id
+
+        def answered() -> None:
+            nonlocal began
+            began = True
+            endpoint.failures = 0
+            if endpoint.failed == known:  # else it failed after this was asked, and rests on
+                endpoint.resting_until = 0.0
+
         if session is not None:
             self._settle(session, endpoint)
-        if request_id is not None:
-            self._requests[request_id] = endpoint
+        if name is not None:
+            self._requests[name] = endpoint
         endpoint.running += 1
         try:
-            yield
+            yield answered
+        except EngineUnavailable as error:
+            if began:
+                raise
+            self._failed(endpoint)
+            failures.append(error)
         finally:
             endpoint.running -= 1
-            if request_id is not None and self._requests.get(request_id) is endpoint:
-                del self._requests[request_id]
+            if name is not None and self._requests.get(name) is endpoint:
+                del self._requests[name]
 
     def _settle(self, session: str, endpoint: _Endpoint) -> None:
         if self._homes.get(session) is not endpoint:
@@ -254,38 +240,29 @@ class Router:
         endpoint.resting_until = self._clock() + rest
 
 
-def _answered(endpoint: _Endpoint, known: int) -> None:
-    """It answers. It need not rest any longer, unless it failed after what it answers now was asked."""
-    endpoint.failures = 0
-    if endpoint.failed == known:
-        endpoint.resting_until = 0.0
+def _options(request: GenerateRequest) -> dict[str, Any]:
+    return {"request_id": request.request_id, "session": request.session, "wire": request.wire}
 
 
-def _agreed(all_of_them: Sequence[Capabilities]) -> Capabilities:
-    if not all_of_them:
+def _agreed(found: Sequence[Capabilities]) -> Capabilities:
+    """What all of them can do; the smallest `max_length`."""
+    if not found:
         raise EngineError("a router needs at least one engine")
-    sizes = {one.vocab_size for one in all_of_them} - {None}
-    kinds = {one.logprobs for one in all_of_them}
+    sizes = {one.vocab_size for one in found if one.vocab_size is not None}
     if len(sizes) > 1:
-        raise EngineError(f"the engines have vocabularies of {sorted(size for size in sizes if size)} ids")
+        raise EngineError(f"the engines have vocabularies of {sorted(sizes)} ids")
+    kinds = {one.logprobs for one in found}
     if len(kinds) > 1:
         raise EngineError(f"the engines return logprobs of different kinds: {', '.join(sorted(kinds))}")
-    lengths = [one.max_length for one in all_of_them if one.max_length is not None]
-
-    def common(values: set[str | None]) -> str | None:
-        return values.pop() if len(values) == 1 else None
-
+    first = found[0]
     return Capabilities(
-        engine="+".join(sorted({one.engine for one in all_of_them})),
-        version=common({one.version for one in all_of_them}),
-        model=common({one.model for one in all_of_them}),
-        max_length=min(lengths, default=None),
-        vocab_size=sizes.pop() if sizes else None,
-        logprobs=kinds.pop(),
-        streams=all(one.streams for one in all_of_them),
-        aborts=all(one.aborts for one in all_of_them),
-        pauses=all(one.pauses for one in all_of_them),
-        versions=all(one.versions for one in all_of_them),
+        engine="+".join(sorted({one.engine for one in found})),
+        version=first.version if len({one.version for one in found}) == 1 else None,
+        model=first.model if len({one.model for one in found}) == 1 else None,
+        max_length=min((one.max_length for one in found if one.max_length is not None), default=None),
+        vocab_size=next(iter(sizes), None),
+        logprobs=first.logprobs,
+        **{name: all(getattr(one, name) for one in found) for name in ("streams", "aborts", "pauses", "versions")},
     )
 
 

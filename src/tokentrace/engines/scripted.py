@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ..settings import items
 from ..tokens.tokenizer import Ids
-from .answers import Arriving, answered_ids, answered_logprobs, checked_prompt, collected, completion_kind
+from ..trajectory.turns import VersionSpan
+from .answers import AnswerReader, answered_ids, answered_logprobs, checked_request
 from .protocol import (
     Capabilities,
     Completion,
     Delta,
+    Engine,
     EngineAnswerError,
     EngineError,
     EngineUnavailable,
+    GenerateRequest,
     LogprobKind,
     Logprobs,
     SamplingParams,
+    add_version,
+    collected,
 )
 
 
@@ -44,30 +51,14 @@ class Fault(StrEnum):
     DIES = "dies"
     """It ends after the first piece of a stream: `EngineError`. Where nothing was streamed: `EngineUnavailable`."""
     GARBAGE = "garbage"
-    """It answers what is no completion: `EngineAnswerError`."""
+    """Its answer is not JSON: `EngineAnswerError`."""
     FEW_LOGPROBS = "few_logprobs"
     """One logprob is missing: `EngineAnswerError`."""
     WRONG_IDS = "wrong_ids"
     """One id is outside of the vocabulary: `EngineAnswerError`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """What a scripted engine was asked."""
-
-    prompt_ids: Ids
-    sampling: SamplingParams
-    request_id: str | None
-    session: str | None
-
-
-class _Answer(NamedTuple):
-    ids: Ids
-    logprobs: Logprobs
-    stops: bool
-
-
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers with what `script` returns, up to and including its first stop token, and at most ``max_tokens``.
 
     A completion that ends short of ``max_tokens`` without a stop token ends with its last id as one. Ids without
@@ -92,7 +83,20 @@ class ScriptedEngine:
         record: bool = True,
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
     ) -> None:
-        self.requests: Final[list[Request]] = []
+        super().__init__(
+            Capabilities(
+                engine="scripted",
+                max_length=max_length,
+                vocab_size=vocab_size,
+                logprobs=LogprobKind(logprobs),
+                streams=True,
+                aborts=True,
+                pauses=True,
+                versions=version is not None,
+            )
+        )
+        self.requests: Final[list[GenerateRequest]] = []
+        """What was asked; wire texts are not kept."""
         self.faults: Final[deque[Fault | None]] = deque()
         """What goes wrong with the next requests, one each; None lets one pass."""
         self.version = version
@@ -104,45 +108,6 @@ class ScriptedEngine:
         self._going.set()
         self._running: Final[set[str]] = set()
         self._aborted: Final[set[str]] = set()
-        self._capabilities: Final = Capabilities(
-            engine="scripted",
-            max_length=max_length,
-            vocab_size=vocab_size,
-            logprobs=LogprobKind(logprobs),
-            streams=True,
-            aborts=True,
-            pauses=True,
-            versions=version is not None,
-        )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """As it was made."""
-        return self._capabilities
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> Completion:
-        """What the script returns."""
-        return await collected(self._pieces(prompt_ids, sampling, request_id, session, streamed=False))
-
-    def stream(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> AsyncGenerator[Delta]:
-        """As `generate`, in pieces."""
-        return self._pieces(prompt_ids, sampling, request_id, session, streamed=True)
 
     async def abort(self, request_id: str) -> None:
         """End a request before its next piece."""
@@ -157,73 +122,61 @@ class ScriptedEngine:
         """Let requests go on."""
         self._going.set()
 
-    async def close(self) -> None:
-        """Nothing is open."""
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        return await collected(self._pieces(request, streamed=False))
 
-    async def _pieces(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        request_id: str | None,
-        session: str | None,
-        *,
-        streamed: bool,
-    ) -> AsyncGenerator[Delta]:
-        prompt = checked_prompt(prompt_ids, sampling, self._capabilities)
+    def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        return self._pieces(request, streamed=True)
+
+    async def _pieces(self, request: GenerateRequest, *, streamed: bool) -> AsyncGenerator[Delta]:
+        request = checked_request(request, self.capabilities)
+        prompt = np.array(request.prompt_ids, np.int32)
         if self._record:
-            self.requests.append(Request(prompt.copy(), sampling, request_id, session))
+            self.requests.append(replace(request, prompt_ids=prompt, wire=None))
         fault = self.faults.popleft() if self.faults else None
         if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not streamed):
             raise EngineUnavailable("the script says that the engine cannot be reached")
-        answer = self._answer(prompt, sampling, fault)
-        name = request_id or ""
+        name = request.request_id or ""
+        ids, logprobs, stops = self._answer(prompt, request.sampling, fault)
         self._running.add(name)
         try:
-            async for delta in self._sampled(
-                answer, name, Arriving("the script", sampling, completion_kind(sampling, self._capabilities)), fault
-            ):
-                yield delta
+            reader, spans = AnswerReader(request, self.capabilities), list[VersionSpan]()
+            size = self._piece or len(ids) or 1
+            for start in range(0, len(ids) or 1, size):
+                stop = min(start + size, len(ids))
+                if self._latency is not None:
+                    await self._latency(stop - start)
+                await self._going.wait()
+                if name in self._aborted:
+                    reader.end(ids[:0], logprobs[:0], "abort", versions=_told(spans))
+                    break
+                if self.version is not None and stop:
+                    add_version(spans, self.version, stop)
+                if stop == len(ids) and fault is not Fault.DIES:
+                    reader.end(ids[start:], logprobs[start:], "stop" if stops else "length", versions=_told(spans))
+                    break
+                if fault is Fault.DIES and (reader.count or stop == len(ids)):
+                    words = f"the script says that the engine died after {reader.count} tokens had arrived"
+                    raise EngineError(words) if reader.count else EngineUnavailable(words)
+                delta = reader.take(ids[start:stop], logprobs[start:stop])
+                if delta is not None:
+                    yield delta
+            yield reader.close()
         finally:
             self._running.discard(name)
             self._aborted.discard(name)
 
-    async def _sampled(
-        self, answer: _Answer, name: str, arriving: Arriving, fault: Fault | None
-    ) -> AsyncGenerator[Delta]:
-        ids, logprobs, stops = answer
-        size = self._piece or len(ids) or 1
-        spans: list[dict[str, Any]] = []
-        for start in range(0, len(ids) or 1, size):
-            stop = min(start + size, len(ids))
-            if self._latency is not None:
-                await self._latency(stop - start)
-            await self._going.wait()
-            if name in self._aborted:
-                arriving.end(ids[:0], logprobs[:0], "abort", None, _merged(spans) or None)
-                break
-            if self.version is not None:
-                spans.append({"version": self.version, "start": start, "end": stop})
-            if stop == len(ids) and fault is not Fault.DIES:
-                arriving.end(ids[start:], logprobs[start:], "stop" if stops else "length", None, _merged(spans) or None)
-                break
-            if fault is Fault.DIES and (arriving.count or stop == len(ids)):
-                words = f"the script says that the engine died after {arriving.count} tokens had arrived"
-                raise EngineError(words) if arriving.count else EngineUnavailable(words)
-            delta = arriving.take(ids[start:stop], logprobs[start:stop])
-            if delta is not None:
-                yield delta
-        yield arriving.close()
-
-    def _answer(self, prompt: Ids, sampling: SamplingParams, fault: Fault | None) -> _Answer:
+    def _answer(self, prompt: Ids, sampling: SamplingParams, fault: Fault | None) -> tuple[Ids, Logprobs, bool]:
+        """The ids, their logprobs, and whether the last is a stop token."""
         if fault is Fault.GARBAGE:
-            raise EngineAnswerError("the script says that the answer is no JSON")
+            raise EngineAnswerError("the script says that the answer is not JSON")
         given = self._script(prompt, sampling)
-        sampled = items("the script's ids", given.ids if isinstance(given, Sampled) else given, EngineAnswerError)
+        told = given if isinstance(given, Sampled) else None
+        sampled = items("the script's ids", given if told is None else told.ids, EngineAnswerError)
         sampled = answered_ids(sampled, "ids", None).tolist()
-        values = (
-            items("the script's logprobs", given.logprobs, EngineAnswerError) if isinstance(given, Sampled) else None
-        )
-        values = [-1.0] * len(sampled) if values is None else values
+        values = [-1.0] * len(sampled)
+        if told is not None:
+            values = items("the script's logprobs", told.logprobs, EngineAnswerError)
         if len(values) != len(sampled):
             raise EngineAnswerError(f"the script returned {len(sampled)} ids with {len(values)} logprobs")
         ends = [at + 1 for at, one in enumerate(sampled) if one in sampling.stop_token_ids][:1]
@@ -231,19 +184,13 @@ class ScriptedEngine:
         stops = bool(end) and (end in ends or end < sampling.max_tokens)
         sampled, values = sampled[:end], values[:end]
         if fault is Fault.WRONG_IDS:
-            sampled[-1:] = [-1 if self._capabilities.vocab_size is None else self._capabilities.vocab_size]
+            sampled[-1:] = [-1 if self.capabilities.vocab_size is None else self.capabilities.vocab_size]
         if fault is Fault.FEW_LOGPROBS:
             values = values[:-1]
-        checked = answered_ids(sampled, "ids", self._capabilities.vocab_size)
-        return _Answer(checked, answered_logprobs(values, checked, "logprobs"), stops)
+        ids = answered_ids(sampled, "ids", self.capabilities.vocab_size)
+        return ids, answered_logprobs(values, ids, "logprobs"), stops
 
 
-def _merged(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours of one version as one."""
-    merged: list[dict[str, Any]] = []
-    for span in spans:
-        if merged and merged[-1]["version"] == span["version"]:
-            merged[-1] = merged[-1] | {"end": span["end"]}
-        else:
-            merged.append(span)
-    return merged
+def _told(spans: list[VersionSpan]) -> list[dict[str, Any]] | None:
+    """Spans of versions as servers tell them."""
+    return [{"version": version, "start": start, "end": stop} for version, start, stop in spans] or None

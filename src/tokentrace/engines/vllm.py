@@ -4,49 +4,37 @@ Start it with ``--enable-scale-out`` (the first endpoint is off without), ``--lo
 default is raw) and ``--enable-prompt-tokens-details`` (for `Completion.cached_tokens`). Pausing needs
 ``VLLM_SERVER_DEV_MODE=1``.
 
-What is made the same here: vLLM clips a completion that does not fit without saying so, so such a request is not sent;
-its ids in ``abort_requests`` have a prefix that is not in the request; its model's ``generation_config.json`` may
-change how ``/v1/completions`` samples, so every setting is sent.
+Where vLLM differs from other engines: it cuts a completion that does not fit without saying so, so such a request is
+not sent; its ids in ``abort_requests`` have a prefix that the request does not have; the model's
+``generation_config.json`` may change how ``/v1/completions`` samples, so every setting is sent.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
-
-import numpy as np
+from typing import Any, ClassVar, Final, Literal
 
 from ..tokens.tokenizer import Ids
+from .adapter import HTTPEngine, best_logprob, connecting, probed_kind, sampling_fields
 from .answers import (
-    Arriving,
+    AnswerReader,
     answered_count,
     answered_ids,
     answered_logprobs,
-    answered_text,
-    best_logprob,
-    check_prompt_count,
     check_prompt_echo,
-    checked_prompt,
-    completion_kind,
-    json_body,
+    optional,
     part,
-    probed_kind,
-    rows,
-    said_kind,
     same_ids,
-    table,
 )
 from .http import Connection, HTTPSettings
 from .protocol import (
     Capabilities,
-    Completion,
     Delta,
     EngineAnswerError,
     EngineError,
     EngineRefusal,
+    GenerateRequest,
     LogprobKind,
     Logprobs,
     SamplingParams,
@@ -59,10 +47,13 @@ _ABORTED_ID: Final = "generate-tokens-"
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
 _LOGPROBS: Final = {GENERATE: "content", COMPLETIONS: "token_logprobs"}
+PauseMode = Literal["keep", "wait", "abort"]
 
 
-class VLLMEngine:
+class VLLMEngine(HTTPEngine):
     """One vLLM server. Made by `connect`."""
+
+    stream_fields: ClassVar[dict[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
 
     def __init__(
         self,
@@ -71,11 +62,10 @@ class VLLMEngine:
         *,
         path: str = GENERATE,
         check_echo: bool = True,
-        pause_mode: Literal["keep", "wait", "abort"] = "keep",
+        pause_mode: PauseMode = "keep",
     ) -> None:
-        self._connection: Final = connection
-        self._capabilities: Final = capabilities
-        self._path: Final = path
+        super().__init__(connection, capabilities)
+        self.path, self.prompt_field = path, _PROMPT[path]
         self._check_echo: Final = check_echo
         self._pause_mode: Final = pause_mode
 
@@ -88,7 +78,7 @@ class VLLMEngine:
         vocab_size: int | None = None,
         logprobs: LogprobKind | str | None = None,
         check_echo: bool = True,
-        pause_mode: Literal["keep", "wait", "abort"] = "keep",
+        pause_mode: PauseMode = "keep",
         settings: HTTPSettings | None = None,
     ) -> VLLMEngine:
         """Find out what a server can do; some single tokens are sampled for that.
@@ -101,189 +91,116 @@ class VLLMEngine:
         its length is compared. `pause_mode` is what `pause` does to requests under way: they wait (``"keep"``), are
         finished first (``"wait"``), or end with ``ABORT``.
         """
-        connection = base_url if isinstance(base_url, Connection) else Connection(base_url, settings)
-        try:
-            served = rows(part(await connection.get("/v1/models"), "data"), "data")
-            card = _card(served, model)
+        async with connecting(base_url, settings) as connection:
+            card = _card(part(await connection.get("/v1/models"), "data", kind=list), model)
             version = await connection.found("/version")
             paused = await connection.found("/is_paused")
             if isinstance(paused, dict) and paused.get("is_paused"):
                 raise EngineError(f"{connection.base_url} is paused: resume it before connecting")
             found = Capabilities(
                 engine="vllm",
-                version=answered_text(version.get("version"), "version") if isinstance(version, dict) else None,
-                model=answered_text(part(card, "id"), "data.id"),
+                version=optional(version, "version", str) if isinstance(version, dict) else None,
+                model=card["id"],
                 max_length=answered_count(card.get("max_model_len"), "max_model_len"),
                 vocab_size=vocab_size,
                 streams=True,
                 pauses=paused is not None,
             )
             engine = cls(connection, found, check_echo=check_echo, pause_mode=pause_mode)
-            return await engine._probed(said_kind(logprobs))
-        except BaseException:
-            if connection is not base_url:
-                await connection.close()
-            raise
+            try:
+                choice = await engine._sample_one(0, SamplingParams(1))
+            except EngineRefusal as error:
+                if error.status not in (403, 404, 405):
+                    raise
+                engine = cls(connection, found, path=COMPLETIONS, check_echo=check_echo, pause_mode=pause_mode)
+                choice = await engine._sample_one(0, SamplingParams(1))
+            engine.capabilities = replace(
+                found,
+                logprobs=await probed_kind(engine._best_logprob, vocab_size, logprobs),
+                aborts=engine.path == GENERATE,
+                versions=choice.get("weight_versions") is not None,
+            )
+            return engine
 
-    async def _probed(self, kind: LogprobKind | None) -> VLLMEngine:
-        """The same engine with the endpoint that is on, and with what an answer of it shows."""
-        path = GENERATE
-        try:
-            choice = await self._sample_one(path, 0, SamplingParams(1))
-        except EngineRefusal as error:
-            if error.status not in (403, 404, 405):
-                raise
-            path = COMPLETIONS
-            choice = await self._sample_one(path, 0, SamplingParams(1))
-
-        async def best(prompt: int, temperature: float, top_k: int) -> float:
-            sampling = SamplingParams(1, temperature=temperature, top_k=top_k)
-            return _best_logprob(await self._sample_one(path, prompt, sampling), path)
-
-        found = replace(
-            self._capabilities,
-            logprobs=kind or await probed_kind(best, self._capabilities.vocab_size),
-            aborts=path == GENERATE,
-            versions=choice.get("weight_versions") is not None,
-        )
-        return VLLMEngine(self._connection, found, path=path, check_echo=self._check_echo, pause_mode=self._pause_mode)
-
-    async def _sample_one(self, path: str, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
-        fields = self._fields(path, sampling, logprobs=2)  # with 1, generate returns that of the sampled token alone
-        body = json_body(_PROMPT[path], np.array([prompt], np.int32), None, fields)
-        answer = await self._connection.post(path, body)
-        choice = table(part(answer, "choices", 0), "choices[0]")
-        _pieces(choice, path, None)
+    async def _sample_one(self, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
+        request = GenerateRequest([prompt], sampling)
+        fields = self._fields(request, logprobs=2)  # with 1, generate returns that of the sampled token alone
+        choice: dict[str, Any] = part(await self._post(request, fields), "choices", 0, kind=dict)
+        _sampled(choice, self.path, None)
         return choice
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What was found out at `connect`."""
-        return self._capabilities
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> Completion:
-        """Sample a completion."""
-        ids = checked_prompt(prompt_ids, sampling, self._capabilities)
-        fields = self._fields(self._path, sampling, request_id=request_id)
-        answer = await self._connection.post(self._path, json_body(_PROMPT[self._path], ids, wire, fields))
-        reader = self._reader(ids, sampling)
-        reader.feed(answer)
-        return reader.whole()
-
-    def stream(
-        self,
-        prompt_ids: Sequence[int] | Ids,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        session: str | None = None,
-        wire: Sequence[bytes] | None = None,
-    ) -> AsyncGenerator[Delta]:
-        """As `generate`, in pieces. Closing the iterator closes the connection, upon which vLLM ends the request."""
-        ids = checked_prompt(prompt_ids, sampling, self._capabilities)
-        fields = self._fields(self._path, sampling, request_id=request_id)
-        fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        return self._connection.stream(
-            self._path,
-            json_body(_PROMPT[self._path], ids, wire, fields),
-            lambda: self._reader(ids, sampling),
-        )
-
-    def _reader(self, prompt: Ids, sampling: SamplingParams) -> _Reader:
-        return _Reader(self._path, prompt, sampling, self._capabilities, self._check_echo)
+    async def _best_logprob(self, prompt: int, sampling: SamplingParams) -> float:
+        """The logprob of the likeliest token: one of two, or more, that are told."""
+        choice = await self._sample_one(prompt, sampling)
+        if self.path == COMPLETIONS:
+            told = part(choice, "logprobs", "top_logprobs", 0, kind=dict)
+            return max([best_logprob(told, name) for name in told], default=-math.inf)
+        for row in part(choice, "logprobs", "content", 0, "top_logprobs", kind=list):
+            if part(row, "rank") == 1:
+                return best_logprob(row, "logprob")
+        raise EngineAnswerError("vLLM did not tell the logprob of the likeliest token, which was asked for")
 
     async def abort(self, request_id: str) -> None:
         """End a request; its `generate` returns what was sampled."""
-        if not self._capabilities.aborts:
+        if not self.capabilities.aborts:
             raise EngineError("vLLM ends requests by id only where it was started with --enable-scale-out")
-        body = json.dumps({"request_ids": [_ABORTED_ID + request_id]})
-        await self._connection.tell("/inference/v1/abort_requests", body.encode("utf-8"))
+        await self._tell("/inference/v1/abort_requests", {"request_ids": [_ABORTED_ID + request_id]})
 
     async def pause(self) -> None:
-        """Let no request go on. Whoever changes the weights also empties the prefix cache (``/reset_prefix_cache``)."""
+        """Let no request go on. Empty the prefix cache too when the weights change (``/reset_prefix_cache``)."""
         self._refuse_pausing()
-        await self._connection.tell(f"/pause?mode={self._pause_mode}&clear_cache=false")
+        await self._tell(f"/pause?mode={self._pause_mode}&clear_cache=false")
 
     async def resume(self) -> None:
         """Let requests go on."""
         self._refuse_pausing()
-        await self._connection.tell("/resume")
+        await self._tell("/resume")
 
     async def is_paused(self) -> bool:
-        """Whether the server is paused, by whomever."""
+        """Whether the server is paused, by this engine or by somebody else."""
         self._refuse_pausing()
         return part(await self._connection.get("/is_paused"), "is_paused") is True
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._connection.close()
-
     def _refuse_pausing(self) -> None:
-        if not self._capabilities.pauses:
+        if not self.capabilities.pauses:
             raise EngineError("vLLM can be paused only where it was started with VLLM_SERVER_DEV_MODE=1")
 
-    def _fields(
-        self, path: str, sampling: SamplingParams, *, logprobs: int = 0, request_id: str | None = None
-    ) -> dict[str, Any]:
-        params: dict[str, Any] = {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "logprobs": logprobs,
-        }
-        if sampling.seed is not None:
-            params["seed"] = sampling.seed
-        if sampling.stop_token_ids:
-            params["stop_token_ids"] = list(sampling.stop_token_ids)
-        fields: dict[str, Any] = {"model": self._capabilities.model}
-        if path == COMPLETIONS:
+    def _fields(self, request: GenerateRequest, logprobs: int = 0) -> dict[str, Any]:
+        params = sampling_fields(request.sampling, most="max_tokens", seed="seed") | {"logprobs": logprobs}
+        fields: dict[str, Any] = {"model": self.capabilities.model}
+        if self.path == COMPLETIONS:
             fields |= params
             return fields | {"add_special_tokens": False, "return_token_ids": True, "return_tokens_as_token_ids": True}
         fields |= {"sampling_params": params, "return_token_ids": self._check_echo}
-        return fields if request_id is None else fields | {"request_id": request_id}
+        return fields if request.request_id is None else fields | {"request_id": request.request_id}
+
+    def _reader(self, request: GenerateRequest) -> AnswerReader:
+        return _Reader(request, self.capabilities, self.path, self._check_echo)
 
 
-class _Reader(Arriving):
+class _Reader(AnswerReader):
     """An answer, whole or in the chunks of a stream, which carry what is new."""
 
-    def __init__(
-        self, path: str, prompt: Ids, sampling: SamplingParams, capabilities: Capabilities, check_echo: bool
-    ) -> None:
-        super().__init__("vLLM", sampling, completion_kind(sampling, capabilities))
+    def __init__(self, request: GenerateRequest, capabilities: Capabilities, path: str, check_echo: bool) -> None:
+        super().__init__(request, capabilities)
         self._path: Final = path
-        self._prompt: Final = prompt
-        self._vocab_size: Final = capabilities.vocab_size
         self._echo_due = check_echo
 
     def feed(self, answer: Any) -> Delta | None:
-        usage = table(answer, "the answer").get("usage")
+        usage = part(answer, kind=dict).get("usage")
         if isinstance(usage, dict):
-            check_prompt_count(usage.get("prompt_tokens"), self._prompt)
+            self.check_prompt_count(usage.get("prompt_tokens"))
             details = usage.get("prompt_tokens_details")
             cached = details.get("cached_tokens") if isinstance(details, dict) else None
             self.cached_tokens = answered_count(cached, "cached_tokens")
-        choices = rows(part(answer, "choices"), "choices")
-        if not choices:
+        if not part(answer, "choices", kind=list):
             return None
-        choice = table(choices[0], "choices[0]")
+        choice = part(answer, "choices", 0, kind=dict)
         if self._echo_due:
             echo = part(choice if self._path == COMPLETIONS else answer, "prompt_token_ids")
-            check_prompt_echo(echo, self._prompt)
+            check_prompt_echo(echo, self.prompt)
             self._echo_due = False
-        ids, logprobs = _pieces(choice, self._path, self._vocab_size)
+        ids, logprobs = _sampled(choice, self._path, self.capabilities.vocab_size)
         reason = choice.get("finish_reason")
         if reason is None:
             return self.take(ids, logprobs)
@@ -291,20 +208,19 @@ class _Reader(Arriving):
         return None
 
 
-def _pieces(choice: dict[str, Any], path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
+def _sampled(choice: dict[str, Any], path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
     ids = answered_ids(part(choice, "token_ids"), "token_ids", vocab_size)
     if not len(ids):
-        told = choice.get("logprobs")
-        given = None if told is None else table(told, "logprobs").get(_LOGPROBS[path])
-        return ids, answered_logprobs([] if given is None else given, ids, "logprobs")
+        told = optional(choice, "logprobs", dict) or {}
+        return ids, answered_logprobs(optional(told, _LOGPROBS[path], list) or [], ids, "logprobs")
     if path == COMPLETIONS:
-        given = part(choice, "logprobs", "token_logprobs")
+        given = part(choice, "logprobs", "token_logprobs", kind=list)
         logprobs = answered_logprobs(given, ids, "logprobs.token_logprobs")
-        tokens = rows(part(choice, "logprobs", "tokens"), "logprobs.tokens")
+        tokens = part(choice, "logprobs", "tokens", kind=list)
         if all(isinstance(token, str) and token.startswith(_TOKEN_ID) for token in tokens):  # else they are text
             same_ids([_number(token.removeprefix(_TOKEN_ID)) for token in tokens], ids, "logprobs.tokens")
         return ids, logprobs
-    content = rows(part(choice, "logprobs", "content"), "logprobs.content")
+    content = part(choice, "logprobs", "content", kind=list)
     logprobs = answered_logprobs([part(entry, "logprob") for entry in content], ids, "logprobs.content")
     same_ids([part(entry, "token_id") for entry in content], ids, "logprobs.content")
     return ids, logprobs
@@ -314,22 +230,11 @@ def _number(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _best_logprob(choice: Any, path: str) -> float:
-    """The logprob of the likeliest token: one of two, or more, that are told."""
-    if path == COMPLETIONS:
-        told = table(part(choice, "logprobs", "top_logprobs", 0), "top_logprobs[0]")
-        return max([best_logprob(value, "top_logprobs[0]") for value in told.values()], default=-math.inf)
-    for row in rows(part(choice, "logprobs", "content", 0, "top_logprobs"), "top_logprobs"):
-        if part(row, "rank") == 1:
-            return best_logprob(part(row, "logprob"), "top_logprobs")
-    raise EngineAnswerError("vLLM did not tell the logprob of the likeliest token, which was asked for")
-
-
 def _card(served: list[Any], model: str | None) -> dict[str, Any]:
-    names = [answered_text(part(card, "id"), "data.id") for card in served]
+    """What the server says of the model; of its only one, where none is named."""
+    names = [part(card, "id", kind=str) for card in served]
     if model is None and len(names) != 1:
         raise EngineError(f"the server has {len(names)} models: say which with model=, of {names}")
-    for card in served:
-        if model is None or card["id"] == model:
-            return dict(card)
-    raise EngineRefusal(f"the server has no model {model!r}, but {names}", status=404)
+    if model is not None and model not in names:
+        raise EngineRefusal(f"the server has no model {model!r}, but {names}", status=404)
+    return dict(served[0 if model is None else names.index(model)])

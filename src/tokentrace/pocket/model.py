@@ -52,7 +52,7 @@ class Cache:
         self.length = length
 
     def copy(self, length: int | None = None, capacity: int = 0) -> Cache:
-        """A cache of its own that begins with the first `length` tokens of this one; all of them by default."""
+        """Another cache that begins with the first `length` tokens of this one; with all of them by default."""
         kept = self.length if length is None else length
         if not 0 <= kept <= self.length:
             raise InputError(f"a cache of {self.length} tokens has no first {length}")
@@ -136,7 +136,7 @@ class PocketModel:
         """Append ids to each sequence; the logits after its last one, [sequences, vocabulary].
 
         With `every`, the logits after each new id instead, one array [ids, vocabulary] per sequence. Raises InputError
-        for ids that are none, no ids at all, too many of them, or a cache given twice; the caches are then as before.
+        for ids outside of the vocabulary, no ids or too many, or a cache given twice; the caches are then as before.
         """
         rows = self._check(caches, ids)
         counts = [len(row) for row in rows]

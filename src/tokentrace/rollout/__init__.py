@@ -1,1 +1,8 @@
-"""Agents on an engine: the loop, its tools, simulated users and budgets."""
+"""The agent loop: tools, simulated users, budgets, and the store of what was sampled.
+
+>>> from tokentrace.rollout import Agent, Budget, RolloutStore, Task, run_rollouts
+"""
+
+from ..lazy import load_on_use
+
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

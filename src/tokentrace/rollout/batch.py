@@ -1,4 +1,4 @@
-"""Rows of a dataset as tasks, and many rollouts at once: in groups, with so many under way and no more."""
+"""Rows of a dataset as tasks, and many rollouts at once: in groups, with a limit on how many are under way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OURS: Final = frozenset({"reward", "group", "member", "task"})
 
 @dataclass(slots=True)
 class Summary:
-    """What a run of rollouts came to."""
+    """The results of a run of rollouts, in numbers."""
 
     rollouts: int = 0
     ends: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ class Summary:
     """How many of the prompt tokens were in the engine's cache; None where no engine said."""
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """Of this run; what an earlier one finished took its own."""
+    """Of this run alone, without those that an earlier one took."""
     resumed: int = 0
     """Rollouts that an earlier run finished. They are counted in all of the above."""
     resumed_sampled: int = 0
@@ -163,7 +163,7 @@ def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
-    """Each task so many times, as a group: the same prompt under names of its own."""
+    """Each task `count` times, as a group: the same prompt, each time under another name."""
     count = checked_count("the size of a group", count)
     return (member for number, task in enumerate(tasks) for member in _group(task, number, count))
 
@@ -176,9 +176,9 @@ def _group(task: Task, number: int, count: int) -> Iterator[Task]:
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
-    """The tasks, each with a name of its own: one without is called by its place, ``task-00007``.
+    """The tasks, each with a name: one without is called by its place, ``task-00007``.
 
-    Names are what a store, tools and groups tell rollouts by, so a name that is there twice is an InputError.
+    The store, tools and groups tell rollouts apart by their names, so a name that is there twice is an InputError.
     """
     places: dict[str, int] = {}
     for number, task in enumerate(tasks):
@@ -194,7 +194,7 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
-        raise InputError(f"task {number} is {shown(task)}, and no Task; row_task makes one of a row of a dataset")
+        raise InputError(f"task {number} is {shown(task)}, not a Task; row_task makes one of a row of a dataset")
     return task if task.name else dataclasses.replace(task, name=f"task-{number:05d}")
 
 
@@ -211,7 +211,7 @@ async def run_rollouts(
     """Run tasks, `concurrency` at a time; tasks that the store has finished are skipped and counted.
 
     Each rollout is stored when it ends. Cancelling (Ctrl-C) ends those under way and keeps what is finished. With a
-    `seed` each rollout samples with one of its own, which depends on the seed and its place among the tasks alone.
+    `seed` each rollout samples with another seed, which depends only on this one and on its place among the tasks.
     Tasks without names are called by their place; a name that is there twice is refused, before anything is run where
     `tasks` is a list. While the engine does not answer all rollouts wait, for as long as `patience` says (ten minutes
     by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises.
@@ -253,28 +253,19 @@ async def run_rollouts(
 
 
 async def _stored(agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore) -> Rollout:
-    """Run a task and have it on the disk, whole; what there is of it where it is cancelled or the engine is down."""
+    """Run a task and write it to the disk; what there is of it where it is cancelled or the engine is down."""
     store.start(task.name)
-    under_way: Rollout | None = None
-
-    def grown(rollout: Rollout) -> None:
-        nonlocal under_way
-        under_way = rollout
-
+    under_way: list[Rollout] = []
     try:
-        rollout = await agent.run(task, grown=grown, seed=seed, patience=patience)
+        rollout = await agent.run(task, grown=under_way.append, seed=seed, patience=patience)
     except (EngineDown, asyncio.CancelledError):
-        if under_way is not None and under_way.turns:
-            store.keep(under_way)
+        if under_way and under_way[-1].turns:
+            store.keep(under_way[-1])
         raise
-    await _kept(asyncio.create_task(asyncio.to_thread(store.finish, rollout)))
-    return rollout
-
-
-async def _kept(writing: asyncio.Task[None]) -> None:
-    """Wait until a rollout is on the disk, even when cancelled: a thread cannot be stopped half-way."""
+    writing = asyncio.create_task(asyncio.to_thread(store.finish, rollout))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        await writing
+        await writing  # a thread cannot be stopped half-way
         raise
+    return rollout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -9,13 +10,14 @@ import importlib.util
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..errors import InputError, TokentraceError
+from ..errors import InputError, TokentraceError, shown
+from ..settings import nearest
 from .checks import MOST, count
 from .interactions import BaseInteraction
 from .tools import BaseTool, FunctionTool, as_tools
@@ -27,143 +29,115 @@ class ConfigError(InputError):
     """A configuration that cannot be used. Names the file, the line and the key."""
 
 
-class Section:
+class Section(dict[str, Any]):
     """A mapping of a YAML file that knows where each of its keys stands."""
 
-    def __init__(self, values: Mapping[str, Any], lines: Mapping[str, int], line: int, place: str, file: str) -> None:
-        self._values = dict(values)
-        self._lines = dict(lines)
-        self.line = line
-        self.place = place
+    def __init__(self, file: str, place: str, line: int) -> None:
+        super().__init__()
         self.file = file
+        self.place = place
+        self.line = line
+        self.lines: dict[str, int] = {}
 
     def error(self, problem: str, key: str | None = None) -> ConfigError:
         """An error at a key, or at the section."""
-        line = self._lines.get(key, self.line) if key is not None else self.line
+        line = self.line if key is None else self.lines.get(key, self.line)
         where = ".".join(part for part in (self.place, key) if part)
         return ConfigError(f"{self.file}, line {line}: {where + ': ' if where else ''}{problem}")
 
     def check_keys(self, known: Sequence[str]) -> None:
-        """Raise for the first key that nobody reads."""
-        for key in self._values:
+        """Raise for the first key that is not known."""
+        for key in self:
             if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-                raise self.error(f"no such setting; {hint}", key)
+                raise self.error(f"no such setting; {nearest(key, known)}", key)
 
-    def get(self, key: str, kind: type | tuple[type, ...] | None = None, default: Any = None) -> Any:
+    def read(self, key: str, *kinds: type, default: Any = None) -> Any:
         """A value of some type, or the default where there is none."""
-        value = self._values.get(key)
+        value = self.get(key)
         if value is None:
             return default
-        kinds = kind if isinstance(kind, tuple) else () if kind is None else (kind,)
-        if kinds and not _is_one(value, kinds):
+        # a whole number is a number too; true and false are neither
+        found = {type(value)} if type(value) is not int else {int, float}
+        if kinds and not found & set(kinds):
             wanted = " or ".join(_NAMES.get(one, one.__name__) for one in kinds)
             raise self.error(f"must be {wanted}, not {_shown(value)}", key)
         return value
 
+    def need(self, key: str, *kinds: type, hint: str = "") -> Any:
+        """A value that has to be there."""
+        if self.get(key) is None:
+            raise self.error(f"{key!r} is missing{hint and ': '}{hint}")
+        return self.read(key, *kinds)
+
     def choice(self, key: str, names: Sequence[str], default: str | None = None) -> Any:
         """One of some names, or the default."""
-        value = self.get(key, str, default)
+        value = self.read(key, str, default=default)
         if value is not None and value not in names:
-            near = difflib.get_close_matches(value, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise self.error(f"there is no {value!r}; {hint}", key)
+            raise self.error(f"there is no {value!r}; {nearest(value, names)}", key)
         return value
 
     def count(self, key: str, default: Any = None, *, least: int = 1, most: int = MOST) -> Any:
         """A whole number that is neither too small nor too large."""
-        value = self.get(key, int, default)
-        if value is None:
-            return None
-        try:
-            return count("it", value, least=least, most=most)
-        except InputError as error:
-            raise self.error(error.problem.removeprefix("it "), key) from error
-
-    def need(self, key: str, kind: type | tuple[type, ...] | None = None) -> Any:
-        """A value that has to be there."""
-        if self._values.get(key) is None:
-            raise self.error(f"{key!r} is missing")
-        return self.get(key, kind)
-
-    def section(self, key: str) -> Section | None:
-        """A section below this one."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, Section):
-            raise self.error(f"must be a mapping of settings, not {_shown(value)}", key)
-        return value
+        value = self.read(key, int, default=default)
+        return None if value is None else self.checked(key, lambda: count(key, value, least=least, most=most))
 
     def sections(self, key: str) -> list[Section]:
         """A list of sections."""
-        value = self._values.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(one, Section) for one in value):
+        found: list[Section] = self.read(key, list, default=[])
+        if not all(isinstance(one, Section) for one in found):
             raise self.error("must be a list of mappings of settings", key)
-        return value
+        return found
 
     def plain(self) -> dict[str, Any]:
         """The values without their places."""
-        return {key: _plain(value) for key, value in self._values.items()}
+        return {key: _plain(value) for key, value in self.items()}
 
     def make(self, kind: Callable[..., Made], **more: Any) -> Made:
         """A dataclass of the section's values; keys are its fields, and what it refuses is told with the line."""
         known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
         self.check_keys([name for name in known if name not in more])
         for name, one in known.items():
-            needed = one.default is MISSING and one.default_factory is MISSING
-            if needed and name not in more and self._values.get(name) is None:
-                raise self.error(f"{name!r} is missing")
+            if one.default is MISSING and one.default_factory is MISSING and name not in more:
+                self.need(name)
         hints = typing.get_type_hints(kind)
-        given = {key: self._typed(key, hints[key]) for key in self._values}
+        given = {key: self._typed(key, hints[key]) for key in self}
+        return self.checked(None, lambda: kind(**{**given, **more}))
+
+    def checked(self, key: str | None, make: Callable[[], Made]) -> Made:
+        """What a function returns; what it refuses is told with the line of the key, or of the key that it names."""
         try:
-            return kind(**{**given, **more})
+            return make()
         except (TypeError, ValueError, TokentraceError) as error:
             first, _, rest = str(error).partition(" ")
-            is_key = first in self._values
-            raise self.error(rest if is_key else str(error), first if is_key else None) from error
+            names_key = first in (self if key is None else [key])
+            raise self.error(rest if names_key else str(error), first if names_key else key) from error
 
     def _typed(self, key: str, hint: Any) -> Any:
         """A value as a field's type wants it."""
         union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        kinds = tuple(typing.get_origin(one) or one for one in (typing.get_args(hint) if union else (hint,)))
-        value = self._values[key]
-        if value is None and type(None) in kinds:
-            return None
-        if value is None:
+        kinds = [typing.get_origin(one) or one for one in (typing.get_args(hint) if union else (hint,))]
+        value = self[key]
+        if value is None and type(None) not in kinds:
             raise self.error("has no value: give it one, or leave the key out", key)
-        if isinstance(value, Section) and any(issubclass(Section, one) or issubclass(dict, one) for one in kinds):
-            return value.plain()
         for one in kinds:
-            if issubclass(one, Enum):
+            if value is not None and issubclass(one, Enum):
                 return one(self.choice(key, [str(member.value) for member in one]))
-        return _plain(self.get(key, tuple(one for one in kinds if one is not type(None))))
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        wanted = [Section if issubclass(dict, one) else one for one in kinds if one is not type(None)]
+        return _plain(self.read(key, *wanted))
 
 
-_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
-
-
-def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether a value is of one of the types. A whole number is a number too; true and false are none."""
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+_NAMES: Final = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    Section: "a mapping of settings",
+}
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Section | list):
-        return "a list" if isinstance(value, list) else "a mapping of settings"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+    return _NAMES[type(value)] if isinstance(value, Section | list) else shown(value)
 
 
 def _plain(value: Any) -> Any:
@@ -194,7 +168,7 @@ def read_config(path: str | Path) -> Section:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{name} cannot be read: {error}") from error
     if len(raw) > _MOST_BYTES:
-        raise ConfigError(f"{name} is no configuration: it has more than {_MOST_BYTES >> 20} MiB")
+        raise ConfigError(f"{name} cannot be a configuration: it has more than {_MOST_BYTES >> 20} MiB")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None or node.id != "mapping":
@@ -227,26 +201,23 @@ class _Reader:
             return [self.read(one, f"{place}.{at}") for at, one in enumerate(node.value)]
         try:
             return self._loader.construct_object(node, deep=True)
-        except (ValueError, ArithmeticError) as error:  # a date that is none
-            shown = _shown(node.value)
-            raise ConfigError(
-                f"{self._file}, line {line}: {place}: {shown} cannot be read: {error}; quote it"
-            ) from error
+        except (ValueError, ArithmeticError) as error:  # the 13th month
+            problem = f"{shown(node.value)} cannot be read: {error}; quote it"
+            raise ConfigError(f"{self._file}, line {line}: {place}: {problem}") from error
 
     def _section(self, node: Any, place: str, line: int) -> Section:
-        values: dict[str, Any] = {}
-        lines: dict[str, int] = {}
+        made = Section(self._file, place, line)
         for key_node, value_node in node.value:
             key_line = key_node.start_mark.line + 1
             self._count(key_node, key_line)
             if key_node.id != "scalar":
                 raise ConfigError(f"{self._file}, line {key_line}: the name of a setting must be text")
             key = str(self._loader.construct_object(key_node, deep=True))
-            if key in values:
+            if key in made:
                 raise ConfigError(f"{self._file}, line {key_line}: {key!r} is there twice")
-            lines[key] = key_line
-            values[key] = self.read(value_node, f"{place}.{key}" if place else key)
-        return Section(values, lines, line, place, self._file)
+            made.lines[key] = key_line
+            made[key] = self.read(value_node, f"{place}.{key}" if place else key)
+        return made
 
     def _count(self, node: Any, line: int) -> None:
         self._values += 1
@@ -269,21 +240,17 @@ def load_object(name: str, folder: Path) -> Any:
     module_name, _, attribute = name.rpartition(":") if ":" in name else name.rpartition(".")
     if not module_name or not attribute:
         raise InputError(f"{name!r} must be module:name, module.Name or file.py:name")
-    beside = folder / (module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py")
+    is_file = module_name.endswith(".py")
+    beside = folder / (module_name if is_file else f"{module_name.replace('.', '/')}.py")
+    if is_file and not beside.is_file():
+        raise InputError(f"there is no file {beside}")
     try:
-        if module_name.endswith(".py"):
-            if not beside.is_file():
-                raise InputError(f"there is no file {beside}")
+        try:
+            module = _from_file(beside) if is_file else importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if is_file or not beside.is_file() or not module_name.startswith(str(error.name)):
+                raise
             module = _from_file(beside)
-        else:
-            try:
-                module = importlib.import_module(module_name)
-            except ModuleNotFoundError as error:
-                if not beside.is_file() or not module_name.startswith(str(error.name)):
-                    raise
-                module = _from_file(beside)
-    except InputError:
-        raise
     except Exception as error:
         raise InputError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
@@ -300,8 +267,8 @@ def _from_file(path: Path) -> types.ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} is no Python file")
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -325,25 +292,19 @@ def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
     """Tools from their sections of a configuration."""
     made: list[BaseTool] = []
     for section in sections:
-        is_function = "function" in section
-        key = "function" if is_function else "class_name"
-        section.check_keys(["function", "name"] if is_function else ["class_name", "config", "tool_schema", "function"])
+        key = "function" if "function" in section else "class_name"
+        section.check_keys(["function", "name"] if key == "function" else [key, "config", "tool_schema", "function"])
         found = named(section, key, folder)
-        if is_function and (isinstance(found, type) or not callable(found)):
-            raise section.error("is no function; a class is named by class_name", key)
-        if not is_function and not (isinstance(found, type) and issubclass(found, BaseTool)):
-            raise section.error("is no subclass of tokentrace's BaseTool; a function is named by function", key)
-        config, schema = section.section("config"), section.section("tool_schema")
-        try:
-            if is_function:
-                made.append(FunctionTool(found, name=section.get("name", str)))
+        if key == "class_name":
+            _check_class(section, found, BaseTool, "; a function is named by function")
+        elif isinstance(found, type) or not callable(found):
+            raise section.error("is not a function; a class is named by class_name", key)
+        with _making(section, key):
+            if key == "function":
+                made.append(FunctionTool(found, name=section.read("name", str)))
             else:
-                made.append(found(config.plain() if config else {}, schema.plain() if schema else None))
+                made.append(found(_below(section, "config") or {}, _below(section, "tool_schema")))
             as_tools(made)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise section.error(f"cannot be made: {_why(error)}", key) from error
     return made
 
 
@@ -352,8 +313,8 @@ def load_interaction(path: str | Path) -> BaseInteraction:
     top = read_config(path)
     top.check_keys(["interaction"])
     listed = isinstance(top.need("interaction"), list)
-    sections = top.sections("interaction") if listed else [top.section("interaction")]
-    if len(sections) != 1 or sections[0] is None:
+    sections = top.sections("interaction") if listed else [top.need("interaction", Section)]
+    if len(sections) != 1:
         raise top.error(f"there must be one, not {len(sections)}", "interaction")
     return make_interaction(sections[0], Path(path).parent)
 
@@ -362,24 +323,34 @@ def make_interaction(section: Section, folder: Path) -> BaseInteraction:
     """A simulated user from its section of a configuration."""
     section.check_keys(["class_name", "config"])
     found = named(section, "class_name", folder)
-    if not (isinstance(found, type) and issubclass(found, BaseInteraction)):
-        raise section.error("is no subclass of tokentrace's BaseInteraction", "class_name")
-    config = section.section("config")
-    try:
-        made: BaseInteraction = found(config.plain() if config else {})
-    except Exception as error:
-        raise section.error(f"cannot be made: {_why(error)}", "class_name") from error
+    _check_class(section, found, BaseInteraction)
+    with _making(section, "class_name"):
+        made: BaseInteraction = found(_below(section, "config") or {})
     return made
 
 
 def named(section: Section, key: str, folder: Path) -> Any:
     """What the name at a key stands for."""
     name = section.need(key, str)
+    return section.checked(key, lambda: load_object(name, folder))
+
+
+def _check_class(section: Section, found: Any, base: type, hint: str = "") -> None:
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise section.error(f"is not a subclass of tokentrace's {base.__name__}{hint}", "class_name")
+
+
+def _below(section: Section, key: str) -> dict[str, Any] | None:
+    found = section.read(key, Section)
+    return None if found is None else found.plain()
+
+
+@contextlib.contextmanager
+def _making(section: Section, key: str) -> Iterator[None]:
     try:
-        return load_object(name, folder)
-    except InputError as error:
-        raise section.error(str(error), key) from error
-
-
-def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, TokentraceError) else f"{type(error).__name__}: {error}"
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = str(error) if isinstance(error, TokentraceError) else f"{type(error).__name__}: {error}"
+        raise section.error(f"cannot be made: {why}", key) from error

@@ -27,8 +27,8 @@ class Keep(StrEnum):
 def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Keep.MIDDLE) -> str:
     """`text`, or so much of it that it has about `limit` tokens, and a marker that says how much is gone.
 
-    Half of a surrogate pair, which is no text, becomes U+FFFD. A text of any length costs no more than its kept part:
-    what is too far from where it is kept is never encoded, and is then counted in characters.
+    Half of a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD. However long the text is, the cost is that of the
+    part that is kept: what is far from it is never encoded. What is gone is counted in characters.
 
     >>> from tokentrace import load_tokenizer
     >>> from tokentrace.pocket import POCKET
@@ -43,8 +43,8 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
         if len(ids) <= limit:
             return text
     head = limit if keep is Keep.HEAD else 0 if keep is Keep.TAIL else limit - limit // 2
-    front = _first(text[:most], head, tokenizer) if head else ""
-    back = _last(text[-most:], limit - head, tokenizer) if limit - head else ""
+    front = _kept(text[:most], head, tokenizer) if head else ""
+    back = _kept(text[-most:], limit - head, tokenizer, last=True) if limit - head else ""
     gone = len(text) - len(front) - len(back)
     marker = f"[… {gone:,} more characters]"
     return "\n".join(part for part in (front, marker, back) if part)
@@ -57,16 +57,9 @@ def _widest(vocabulary: Vocabulary) -> int:
     return found
 
 
-def _first(text: str, count: int, tokenizer: Tokenizer) -> str:
-    """The characters of the first `count` tokens."""
-    raw = text.encode("utf-8")
-    ends = np.cumsum(np.abs(tokenizer.vocabulary.byte_lengths[tokenizer.encode_plain([text])[0]]))
-    return raw[: int(ends[min(count, len(ends)) - 1])].decode("utf-8", "ignore")
-
-
-def _last(text: str, count: int, tokenizer: Tokenizer) -> str:
-    """The characters of the last `count` tokens."""
+def _kept(text: str, count: int, tokenizer: Tokenizer, *, last: bool = False) -> str:
+    """The characters of the first `count` tokens, or of the last."""
     raw = text.encode("utf-8")
     lengths = np.abs(tokenizer.vocabulary.byte_lengths[tokenizer.encode_plain([text])[0]])
-    kept = int(lengths[-count:].sum())
-    return raw[len(raw) - kept :].decode("utf-8", "ignore")
+    kept = int((lengths[-count:] if last else lengths[:count]).sum())
+    return (raw[len(raw) - kept :] if last else raw[:kept]).decode("utf-8", "ignore")

@@ -38,7 +38,7 @@ class BaseInteraction:
         raise NotImplementedError
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
-        """The reward of the whole trajectory; None where there is none."""
+        """The reward of the whole trajectory, or None."""
         return None
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:

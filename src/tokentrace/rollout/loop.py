@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ..errors import InputError, shown
 from ..parsing.response import ParsedResponse, ParsedToolCall
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
+from ..settings import instance
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
@@ -41,8 +42,11 @@ from .tools import BaseTool, Toolbox, TooLong, ToolResult, as_tools, in_thread, 
 __all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
 
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
-"""Gives a finished rollout its reward, in place of what tools and interaction say. One that is no coroutine runs in a
-thread of its own, beside others."""
+"""Gives a finished rollout its reward, in place of what tools and interaction say. A plain function runs in a thread of
+its own, beside others; a coroutine function is awaited."""
+
+
+_FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
 
 
 @dataclass(slots=True)
@@ -97,13 +101,17 @@ class Agent:
         self._clock = clock
         self._unnamed = itertools.count()
         given = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
-        self._turn_tokens = min(given.max_tokens, self.budget.turn_tokens)
-        stops = tuple(dict.fromkeys([*given.stop_token_ids, *renderer.get_stop_token_ids()]))
         check_logprobs(given, engine.capabilities)
-        names = ("temperature", "top_p", "top_k", "seed", "allow_raw_logprobs")
-        self._sampling = {name: getattr(given, name) for name in names} | {"stop_token_ids": stops}
+        self._sampling = dataclasses.replace(
+            given,
+            max_tokens=min(given.max_tokens, self.budget.turn_tokens),
+            stop_token_ids=tuple(dict.fromkeys([*given.stop_token_ids, *renderer.get_stop_token_ids()])),
+        )
         limits = [self.budget.context, engine.capabilities.max_length]
         self._context = min((limit for limit in limits if limit is not None), default=None)
+
+    def __repr__(self) -> str:
+        return f"Agent({self.engine!r}, {len(self.tools)} tools, {self.budget!r})"
 
     async def run(
         self,
@@ -121,16 +129,18 @@ class Agent:
         parameters. A task without a name is called by its number among those that this agent was given.
         """
         if not isinstance(task, Task):
-            raise InputError(f"{shown(task)} is no Task; row_task makes one of a row of a dataset")
+            raise InputError(f"{shown(task)} is not a Task; row_task makes one of a row of a dataset")
         if not task.name:
             task = dataclasses.replace(task, name=f"task-{next(self._unnamed):05d}")
-        metadata = {**task.metadata, "task": task.name}
-        vocab = self.renderer.tokenizer.vocabulary.size
-        trajectory = Trajectory(name=task.name, vocab_size=vocab, metadata=metadata)
+        trajectory = Trajectory(
+            name=task.name,
+            vocab_size=self.renderer.tokenizer.vocabulary.size,
+            metadata={**task.metadata, "task": task.name},
+        )
         tools = self.tools if task.tools is None else task.tools
         began = self._clock()
-        with _instance(task.name) as instance:
-            rollout = Rollout(task, trajectory, tools, list(task.messages), instance=instance)
+        with _instance(task.name) as name:
+            rollout = Rollout(task, trajectory, tools, list(task.messages), instance=name)
             try:
                 await self._run(rollout, grown or (lambda _: None), seed, patience)
             finally:
@@ -140,13 +150,11 @@ class Agent:
     async def _run(
         self, rollout: Rollout, grown: Callable[[Rollout], None], seed: int | None, patience: Patience | None
     ) -> None:
-        task = rollout.task
-        problem = ""
         try:
             self._begin(rollout)
             grown(rollout)
             box = Toolbox(
-                rollout.tools, rollout.instance, timeout=self.budget.tool_timeout, settings=task.tool_settings
+                rollout.tools, rollout.instance, timeout=self.budget.tool_timeout, settings=rollout.task.tool_settings
             )
             rollout.use = box.use
             async with box:
@@ -154,16 +162,10 @@ class Agent:
             rollout.notes += [f"{one['tool']}: {one['release']}" for one in box.use.metrics if "release" in one]
         except EngineDown:
             raise
-        except EngineError as error:
-            rollout.end, problem = End.ENGINE, str(error)
-        except TooLong as error:
-            rollout.end, problem = End.HUNG, str(error)
-        except InputError as error:
-            rollout.end, problem = End.FAILED, str(error)
         except Exception as error:
-            rollout.end, problem = End.FAILED, f"{type(error).__name__}: {error}"
-        if problem:
-            rollout.notes.append(problem)
+            rollout.end = next((end for kind, end in _FAILURES if isinstance(error, kind)), End.FAILED)
+            is_told = isinstance(error, EngineError | TooLong | InputError)
+            rollout.notes.append(str(error) if is_told else f"{type(error).__name__}: {error}")
         if rollout.end in FAILED_ENDS:
             rollout.reward = None
 
@@ -190,7 +192,7 @@ class Agent:
                     while rollout.end is None:
                         rollout.end = await self._turn(rollout, under)
             except TimeoutError:
-                if under.limit is None or not under.limit.expired():  # somebody else's
+                if under.limit is None or not under.limit.expired():  # not our limit
                     raise
                 rollout.end = End.TIME
                 rollout.notes.append(f"the rollout took longer than {budget.seconds:g} s")
@@ -203,15 +205,13 @@ class Agent:
 
     async def _finalize(self, user: BaseInteraction, rollout: Rollout) -> None:
         """The end of the simulated user: what goes wrong there is noted, as with the tools' `release`."""
+        who = "finalize_interaction"
         try:
-            await within(
-                user.finalize_interaction(rollout.instance), self.budget.interaction_timeout, "finalize_interaction"
-            )
+            await within(user.finalize_interaction(rollout.instance), self.budget.interaction_timeout, who)
+        except TooLong as error:
+            rollout.notes.append(str(error))
         except Exception as error:
-            said = (
-                str(error) if isinstance(error, TooLong) else f"finalize_interaction: {type(error).__name__}: {error}"
-            )
-            rollout.notes.append(said)
+            rollout.notes.append(f"{who}: {type(error).__name__}: {error}")
 
     async def _turn(self, rollout: Rollout, under: _UnderWay) -> End | None:
         """Sample a turn, and put what answers it after it. Says why the rollout ends, if it does."""
@@ -226,12 +226,11 @@ class Agent:
             completion.ids,
             completion.logprobs,
             finish_reason=str(completion.finish_reason),
-            version=_version(completion),
-            sampling={**self._sampling, "stop_token_ids": list(self._sampling["stop_token_ids"]), "max_tokens": room},
+            version=completion.versions or None,
+            sampling=self._sampling.described() | {"max_tokens": room},
             logprobs_kind=completion.logprobs_kind,
             cached_tokens=completion.cached_tokens,
         )
-        rollout.turns += 1
         turn = TurnMetrics(
             prompt_tokens=start,
             sampled=len(completion.ids),
@@ -244,9 +243,7 @@ class Agent:
         prompt = trajectory.stream()[:start]
         parsed = self.renderer.parse_response(completion.ids, tools=rollout.schemas, prompt_ids=prompt)
         rollout.messages.append(parsed.to_message(call_id=functools.partial(_call_id, rollout.turns)))
-        if any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts)):
-            rollout.malformed += 1
-            turn.malformed = True
+        turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
         if completion.finish_reason is FinishReason.ABORT:
             return End.ABORT
         if completion.finish_reason is FinishReason.LENGTH:
@@ -262,10 +259,10 @@ class Agent:
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
         """Put new messages after a turn: the stream is bridged to the next one. Says why not, where it cannot be.
 
-        What sets one way of keeping history apart from another; `rollout.paths` has those of others.
+        This is where ways of keeping history differ; `demo.paths` has those of other libraries.
         """
         bridged = self.renderer.bridge(prompt, completion, new, tools=rollout.schemas)
-        if isinstance(bridged, BridgeRefusal):  # the whole conversation may help: to check it costs what it is long
+        if isinstance(bridged, BridgeRefusal):  # the whole conversation may help, but the cost grows with its length
             bridged = self.renderer.bridge(
                 prompt, completion, new, tools=rollout.schemas, messages=rollout.messages[:-1]
             )
@@ -280,7 +277,7 @@ class Agent:
         return None
 
     def has_room(self, length: int) -> bool:
-        """Whether a turn can follow a prompt of so many tokens."""
+        """Whether a turn can follow a prompt of this length."""
         return self._context is None or length < self._context
 
     def _room(self, rollout: Rollout) -> tuple[int, End]:
@@ -290,7 +287,7 @@ class Agent:
             return 0, End.TURNS
         if budget.tool_seconds is not None and rollout.use.seconds > budget.tool_seconds:
             return 0, End.TOOL_TIME
-        limits = [(self._turn_tokens, End.LENGTH)]
+        limits = [(self._sampling.max_tokens, End.LENGTH)]
         if budget.tokens is not None:
             limits.append((budget.tokens - rollout.trajectory.num_sampled, End.TOKENS))
         if self._context is not None:
@@ -298,8 +295,8 @@ class Agent:
         return min(limits, key=lambda limit: limit[0])
 
     async def _sample(self, rollout: Rollout, room: int, under: _UnderWay) -> Completion:
-        own = self._sampling["seed"] if under.seed is None else under.seed + rollout.turns
-        sampling = SamplingParams(**{**self._sampling, "seed": own, "max_tokens": room})
+        seed = self._sampling.seed if under.seed is None else under.seed + rollout.turns
+        sampling = dataclasses.replace(self._sampling, seed=seed, max_tokens=room)
 
         async def request() -> Completion:
             began = self._clock()
@@ -309,7 +306,7 @@ class Agent:
                     sampling,
                     request_id=f"{rollout.instance}-{rollout.turns}",
                     session=rollout.instance,
-                    wire=_Wire(rollout.trajectory),
+                    wire=rollout.trajectory.wire_parts,
                 )
             finally:
                 rollout.engine_seconds += self._clock() - began
@@ -343,7 +340,7 @@ class Agent:
         return [{"role": "user", "content": self._cut(reply.content)}], None
 
     async def _called(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics, box: Toolbox) -> list[ToolResult]:
-        """The results of a turn's calls; what they came to is the turn's too."""
+        """The results of a turn's calls, counted among the turn's metrics."""
         seconds, measured = box.use.seconds, len(box.use.metrics)
         results = await box.run(calls)
         turn.tool_calls = len(results)
@@ -376,7 +373,7 @@ class Agent:
 
 
 async def _judged(reward: Reward, rollout: Rollout) -> Any:
-    """What a reward function returns. One that is no coroutine may block, and must hold up nobody else."""
+    """What a reward function returns. A plain function may block: it runs in a thread, where it delays no others."""
     if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
         found: Any = reward(rollout)
     else:
@@ -396,61 +393,34 @@ def _instance(name: str) -> Iterator[str]:
     """
     with _NAMING:
         names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
-        instance = next(one for one in names if one not in _NAMES_UNDER_WAY)
-        _NAMES_UNDER_WAY.add(instance)
+        own = next(one for one in names if one not in _NAMES_UNDER_WAY)
+        _NAMES_UNDER_WAY.add(own)
     try:
-        yield instance
+        yield own
     finally:
-        _NAMES_UNDER_WAY.discard(instance)
+        _NAMES_UNDER_WAY.discard(own)
 
 
 def _check_settings(engine: Any, renderer: Any, sampling: Any, interaction: Any, reward: Any, budget: Any) -> None:
     """InputError for the first setting of an agent that is not what it must be."""
-    wanted: list[tuple[str, bool, Any, str]] = [
-        ("engine", hasattr(engine, "generate") and hasattr(engine, "capabilities"), engine, "an Engine"),
-        ("renderer", hasattr(renderer, "bridge"), renderer, "a Renderer: create_renderer makes one"),
-        ("sampling", sampling is None or isinstance(sampling, SamplingParams), sampling, "SamplingParams"),
-        (
-            "interaction",
-            interaction is None or isinstance(interaction, BaseInteraction),
-            interaction,
-            "a BaseInteraction",
-        ),
-        ("reward", reward is None or callable(reward), reward, "a function of a rollout"),
-        ("budget", budget is None or isinstance(budget, Budget), budget, "a Budget"),
-    ]
-    for name, is_right, value, what in wanted:
-        if not is_right:
-            raise InputError(f"{name} must be {what}, not {shown(value)}")
-
-
-class _Wire(Sequence[bytes]):
-    """The stream as JSON text, made when an engine reads it: one that is not sent JSON never does."""
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        self._trajectory: Final = trajectory
-
-    @overload
-    def __getitem__(self, at: int) -> bytes: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[bytes, ...]: ...
-    def __getitem__(self, at: int | slice) -> bytes | tuple[bytes, ...]:
-        return self._trajectory.wire_parts()[at]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._trajectory.wire_parts())
-
-    def __len__(self) -> int:
-        return len(self._trajectory.wire_parts())
+    if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
+        raise InputError(f"engine must be an Engine, not {shown(engine)}")
+    if not hasattr(renderer, "bridge"):
+        raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {shown(renderer)}")
+    if reward is not None and not callable(reward):
+        raise InputError(f"reward must be a function of a rollout, not {shown(reward)}")
+    for name, value, kind in (
+        ("sampling", sampling, SamplingParams),
+        ("interaction", interaction, BaseInteraction),
+        ("budget", budget, Budget),
+    ):
+        if value is not None:
+            instance(name, value, kind, InputError)
 
 
 def _call_id(turn: int, index: int) -> str:
     """An id for a call to which the model gave none: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
-
-
-def _version(completion: Completion) -> Any:
-    return [tuple(span) for span in completion.versions] or None
 
 
 def _spans(messages: Any) -> list[tuple[int, int, int]]:

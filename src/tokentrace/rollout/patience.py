@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..engines.protocol import EngineError, EngineUnavailable
+from ..errors import InputError
+from ..settings import limit
 from .checks import count
-from .checks import seconds as checked_seconds
 
 Answer = TypeVar("Answer")
 
 _OUTAGES: Final = 10
-"""A request that fails with so many outages is taken for what brings the engine down."""
+"""A request that fails in this many outages is taken to be their cause."""
 
 
 class EngineDown(EngineError):  # noqa: N818
@@ -67,9 +68,9 @@ class Patience:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
-        self.seconds: Final = checked_seconds("patience", seconds, zero=True)
-        self._pause: Final = checked_seconds("pause", pause) or 0.0
-        self._longest: Final = checked_seconds("longest_pause", longest_pause) or 0.0
+        self.seconds: Final = limit("patience", seconds, zero=True, error=InputError)
+        self._pause: Final = limit("pause", pause, error=InputError) or 0.0
+        self._longest: Final = limit("longest_pause", longest_pause, error=InputError) or 0.0
         self._tries: Final = count("tries", tries)
         self._notice: Final = notice or (lambda _: None)
         self._clock: Final = clock
@@ -111,7 +112,7 @@ class Patience:
                     raise
 
     async def _outlasted(self, over: int, error: EngineUnavailable | None, probe: Callable[[], Awaitable[Any]]) -> bool:
-        """Wait until the engine answers: whoever comes first asks, the others wait for it. Whether it was down."""
+        """Wait until the engine answers: the first to come asks, the others wait. Returns whether it was down."""
         async with self._asking:
             if self._gave_up is not None:
                 raise EngineDown(str(self._gave_up))

@@ -1,17 +1,17 @@
-"""What a rollout is: its task, its budget, and the record of what it came to, turn by turn."""
+"""What a rollout is: its task, its budget, and the record of what happened, turn by turn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..conversation.messages import Messages
 from ..errors import InputError, TrajectoryError, shown
-from ..settings import choose
+from ..settings import choose, limit
 from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
-from .checks import count, is_list, seconds
+from .checks import count, is_list
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
 from .tools import BaseTool, ToolUse, as_tools
@@ -19,7 +19,7 @@ from .tools import BaseTool, ToolUse, as_tools
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What ends a rollout, and what is cut. Seconds that are None are no limit."""
+    """What ends a rollout, and where tool results are cut. None is no limit."""
 
     turns: int = 16
     turn_tokens: int = 1024
@@ -43,18 +43,20 @@ class Budget:
     result_keep: Keep = Keep.MIDDLE
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
-            name: count(name, getattr(self, name)) for name in ("turns", "turn_tokens", "result_tokens")
-        }
+        checked: dict[str, Any] = {"result_keep": choose(Keep, "result_keep", self.result_keep, InputError)}
+        for name in ("turns", "turn_tokens", "result_tokens"):
+            checked[name] = count(name, getattr(self, name))
         for name in ("tokens", "context"):
-            value = getattr(self, name)
-            checked[name] = None if value is None else count(name, value)
-        for name in ("tool_timeout", "interaction_timeout", "reward_timeout", "seconds"):
-            checked[name] = seconds(name, getattr(self, name))
-        checked["tool_seconds"] = seconds("tool_seconds", self.tool_seconds, zero=True)
-        checked["result_keep"] = choose(Keep, "result_keep", self.result_keep, InputError)
+            checked[name] = None if getattr(self, name) is None else count(name, getattr(self, name))
+        for name in ("seconds", "tool_timeout", "tool_seconds", "interaction_timeout", "reward_timeout"):
+            checked[name] = limit(name, getattr(self, name), zero=name == "tool_seconds", error=InputError)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        """What was set, and not what is by default."""
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        return f"Budget({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,12 @@ class Task:
         except TrajectoryError as error:
             raise InputError(f"task {shown(self.name)}: {error}") from error
 
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, {len(self.messages)} messages)"
+
 
 def _is_text(value: str) -> bool:
-    """Whether UTF-8 can hold it: half of a surrogate pair is no text."""
+    """Whether UTF-8 can hold it, as it cannot hold half of a surrogate pair."""
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
@@ -111,7 +116,7 @@ class TurnMetrics:
     tool_errors: int = 0
     tool_seconds: float = 0.0
     reward: float = 0.0
-    """What the calls of this turn, or the reply to it, were said to be worth."""
+    """The rewards of this turn's calls, or of the reply to it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """What tools (``tool``) and the simulated user (``interaction``) measured."""
 
@@ -131,18 +136,29 @@ class Rollout:
     """The conversation as it was parsed, for people and for rewards; the trajectory is what was sampled."""
     end: End | None = None
     reward: float | None = None
-    """None where nobody gave one, and for rollouts that failed."""
+    """None where there was no reward, and for rollouts that failed."""
     use: ToolUse = field(default_factory=ToolUse)
-    turns: int = 0
-    malformed: int = 0
-    """Turns with a call that could not be read."""
     seconds: float = 0.0
     engine_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     per_turn: list[TurnMetrics] = field(default_factory=list)
     instance: str = ""
-    """What tools, the simulated user and the engine tell it by: its name, with a number after it while another
+    """What identifies it to tools, the simulated user and the engine: its name, with a number after it while another
     rollout of that name is under way in this process."""
+
+    def __repr__(self) -> str:
+        end = "under way" if self.end is None else self.end
+        return f"Rollout({self.task.name!r}, {end}, {self.turns} turns, {len(self.trajectory)} tokens)"
+
+    @property
+    def turns(self) -> int:
+        """How many turns the model had."""
+        return len(self.per_turn)
+
+    @property
+    def malformed(self) -> int:
+        """How many turns have a call that could not be read."""
+        return sum(turn.malformed for turn in self.per_turn)
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
@@ -151,7 +167,6 @@ class Rollout:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The last message."""
         return self.messages[-1]
 
     def metrics(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run of rollouts from its configuration: engine, renderer, tools, tasks, and what they are judged by."""
+"""A run of rollouts from its configuration: engine, renderer, tools, tasks, reward."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
 
 from ..data.conversations import without_nulls
 from ..data.sources import Format, Row, find_sources, plan, read_rows
-from ..engines.protocol import Engine, EngineError, SamplingParams
+from ..engines import (
+    EmbeddedEngine,
+    Engine,
+    EngineError,
+    HTTPSettings,
+    LlamaCppEngine,
+    Router,
+    SamplingParams,
+    SGLangEngine,
+    VLLMEngine,
+)
+from ..engines.http import shown_address
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
+from ..settings import limit as seconds_limit
 from .batch import grouped, row_task
-from .checks import MOST_SEED, count, seconds
+from .checks import MOST_SEED, count
 from .config import Section, load_interaction, load_tools, make_interaction, make_tools, named, read_config
 from .interactions import BaseInteraction
 from .loop import Agent, Budget, Reward, Task
@@ -44,7 +55,7 @@ class TaskSet:
 
 
 TaskSource: TypeAlias = Callable[[Section, int | None], TaskSet]
-"""Makes tasks of a section of settings, no more than so many. ConfigError where it cannot."""
+"""Makes tasks of a section of settings, at most as many as the number says. ConfigError where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +78,8 @@ class Run:
     advantages: str | None
     output: Path
     settings: Mapping[str, Any]
-    """What must not change when a run goes on: all but where the engine is, how many run at once, and the output."""
+    """What must not change when a run goes on: everything but the address of the engine, how many rollouts run at once,
+    and the output."""
 
     def agent(self, engine: Engine) -> Agent:
         """The agent that runs the tasks."""
@@ -103,19 +115,19 @@ def read_run(
     top = read_config(path)
     top.check_keys(KEYS)
     folder = Path(path).resolve().parent
-    engine, data = _needed(top, "engine"), _needed(top, "data")
+    engine, data = (top.need(key, Section, hint="a mapping of settings") for key in ("engine", "data"))
+    engine.need("kind", hint=f"one of {', '.join(ENGINES)}")
     kind = engine.choice("kind", ENGINES)
-    if kind is None:
-        raise engine.error(f"'kind' is missing: one of {', '.join(ENGINES)}")
     renderer = _renderer(top, kind, folder)
     connect = _engine(engine, kind, renderer.tokenizer.vocabulary.size)
     tools = _either(top, "tools", folder, lambda: make_tools(top.sections("tools"), folder), load_tools)
     user = _either(
-        top, "interaction", folder, lambda: make_interaction(_needed(top, "interaction"), folder), load_interaction
+        top, "interaction", folder, lambda: make_interaction(top.read("interaction", Section), folder), load_interaction
     )
     source = next((key for key in sources if key in data), None)
     if source and tools:
-        raise top.error(f"data.{source} brings tools of its own: leave this out", _given(top, "tools"))
+        key = "tools" if "tools" in top else "tools_file"
+        raise top.error(f"data.{source} brings tools of its own: leave this out", key)
     sampling, budget, own_seed = _sampling(top)
     digests: dict[str, str] = {}
     if source is None:
@@ -123,15 +135,14 @@ def read_run(
         made = TaskSet(rows)
     else:
         data.check_keys([source, "limit"])
-        made = sources[source](_needed(data, source), limit or data.count("limit"))
+        asked = data.need(source, Section, hint="a mapping of settings")
+        made = sources[source](asked, limit or data.count("limit"))
     tasks = made.tasks
     if not tasks:
         raise data.error("there is nothing to run: no rows, or a limit of none")
     per_task = top.count("rollouts_per_task", 1)
     advantages = top.choice("advantages", ("none", "group"), "none")
-    given = output if output is not None else top.get("output", str)
-    if given is None:
-        raise top.error("'output' is missing: the folder to write to; or give --output")
+    given = output if output is not None else top.need("output", str, hint="the folder to write to; or give --output")
     chosen_seed = seed if seed is not None else top.count("seed", own_seed, least=0, most=MOST_SEED)
     settings = _remembered(top, folder)
     settings |= {"seed": chosen_seed, "rollouts_per_task": per_task, "tasks": len(tasks), "files": digests}
@@ -153,36 +164,24 @@ def read_run(
     )
 
 
-def _needed(top: Section, key: str) -> Section:
-    found = top.section(key)
-    if found is None:
-        raise top.error(f"{key!r} is missing: a mapping of settings")
-    return found
-
-
 def _either(top: Section, key: str, folder: Path, make: Callable[[], Any], load: Callable[[Path], Any]) -> Any:
     """What a section or a file of its own describes; None where there is neither."""
-    name = top.get(f"{key}_file", str)
+    name = top.read(f"{key}_file", str)
     if name is not None and key in top:
         raise top.error(f"there is {key!r} too: leave one of them out", f"{key}_file")
     if name is None:
-        return make() if top.get(key) is not None else None
+        return None if top.get(key) is None else make()
     if not (folder / name).is_file():
         raise top.error(f"there is no file {folder / name}", f"{key}_file")
     return load(folder / name)
 
 
-def _given(top: Section, key: str) -> str:
-    return key if key in top else f"{key}_file"
-
-
 def _remembered(top: Section, folder: Path) -> dict[str, Any]:
-    settings = top.plain()
-    for key in ("output", "concurrency", "patience", "data", "seed"):
-        settings.pop(key, None)
-    data = top.section("data")
-    settings["data"] = {key: value for key, value in (data.plain() if data else {}).items() if key != "limit"}
-    settings["engine"] = {k: v for k, v in settings["engine"].items() if k not in ("url", "urls", "http", "check_echo")}
+    changing = ("output", "concurrency", "patience", "seed")
+    settings = {key: value for key, value in top.plain().items() if key not in changing}
+    settings["data"].pop("limit", None)
+    for key in ("url", "urls", "http", "check_echo"):
+        settings["engine"].pop(key, None)
     for key in ("tools_file", "interaction_file"):
         if settings.get(key) is not None:
             settings[key] = read_config(folder / settings[key]).plain()
@@ -193,19 +192,19 @@ def _remembered(top: Section, folder: Path) -> dict[str, Any]:
 
 
 def _renderer(top: Section, kind: str, folder: Path) -> Renderer:
-    name = top.get("tokenizer", str)
+    name = top.read("tokenizer", str)
     if name is None and kind != "embedded":
         raise top.error(f"'tokenizer' is missing: the folder or hub name of the model that {kind} serves")
     if name is not None and kind == "embedded" and (folder / name).resolve() != POCKET.resolve():
         raise top.error("the embedded engine has the pocket model's tokenizer: leave this out", "tokenizer")
     source = POCKET if name is None else folder / name if (folder / name).exists() else name
-    section = top.section("renderer")
+    section = top.read("renderer", Section)
     settings: dict[str, Any] = {}
     if section is not None:
         section.check_keys([*_renderer_settings(), "kwargs"])
-        variables = section.section("kwargs")
+        variables = section.read("kwargs", Section, default={})
         settings = {key: value for key, value in section.plain().items() if key != "kwargs" and value is not None}
-        template = section.get("chat_template", str)
+        template = section.read("chat_template", str)
         if template is not None and (folder / template).is_file():
             settings["chat_template"] = (folder / template).read_text(encoding="utf-8")
         settings |= variables.plain() if variables else {}
@@ -224,37 +223,32 @@ def _renderer_settings() -> list[str]:
 def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaitable[Engine]]:
     if kind == "embedded":
         section.check_keys(["kind"])
-        return _embedded
-    served = {"vllm": ("model", "check_echo")}.get(kind, ())
+    served: dict[str, type] = {"model": str, "check_echo": bool} if kind == "vllm" else {}
     section.check_keys(["kind", "url", "urls", "vocab_size", "logprobs", "http", *served])
-    urls = section.get("urls", list, [])
-    if ("url" in section) == bool(urls) or not all(isinstance(url, str) for url in urls):
+    urls = section.read("urls", list, default=[])
+    if kind != "embedded" and (("url" in section) == bool(urls) or not all(isinstance(url, str) for url in urls)):
         raise section.error(f"give the address of {kind} as url, or several as a list under urls")
-    urls = urls or [section.need("url", str)]
+    urls = urls or [section.read("url", str)]
     options: dict[str, Any] = {"vocab_size": section.count("vocab_size", vocab_size)}
-    options |= {name: section.get(name, {"model": str, "check_echo": bool}[name]) for name in served}
+    options |= {name: section.read(name, of) for name, of in served.items()}
     options["logprobs"] = section.choice("logprobs", ("processed", "scaled", "raw"))
+    http = section.read("http", Section)
+    options["settings"] = None if http is None else http.make(HTTPSettings)
     options = {name: value for name, value in options.items() if value is not None}
-    http = section.section("http")
-    if http is not None:
-        from ..engines.http import HTTPSettings
-
-        options["settings"] = http.make(HTTPSettings)
 
     async def connect() -> Engine:
+        if kind == "embedded":
+            return EmbeddedEngine()
+        servers: dict[str, Any] = {"vllm": VLLMEngine, "sglang": SGLangEngine, "llama.cpp": LlamaCppEngine}
         engines: list[Engine] = []
         try:
             for url in urls:
                 try:
-                    engines.append(await _connected(kind, url, options))
-                except (EngineError, ImportError) as error:
+                    engines.append(await servers[kind].connect(url, **options))
+                except EngineError as error:
                     where = "urls" if "urls" in section else "url"
-                    raise section.error(f"{_without_password(url)}: {error}", where) from error
-            if len(engines) == 1:
-                return engines[0]
-            from ..engines.routing import Router
-
-            return Router(engines, names=[_without_password(url) for url in urls])
+                    raise section.error(f"{shown_address(url)}: {error}", where) from error
+            return engines[0] if len(engines) == 1 else Router(engines, names=[shown_address(url) for url in urls])
         except BaseException:
             for engine in engines:
                 await engine.close()
@@ -263,40 +257,11 @@ def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaita
     return connect
 
 
-def _without_password(url: str) -> str:
-    """An address as it may be shown."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "an address that is none"
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
-
-
-async def _embedded() -> Engine:
-    from ..engines.embedded import EmbeddedEngine
-
-    return EmbeddedEngine()
-
-
-async def _connected(kind: str, url: str, options: dict[str, Any]) -> Engine:
-    if kind == "vllm":
-        from ..engines.vllm import VLLMEngine
-
-        return await VLLMEngine.connect(url, **options)
-    if kind == "sglang":
-        from ..engines.sglang import SGLangEngine
-
-        return await SGLangEngine.connect(url, **options)
-    from ..engines.llamacpp import LlamaCppEngine
-
-    return await LlamaCppEngine.connect(url, **options)
-
-
 def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
     """How to sample, the budget, and the seed of the section, which is one for the run and not for each request."""
-    limits = top.section("budget")
+    limits = top.read("budget", Section)
     budget = limits.make(Budget) if limits else Budget()
-    section = top.section("sampling")
+    section = top.read("sampling", Section)
     if section is None:
         return SamplingParams(budget.turn_tokens), budget, None
     section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs"])
@@ -313,25 +278,21 @@ def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
 
 
 def _patience(top: Section) -> float | None:
-    if "patience" not in top:
-        return _PATIENCE
-    try:
-        return seconds("patience", top.get("patience", (int, float)), zero=True)
-    except InputError as error:
-        raise top.error(error.problem.removeprefix("patience "), "patience") from error
+    given = top.read("patience", float) if "patience" in top else _PATIENCE
+    return top.checked("patience", lambda: seconds_limit("patience", given, zero=True, error=InputError))
 
 
 def _reward(
     top: Section, source: str | None, own: Reward | None, sources: Mapping[str, TaskSource], folder: Path
 ) -> Reward | None:
-    name = top.get("reward", str)
+    name = top.read("reward", str)
     if name is None or name == source:
         return own
     if name in sources:
         raise top.error(f"it judges the answers to data.{name}, and there is no data.{name}", "reward")
     found = named(top, "reward", folder)
     if not callable(found):
-        raise top.error("is no function", "reward")
+        raise top.error("is not a function", "reward")
     reward: Reward = found
     return reward
 
@@ -345,14 +306,14 @@ def _rows(
     """Rows of files as tasks, and what tells whether the files have changed."""
     data.check_keys([*others, "file", "files", "split", "limit"])
     key = "files" if "files" in data else "file"
-    given = data.need(key, (str, list))
+    given = data.need(key, str, list)
     names = [str(name) for name in (given if isinstance(given, list) else [given])]
     most = limit or data.count("limit") or 1 << 62
     tasks: list[Task] = []
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         try:
             inputs = [str(folder / name) if (folder / name).exists() else name for name in names]
-            sources = find_sources(inputs, Path(spool), split=data.get("split", str))
+            sources = find_sources(inputs, Path(spool), split=data.read("split", str))
             for chunk in plan(sources):
                 for row in read_rows(chunk):
                     if len(tasks) == most:

@@ -37,6 +37,7 @@ METRICS: Final = "metrics.json"
 _BUSY: Final = "another process writes rollouts to {}"
 _PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
 _UNSAFE: Final = re.compile(r"[^a-z0-9_-]+")
+_OWN_FILE: Final = re.compile(rf"{TRAJECTORIES}/[^/\\:\0]*\.tt", re.DOTALL)
 _DEVICES: Final = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")
 """Names that Windows keeps for devices, whatever comes after a dot."""
 
@@ -71,13 +72,9 @@ class RolloutStore:
         for number, line in enumerate(whole.split(b"\n")[:-1], 1):
             try:
                 row = json.loads(line)
-                name = row["name"]
-                if not isinstance(name, str) or (row["event"] == "finished" and not _is_told(row)):
-                    raise ValueError(name)
-                if row["event"] == "again":
-                    self._finished.pop(name, None)
-                else:
-                    {"started": self._started, "finished": self._finished}[row["event"]][name] = row
+                if not isinstance(row["name"], str) or (row["event"] == "finished" and not _is_told(row)):
+                    raise ValueError(row["name"])
+                self._count(row)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise InputError(f"{path}, line {number}: not a line of a journal of rollouts") from error
         if len(whole) < len(raw):
@@ -88,7 +85,7 @@ class RolloutStore:
 
     @property
     def finished(self) -> list[dict[str, Any]]:
-        """What the journal says of finished rollouts, in the order in which they were."""
+        """What the journal says of finished rollouts, in the order in which they finished."""
         return list(self._finished.values())
 
     @property
@@ -97,43 +94,54 @@ class RolloutStore:
         return [name for name in list(self._started) if name not in self._finished]
 
     def start(self, name: str) -> None:
-        self._write({"event": "started", "name": name}, self._started)
+        self._write({"event": "started", "name": name})
 
     def finish(self, rollout: Rollout) -> None:
-        """Have a rollout on the disk, then say so. It may hold up the caller for as long as the disk takes."""
+        """Write a rollout to the disk, then say so in the journal. It blocks for as long as the disk takes."""
         name = rollout.task.name
         file = f"{TRAJECTORIES}/{file_name(name)}.tt"
         save_trajectory(rollout.trajectory, self.folder / file)
         row: dict[str, Any] = {"event": "finished", "name": name, "file": file, "metrics": rollout.metrics()}
         row |= {"turns": [turn.described() for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
         row |= {"messages": list(rollout.messages), "notes": rollout.notes}
-        self._write(row, self._finished)
+        self._write(row)
         os.fsync(self._journal.fileno())
         self._partial(name).unlink(missing_ok=True)
 
     def keep(self, rollout: Rollout) -> None:
-        """Have what there is of a rollout that is given up on the disk, to be looked at. It is run again."""
+        """Write what there is of an unfinished rollout to the disk, to be looked at. It will be run again."""
         save_trajectory(rollout.trajectory, self._partial(rollout.task.name))
 
     def _partial(self, name: str) -> Path:
         return self.folder / TRAJECTORIES / f"{file_name(name)}.partial.tt"
 
     def run_again(self, ends: Collection[str]) -> list[str]:
-        """Count rollouts that ended so as not finished: they are run again, and replaced. Their names."""
+        """Count rollouts with these ends as not finished, so that they are run again. Returns their names."""
         names = [name for name, row in self._finished.items() if row["metrics"]["end"] in ends]
         for name in names:
-            self._write({"event": "again", "name": name}, None)
-            del self._finished[name]
+            self._write({"event": "again", "name": name})
             self._started.pop(name, None)
         return names
 
-    def _write(self, row: dict[str, Any], known: dict[str, dict[str, Any]] | None) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
+        """Put a line into the journal, and count it."""
         text = _line(row)
         with self._writing:
             while text:  # a raw file may take less than it is given
                 text = text[self._journal.write(text) or 0 :]
-        if known is not None:
-            known[row["name"]] = row
+        self._count(row)
+
+    def _count(self, row: dict[str, Any]) -> None:
+        """Take a line of the journal for what it says."""
+        match row["event"]:
+            case "started":
+                self._started[row["name"]] = row
+            case "finished":
+                self._finished[row["name"]] = row
+            case "again":
+                self._finished.pop(row["name"], None)
+            case other:
+                raise ValueError(other)
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
         """Finished rollouts with what the journal says of them."""
@@ -225,7 +233,7 @@ def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write down the settings of a run, or hold them against those of the run that has begun in the folder.
+    """Write down the settings of a run, or compare them with those of the run that has begun in the folder.
 
     InputError names the first setting that differs.
     """
@@ -289,17 +297,9 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _is_told(row: Mapping[str, Any]) -> bool:
-    """Whether a journal says of a finished rollout what it must."""
-    metrics = row["metrics"]
-    return _stays_inside(row["file"]) and isinstance(row["metadata"], dict) and {"end", "reward"} <= metrics.keys()
-
-
-def _stays_inside(file: object) -> bool:
-    """Whether it is a file of the store's own folder of trajectories, and none that a journal points to elsewhere."""
-    parts = file.split("/") if isinstance(file, str) else []
-    return (
-        len(parts) == 2 and parts[0] == TRAJECTORIES and parts[1].endswith(".tt") and not set(parts[1]) & set("\\:\0")
-    )
+    """Whether a journal says of a finished rollout what it must; its file is one of the store's own trajectories."""
+    is_inside = isinstance(row["file"], str) and _OWN_FILE.fullmatch(row["file"])
+    return bool(is_inside) and isinstance(row["metadata"], dict) and {"end", "reward"} <= row["metrics"].keys()
 
 
 def file_name(name: str) -> str:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import contextvars
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -24,6 +23,7 @@ from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
 from ..errors import InputError, shown
 from ..parsing.response import CallStatus, ParsedToolCall
+from ..settings import nearest
 from .checks import is_list, reward
 
 Returned = TypeVar("Returned")
@@ -31,13 +31,13 @@ Returned = TypeVar("Returned")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call came to. `content` is what the model is shown."""
+    """The result of a call. `content` is what the model is shown."""
 
     content: str
     reward: float = 0.0
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
-    """It was no result: the call was malformed, the tool raised or took too long."""
+    """The call was malformed, or the tool raised or took too long."""
 
 
 class BaseTool:
@@ -79,7 +79,7 @@ class BaseTool:
 class FunctionTool(BaseTool):
     """A plain function as a tool. Its schema is read off its signature and docstring.
 
-    A function that is no coroutine runs in a thread: one that hangs is given up, and goes on hanging there.
+    A plain function runs in a thread: one that hangs is given up, and goes on hanging there.
 
     >>> def add(a: int, b: int = 0) -> int:
     ...     '''Add two numbers.
@@ -136,7 +136,7 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:
         raise InputError(f"tools must be a list of tools and functions, not {shown(tools)}")
     for tool in tools:
         if not isinstance(tool, BaseTool) and (isinstance(tool, type) or not callable(tool)):
-            raise InputError(f"{shown(tool)} is neither a function nor a BaseTool that was made")
+            raise InputError(f"{shown(tool)} is neither a function nor a BaseTool object")
     made = [tool if isinstance(tool, BaseTool) else FunctionTool(tool) for tool in tools]
     names = [tool.name for tool in made]
     for name in names:
@@ -150,7 +150,7 @@ class TooLong(Exception):  # noqa: N818
 
 
 async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
-    """What some work returns, if it does so in so many seconds; else `TooLong`."""
+    """What some work returns, if it takes no more seconds than the limit; else `TooLong`."""
     try:
         async with asyncio.timeout(limit) as timeout:
             return await work
@@ -172,7 +172,7 @@ class ToolUse:
 
 
 class Toolbox:
-    """The tools of one trajectory, from its first turn to its last. An async context manager."""
+    """The tools of one trajectory, from its first turn to its last: an async context manager."""
 
     def __init__(
         self,
@@ -186,9 +186,9 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in tools}
         for name in settings or {}:
             if name not in self._tools:
-                near = difflib.get_close_matches(name, self._tools, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self._tools) or 'none'}"
-                raise InputError(f"there are settings for a tool {name!r}, and there is none; {hint}")
+                raise InputError(
+                    f"there are settings for a tool {name!r}, and there is none; {nearest(name, self._tools)}"
+                )
         self._instance = instance_id
         self._timeout = timeout
         self._settings = settings or {}
@@ -200,7 +200,7 @@ class Toolbox:
         try:
             for tool in self._tools.values():
                 created = tool.create(self._instance, **self._settings.get(tool.name, {}))
-                await self._within(created, f"{tool.name}: create")
+                await within(created, self._timeout, f"{tool.name}: create")
                 self._created.append(tool)
         except BaseException:
             await self._release()
@@ -215,7 +215,7 @@ class Toolbox:
         created, self._created = self._created, []
         for tool in created:
             try:
-                await self._within(tool.release(self._instance), f"{tool.name}: release")
+                await within(tool.release(self._instance), self._timeout, f"{tool.name}: release")
             except Exception as error:
                 self.use.metrics.append({"tool": tool.name, "release": _said(error)})
 
@@ -239,7 +239,8 @@ class Toolbox:
         if tool is None:
             return _failure(f"there is no tool {call.name!r}; there are: {', '.join(self._tools) or 'none'}")
         try:
-            result = _as_result(await self._within(tool.execute(self._instance, dict(call.arguments)), tool.name))
+            done = tool.execute(self._instance, dict(call.arguments))
+            result = _as_result(await within(done, self._timeout, tool.name))
         except TooLong as error:
             return _failure(str(error))
         except Exception as error:
@@ -247,15 +248,12 @@ class Toolbox:
         worth = reward(result.reward, f"{tool.name}: the reward of a call")  # a bad one is nothing to show a model
         return dataclasses.replace(result, reward=worth or 0.0)
 
-    async def _within(self, work: Awaitable[Returned], who: str) -> Returned:
-        return await within(work, self._timeout, who)
-
     async def rewards(self) -> float | None:
         """What the tools say the trajectory is worth, added up; None where none says anything."""
         total = None
         for tool in self._created:
             who = f"{tool.name}: calc_reward"
-            value = reward(await self._within(tool.calc_reward(self._instance), who), who)
+            value = reward(await within(tool.calc_reward(self._instance), self._timeout, who), who)
             if value is not None:
                 total = (total or 0.0) + value
         return total
