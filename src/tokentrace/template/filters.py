@@ -120,6 +120,18 @@ def _soft(value: Any) -> str:
     return value if isinstance(value, TracedMarkup) else promoted(text_of(value))
 
 
+def _changing_case(name: str) -> Callable[[Any], str]:
+    def method(value: Any) -> str:
+        return getattr(_soft(value), name)()  # type: ignore[no-any-return]
+
+    method.__qualname__ = name
+    return method
+
+
+def _safe(value: Any) -> str:
+    return as_markup(text_of(value))
+
+
 def _wordcount(function: Callable[[Any], Any], value: Any) -> Any:
     text = text_of(value)
     check_pieces(len(text) >> 1)  # a list of all the words is made
@@ -171,7 +183,7 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "title": _title,
     "center": _center,
     "string": text_of,
-    "safe": lambda value: as_markup(text_of(value)),
+    "safe": _safe,
     "e": _escape,
     "escape": _escape,
     "forceescape": _forceescape,
@@ -179,9 +191,7 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "truncate": pass_environment(_truncate),
     "xmlattr": pass_eval_context(_xmlattr),
     "trim": _trim,
-    "upper": lambda value: _soft(value).upper(),
-    "lower": lambda value: _soft(value).lower(),
-    "capitalize": lambda value: _soft(value).capitalize(),
+    **{name: _changing_case(name) for name in ("upper", "lower", "capitalize")},
     "list": listed,
 }
 
