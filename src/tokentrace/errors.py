@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 
@@ -122,17 +122,6 @@ def place(message: int | None, field: str | None) -> str:
     if field:
         parts.append(field)
     return ", ".join(parts) + ": " if parts else ""
-
-
-def counted(count: int, noun: str) -> str:
-    """``"1 token"``, ``"2,000 tokens"``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def listed(items: Iterable[Any], last: str = "and") -> str:
-    """``"a, b and c"``."""
-    *most, final = map(str, items)
-    return f"{', '.join(most)} {last} {final}" if most else final
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,8 @@ from tokentrace.cli import main
 from tokentrace.formats.dialects import DIALECTS
 from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from tokentrace.pocket import POCKET
-from tokentrace.show.grammar import Sheet, json_view, make_sheet, plain_view, text_view
+from tokentrace.show.grammar import json_view, plain_view, text_view
+from tokentrace.show.sheet import Sheet, make_sheet
 
 FAMILIES = ["qwen3-coder", "glm-4.5", "kimi-k2.5", "deepseek-v3", "gpt-oss", "minimax-m3", "mistral-nemo"]
 

@@ -15,7 +15,7 @@ from tests.conversations import assistant, call
 from tests.parsing.test_streaming import TOOLS, completion, delimiters, renderer, scaffold_texts, spelled, telling_ids
 from tests.support import per_vocabulary
 from tokentrace import InputError
-from tokentrace.parsing import braces, jsonreading, pythonic, reader
+from tokentrace.parsing import bracketed, jsonreading, reader
 from tokentrace.parsing import channels as harmony
 from tokentrace.parsing.compiled import Compiled
 from tokentrace.parsing.marked import MarkedBytes
@@ -209,7 +209,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
     """Count what parsers made within do."""
     counter = Counter()
     with monkeypatch.context() as patch:
-        for module in (reader, jsonreading, pythonic, braces, harmony):
+        for module in (reader, jsonreading, bracketed, harmony):
             for name, value in vars(module).items():
                 if isinstance(value, re.Pattern) and isinstance(value.pattern, bytes):
                     patch.setattr(module, name, CountedPattern(value, counter))

@@ -14,7 +14,15 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import BaseModel, TypeAdapter
 
 from tokentrace.conversation.messages import check_messages
-from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, Part, PartKind, TokenRange
+from tokentrace.parsing.response import (
+    CallStatus,
+    Finish,
+    ParsedPart,
+    ParsedResponse,
+    ParsedToolCall,
+    PartKind,
+    TokenRange,
+)
 from tokentrace.parsing.shapes import (
     anthropic_message,
     anthropic_stop_reason,
@@ -53,18 +61,18 @@ def call(
 
 def respond(*said: Said, finish: Finish = Finish.STOP) -> ParsedResponse:
     """The response that says these things in this order, a token for every character."""
-    parts: list[Part] = []
+    parts: list[ParsedPart] = []
     calls: list[ParsedToolCall] = []
     at = 0
     for item in said:
         if isinstance(item, ParsedToolCall):
             span = TokenRange(at, at + len(item.raw))
             fields = {name: getattr(item, name) for name in ParsedToolCall.__slots__}
-            parts.append(Part(PartKind.TOOL_CALL, item.raw, span, len(calls)))
+            parts.append(ParsedPart(PartKind.TOOL_CALL, item.raw, span, len(calls)))
             calls.append(ParsedToolCall(**{**fields, "index": len(calls), "span": span}))
         else:
             span = TokenRange(at, at + len(item[1]))
-            parts.append(Part(item[0], item[1], span))
+            parts.append(ParsedPart(item[0], item[1], span))
         at = span.stop
     reasoning = [part.text for part in parts if part.kind is PartKind.REASONING]
     return ParsedResponse(

@@ -32,7 +32,7 @@ from tokentrace.parsing.events import (
     ReasoningDelta,
 )
 from tokentrace.parsing.reader import Found, Marks, Reader
-from tokentrace.parsing.response import ParsedResponse, ParsedToolCall, Part, PartKind
+from tokentrace.parsing.response import ParsedPart, ParsedResponse, ParsedToolCall, PartKind
 
 SHORT = 40
 LONG = -(-100_000 // len(FAMILIES))
@@ -153,7 +153,7 @@ def stream(made: Renderer, ids: list[int], sizes: list[int], **given: Any) -> St
     return story
 
 
-def merged(parts: list[Part]) -> list[tuple[PartKind, str | int]]:
+def merged(parts: list[ParsedPart]) -> list[tuple[PartKind, str | int]]:
     """Parts as events tell them: nothing says where one text ends and another of its kind begins."""
     found: list[tuple[PartKind, str | int]] = []
     for part in parts:

@@ -1,7 +1,7 @@
 """DeepSeek V3.2 and V4: formats that ship as a Python encoder instead of a template.
 
 Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for
-character, and refuse what it refuses. Where they go further than it, they say so:
+character, and refuse what it refuses. Where they do more than it, or place something elsewhere:
 
 - Tools are an argument here; the references want them on a system message. They go on the first message
   if that is a system message, else before everything, as on an empty system message. (SGLang does the same.
@@ -10,9 +10,9 @@ character, and refuse what it refuses. Where they go further than it, they say s
   opener is not the user's: it is written in the turn of the assistant that answers, as the generation prompt
   when nothing follows, and in no turn when another message does.
 - The opener is always there, so ``add_generation_prompt`` changes nothing: with it or without it the text is
-  the reference's, and after an assistant's last word no new turn is opened.
-- Content given as a list of parts is their texts: one after another, but with an empty line between in what
-  V4 wraps in blocks (user and tool messages), which is what its encoder does with blocks.
+  the reference's, and no new turn is opened after an assistant's message.
+- Content given as a list of parts becomes their texts, one after another; in V4's user and tool messages with an
+  empty line between, as its encoder writes blocks.
 - A role the format does not know is refused. (V4's encoder drops such a message where it drops reasoning.)
 """
 
@@ -38,6 +38,7 @@ REMINDER: Final = "<｜latest_reminder｜>"
 THINK: Final = "<think>"
 END_THINK: Final = "</think>"
 DSML: Final = "｜DSML｜"
+_THINK_IF: Final = {True: THINK, False: END_THINK}
 
 V32_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 V4_ROLES: Final = (*V32_ROLES, "latest_reminder")
@@ -51,7 +52,7 @@ RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class Markup:
     """What differs between the two in how tools are shown and called."""
 
     block: str
@@ -71,7 +72,7 @@ def _example(block: str, name: str) -> str:
     )
 
 
-V32: Final = Dialect(
+V32: Final = Markup(
     block="function_calls",
     before_schemas=(
         "## Tools\n"
@@ -94,7 +95,7 @@ V32: Final = Dialect(
     tolerant=False,
 )
 
-V4: Final = Dialect(
+V4: Final = Markup(
     block="tool_calls",
     before_schemas=(
         "## Tools\n\n"
@@ -125,8 +126,8 @@ MAX_EFFORT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one message writes, and how the answer that may follow it is opened."""
+class Written:
+    """What one message writes, and the opener of the answer that may follow it."""
 
     message: Any
     pieces: Iterator[str]
@@ -137,31 +138,32 @@ class Turn:
 
 
 def deepseek_v32(
-    messages: TracedList,
-    tools: TracedList | None,
-    add_generation_prompt: bool,
-    trace: Trace,
-    **variables: Any,
+    messages: TracedList, tools: TracedList | None, add_generation_prompt: bool, trace: Trace, **variables: Any
 ) -> Iterator[str]:
     """The pieces of a DeepSeek V3.2 prompt. `add_generation_prompt` changes nothing (see the module).
 
     Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or
     "thinking"); ``drop_thinking`` (default True). Reasoning is written after the last user message only,
     whatever `drop_thinking` says; when that is on, the reference also drops earlier developer messages and
-    then fails for want of them, so such a conversation is refused.
+    then fails because they are missing, so such a conversation is refused.
     An assistant's message with ``prefix`` set is left open to be continued, as in later releases of vLLM.
     """
     _check_roles(messages, V32_ROLES, "DeepSeek V3.2")
     thinking = _thinking(variables)
     last = _last_asking([message.get("role") for message in messages])
-    if thinking and variables.get("drop_thinking", True):
-        _check_developers(messages, last)
+    earlier = (index for index in range(last) if messages[index].get("role") == "developer")
+    dropped = next(earlier, None) if thinking and variables.get("drop_thinking", True) else None
+    if dropped is not None:
+        raise TemplateError(
+            "DeepSeek V3.2 cannot drop a developer message that comes before the last user message; pass "
+            "drop_thinking=False, or make it a system message",
+            message=dropped,
+        )
     yield BOS
-    yield from _tools_alone(V32, messages, tools)
-    yield from _write(_v32_turns(messages, tools, thinking, last), trace)
+    yield from _written(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
 
-def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, last: int) -> Iterator[Turn]:
+def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, last: int) -> Iterator[Written]:
     caller = -1  # the message that a run of tool results answers
     for index, message in enumerate(messages):
         role = message.get("role")
@@ -170,36 +172,31 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
             nth, calls = index - caller, _calls_answered(messages, caller, index)
             pieces = _v32_result(message, index, nth, calls)
             if nth == calls:
-                opener = "\n\n" + _think(thinking and index > last)
+                opener = "\n\n" + _THINK_IF[thinking and index > last]
         else:
             caller = index
             if role in ASKING:
                 pieces = _v32_user(message, index)
-                opener = ASSISTANT + _think(thinking and index == last)
+                opener = ASSISTANT + _THINK_IF[thinking and index == last]
             elif role == "system":
                 pieces = _system(V32, message, index, tools)
             else:
                 pieces = _v32_assistant(message, index, thinking and index > last)
-        yield Turn(message, pieces, opener)
+        yield Written(message, pieces, opener)
 
 
 def _v32_user(message: Any, index: int) -> Iterator[str]:
     yield USER
     if message.get("role") == "developer":
-        _check_developer(message, index)
         yield from _attachments(V32, message, index, message.get("tools"))
         yield "\n\n# The user's message is: "
     yield _text(message.get("content"), index)
 
 
 def _v32_result(message: Any, index: int, nth: int, calls: int) -> Iterator[str]:
-    if nth == 1:
-        yield "\n\n<function_results>"
-    yield "\n<result>"
+    yield "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
     yield _text(message.get("content"), index)
-    yield "</result>"
-    if nth == calls:
-        yield "\n</function_results>"
+    yield "</result>\n</function_results>" if nth == calls else "</result>"
 
 
 def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
@@ -229,16 +226,6 @@ def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
     return len(calls)
 
 
-def _check_developers(messages: TracedList, last: int) -> None:
-    for index in range(last):
-        if messages[index].get("role") == "developer":
-            raise TemplateError(
-                "DeepSeek V3.2 cannot drop a developer message that comes before the last user message; pass "
-                "drop_thinking=False, or make it a system message",
-                message=index,
-            )
-
-
 # -- V4
 
 
@@ -252,17 +239,13 @@ class Group:
 
 
 def deepseek_v4(
-    messages: TracedList,
-    tools: TracedList | None,
-    add_generation_prompt: bool,
-    trace: Trace,
-    **variables: Any,
+    messages: TracedList, tools: TracedList | None, add_generation_prompt: bool, trace: Trace, **variables: Any
 ) -> Iterator[str]:
     """The pieces of a DeepSeek V4 prompt. `add_generation_prompt` changes nothing (see the module).
 
     Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or
     "thinking"); ``drop_thinking`` (default True): in thinking mode, and unless there are tools, leave out the
-    reasoning and the developer messages of before the last user or tool message; ``reasoning_effort``: None,
+    reasoning and the developer messages before the last user or tool message; ``reasoning_effort``: None,
     "high" (which writes the same) or "max".
     Messages may carry ``task`` (one of `TASKS`) and, the assistant's, ``wo_eos`` (leave the turn open).
 
@@ -276,76 +259,61 @@ def deepseek_v4(
         raise TemplateError(f'DeepSeek V4 knows reasoning_effort "high" and "max", not "{plain(effort)}"')
     groups = _grouped(messages)
     _order_results(groups)
-    drop = bool(variables.get("drop_thinking", True)) and not (tools or _carry_tools(groups))
+    carried = any(group.role != "user" and group.members[0][1].get("tools") for group in groups)
+    drop = bool(variables.get("drop_thinking", True)) and not (tools or carried)
     if thinking and drop:
         last = _last_asking([group.role for group in groups])
         groups = [group for at, group in enumerate(groups) if group.role != "developer" or at >= last]
     yield BOS
     if thinking and effort == "max":
         yield MAX_EFFORT
-    yield from _tools_alone(V4, messages, tools)
-    yield from _write(_v4_turns(groups, tools, thinking, drop), trace)
+    yield from _written(V4, messages, tools, _v4_turns(groups, tools, thinking, drop), trace)
 
 
-def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool) -> Iterator[Turn]:
+def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool) -> Iterator[Written]:
     last = _last_asking([group.role for group in groups])
     for at, group in enumerate(groups):
         follower = groups[at + 1].role if at + 1 < len(groups) else None
         opener = ""
         if follower in (None, "assistant", "latest_reminder"):
             opener = _v4_opener(group, thinking, thinking and (not drop or at >= last))
-        if group.role == "user":
-            yield from _v4_user(group, opener)
-            continue
-        ((index, message),) = group.members
-        if group.role == "assistant":
-            # What answers a task is no chain of thought: it comes right after the task's own token.
-            thinks = thinking and (not drop or at > last) and (at == 0 or groups[at - 1].task is None)
-            pieces = _assistant(V4, message, index, thinks=thinks, ends=not message.get("wo_eos"))
-        elif group.role == "system":
-            pieces = _system(V4, message, index, tools)
-        elif group.role == "developer":
-            pieces = _v4_developer(message, index)
-        else:
-            pieces = iter((REMINDER, _text(message.get("content"), index)))
-        yield Turn(message, pieces, opener)
+        for nth, (index, message) in enumerate(group.members):
+            if group.role == "user":
+                pieces = _v4_block(message, index, "\n\n" if nth else USER)
+            elif group.role == "assistant":
+                # The answer to a task is not a chain of thought: it comes right after the task's own token.
+                thinks = thinking and (not drop or at > last) and (at == 0 or groups[at - 1].task is None)
+                pieces = _assistant(V4, message, index, thinks=thinks, ends=not message.get("wo_eos"))
+            elif group.role == "system":
+                pieces = _system(V4, message, index, tools)
+            elif group.role == "developer":
+                pieces = _v4_developer(message, index)
+            else:
+                pieces = iter((REMINDER, _text(message.get("content"), index)))
+            yield Written(message, pieces, opener if nth + 1 == len(group.members) else "")
 
 
 def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
     if group.task is None:
-        return ASSISTANT + _think(thinks) if group.role in ASKING else ""
+        return ASSISTANT + _THINK_IF[thinks] if group.role in ASKING else ""
     if group.task not in TASKS:
         raise TemplateError(
             f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}', message=group.members[0][0]
         )
     token = f"<｜{group.task}｜>"
-    return ASSISTANT + _think(thinking) + token if group.task == "action" else token
-
-
-def _v4_user(group: Group, opener: str) -> Iterator[Turn]:
-    """One turn for each message of the group; the opener comes after them all."""
-    for nth, (index, message) in enumerate(group.members):
-        pieces = _v4_block(message, index, "\n\n" if nth else USER)
-        yield Turn(message, pieces, opener if nth + 1 == len(group.members) else "")
+    return ASSISTANT + _THINK_IF[thinking] + token if group.task == "action" else token
 
 
 def _v4_block(message: Any, index: int, lead: str) -> Iterator[str]:
     yield lead
-    content = message.get("content", "")
-    if message.get("role") == "tool":
-        yield "<tool_result>"
-        yield _parts(content, index) if isinstance(content, list) else text_of(content)
-        yield "</tool_result>"
-    elif isinstance(content, list):
-        yield _parts(content, index)
-    elif isinstance(content, str):
-        yield content
-    else:
+    content, is_result = message.get("content", ""), message.get("role") == "tool"
+    if not is_result and not isinstance(content, str | list):
         raise TemplateError("the content of a user message must be text", message=index)
+    text = _text(content, index, blocks=True)
+    yield from ("<tool_result>", text, "</tool_result>") if is_result else (text,)
 
 
 def _v4_developer(message: Any, index: int) -> Iterator[str]:
-    _check_developer(message, index)
     yield USER
     yield _text(message.get("content"), index)
     yield from _attachments(V4, message, index, message.get("tools"))
@@ -372,7 +340,8 @@ def _order_results(groups: list[Group]) -> None:
     for group in groups:
         if group.role == "assistant" and group.members[0][1].get("tool_calls"):
             calls = enumerate(group.members[0][1]["tool_calls"])
-            order = {name: nth for nth, call in calls if (name := _call_id(call))}
+            ids = ((nth, plain(call.get("id") or call.get("function", {}).get("id"))) for nth, call in calls)
+            order = {call_id: nth for nth, call_id in ids if call_id}
         elif group.role == "user" and order:
             results = [member for member in group.members if member[1]["role"] == "tool"]
             results.sort(key=lambda member: order.get(plain(member[1].get("tool_call_id")), 0))
@@ -380,98 +349,83 @@ def _order_results(groups: list[Group]) -> None:
             group.members = [next(ordered) if m[1]["role"] == "tool" else m for m in group.members]
 
 
-def _call_id(call: Any) -> Any:
-    return plain(call.get("id") or call.get("function", {}).get("id"))
-
-
-def _carry_tools(groups: list[Group]) -> bool:
-    return any(group.role != "user" and group.members[0][1].get("tools") for group in groups)
-
-
 # -- what both write
 
 
-def _write(turns: Iterator[Turn], trace: Trace) -> Iterator[str]:
-    """The turns, with each opener where it belongs: in the answer's turn, or in none."""
+def _written(
+    markup: Markup, messages: TracedList, tools: TracedList | None, turns: Iterator[Written], trace: Trace
+) -> Iterator[str]:
+    """The tools, where no system message carries them; then the turns, each opener in the answer's turn or in none."""
+    if tools and not (messages and messages[0].get("role") == "system"):
+        yield from _tools(markup, tools, None)
     opener = ""
     for turn in turns:
         answers = turn.message.get("role") == "assistant"
         if not answers:
             yield opener
         trace.enter()
-        mark = trace.turn(turn.message)
-        if mark is not None:
+        if (mark := trace.turn(turn.message)) is not None:
             yield mark
         if answers:
             yield opener
         yield from turn.pieces
-        mark = trace.leave()
-        if mark is not None:
+        if (mark := trace.leave()) is not None:
             yield mark
         opener = turn.opener
     yield opener
 
 
-def _think(thinks: bool) -> str:
-    return THINK if thinks else END_THINK
-
-
-def _system(dialect: Dialect, message: Any, index: int, tools: TracedList | None) -> Iterator[str]:
+def _system(markup: Markup, message: Any, index: int, tools: TracedList | None) -> Iterator[str]:
     yield _text(message.get("content") or "", index)
-    yield from _attachments(dialect, message, index, tools if index == 0 and tools else message.get("tools"))
+    yield from _attachments(markup, message, index, tools if index == 0 and tools else message.get("tools"))
 
 
-def _tools_alone(dialect: Dialect, messages: TracedList, tools: TracedList | None) -> Iterator[str]:
-    """The tools, where there is no system message for them to go on."""
-    if tools and not (messages and messages[0].get("role") == "system"):
-        yield from _tools(dialect, tools, None)
-
-
-def _attachments(dialect: Dialect, message: Any, index: int, tools: Any) -> Iterator[str]:
+def _attachments(markup: Markup, message: Any, index: int, tools: Any) -> Iterator[str]:
+    if message.get("role") == "developer" and not message.get("content"):
+        raise TemplateError("a developer message needs content", message=index)
     if tools:
-        yield from _tools(dialect, tools, index)
+        yield from _tools(markup, tools, index)
     schema = message.get("response_format")
     if schema:
         yield RESPONSE_FORMAT
         yield dumps(schema)
 
 
-def _tools(dialect: Dialect, tools: Sequence[Any], index: int | None) -> Iterator[str]:
+def _tools(markup: Markup, tools: Sequence[Any], index: int | None) -> Iterator[str]:
     yield "\n\n"
-    yield dialect.before_schemas
+    yield markup.before_schemas
     for nth, tool in enumerate(tools):
         if not isinstance(tool, dict) or "function" not in tool:
             raise TemplateError(f'tool {nth} has no "function"; give it as OpenAI does', message=index)
-        if nth:
-            yield "\n"
+        yield "\n" if nth else ""
         yield dumps(tool["function"])
-    yield dialect.after_schemas
+    yield markup.after_schemas
 
 
-def _assistant(dialect: Dialect, message: Any, index: int, *, thinks: bool, ends: bool) -> Iterator[str]:
+def _assistant(markup: Markup, message: Any, index: int, *, thinks: bool, ends: bool) -> Iterator[str]:
     if thinks:
         yield _text(message.get("reasoning_content") or "", index)
         yield END_THINK
     yield _text(message.get("content") or "", index)
     calls = message.get("tool_calls")
     if calls:
-        yield f"\n\n<{DSML}{dialect.block}>\n"
+        yield f"\n\n<{DSML}{markup.block}>\n"
         for nth, call in enumerate(calls):
             yield "\n" if nth else ""
-            yield from _call(dialect, call, index)
-        yield f"\n</{DSML}{dialect.block}>"
+            yield from _call(markup, call, index)
+        yield f"\n</{DSML}{markup.block}>"
     if ends:
         yield EOS
 
 
-def _call(dialect: Dialect, call: Any, index: int) -> Iterator[str]:
+def _call(markup: Markup, call: Any, index: int) -> Iterator[str]:
     function = call.get("function")
     if not isinstance(function, dict) or "name" not in function or "arguments" not in function:
         raise TemplateError('a tool call needs a "function" with "name" and "arguments"', message=index)
     yield f'<{DSML}invoke name="'
     yield text_of(function["name"])
     yield '">\n'
-    for nth, (name, value) in enumerate(_arguments(dialect, function, index)):
+    for nth, (name, value) in enumerate(_arguments(markup, function, index)):
         is_string = isinstance(value, str)
         yield "\n" if nth else ""
         yield f'<{DSML}parameter name="'
@@ -482,14 +436,14 @@ def _call(dialect: Dialect, call: Any, index: int) -> Iterator[str]:
     yield f"\n</{DSML}invoke>"
 
 
-def _arguments(dialect: Dialect, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
+def _arguments(markup: Markup, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
     """The arguments of a call, one by one; parsed, each stays of the field that it was parsed from."""
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
             parsed = json.loads(plain(arguments))
         except ValueError as error:
-            if dialect.tolerant:
+            if markup.tolerant:
                 return [("arguments", arguments)]
             raise TemplateError(f"a tool call's arguments are not JSON: {error}", message=index) from None
         arguments = wrap(parsed, function.origin.at("arguments"))
@@ -498,27 +452,20 @@ def _arguments(dialect: Dialect, function: Any, index: int) -> Sequence[tuple[An
     return list(arguments.items())
 
 
-def _text(content: Any, index: int) -> str:
-    """Content as text; of a list of parts, their texts after one another."""
+def _text(content: Any, index: int, *, blocks: bool = False) -> str:
+    """Content as text. Of a list, its texts; with `blocks` as V4 writes them, an empty line between and notes."""
     if not isinstance(content, list):
         return text_of(content)
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise TemplateError("DeepSeek takes text only; a part of the content is not text", message=index)
-    return join_with("", [part.get("text", "") for part in content])
-
-
-def _parts(content: Any, index: int) -> str:
-    """Content given in parts, as V4 writes blocks: an empty line between, a note for what is not text."""
     texts: list[str] = []
     for part in content:
-        if not isinstance(part, dict):
-            raise TemplateError("a part of the content is not an object", message=index)
-        if part.get("type") == "text":
+        if isinstance(part, dict) and part.get("type") == "text":
             texts.append(part.get("text", ""))
-        else:
+        elif isinstance(part, dict) and blocks:
             texts.append(join_with("", ("[Unsupported ", text_of(part.get("type")), "]")))
-    return join_with("\n\n", texts)
+        else:
+            what = "text" if isinstance(part, dict) else "an object"
+            raise TemplateError(f"DeepSeek takes text only; a part of the content is not {what}", message=index)
+    return join_with("\n\n" if blocks else "", texts)
 
 
 # -- settings and checks
@@ -541,13 +488,7 @@ def _check_roles(messages: TracedList, roles: Sequence[str], name: str) -> None:
     for index, message in enumerate(messages):
         role = plain(message.get("role"))
         if role not in roles:
-            known = ", ".join(roles)
-            raise TemplateError(f'{name} has no role "{role}"; it has {known}', message=index)
-
-
-def _check_developer(message: Any, index: int) -> None:
-    if not message.get("content"):
-        raise TemplateError("a developer message needs content", message=index)
+            raise TemplateError(f'{name} has no role "{role}"; it has {", ".join(roles)}', message=index)
 
 
 _MODES: Final = ("enable_thinking", "thinking_mode", "drop_thinking")

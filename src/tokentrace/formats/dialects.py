@@ -1,13 +1,12 @@
-"""Dialects: the ways of writing tool calls and reasoning that are in use, under the names they go by.
+"""Dialects: the ways of writing tool calls and reasoning that are in use, by name.
 
-A template usually shows its own (`study.derive`). A dialect is for those that do not: it is chosen by name, as
+A template usually shows its own (`study.derive`). A dialect is for templates that do not: it is chosen by name, as
 inference servers choose theirs, and works both ways: `Dialect.format` writes calls, the parser reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -48,199 +47,130 @@ class Dialect:
 _NAME_AND_ARGUMENTS: Final = (("name", ("name",)), ("arguments", ("arguments",)))
 _DEEPSEEK: Final = CallGrammar(
     Style.JSON_ARGUMENTS,
-    section_open="<｜tool▁calls▁begin｜>",
-    section_close="<｜tool▁calls▁end｜>",
-    open="<｜tool▁call▁begin｜>",
-    head=(("", "name"),),
-    begin="<｜tool▁sep｜>",
-    close="<｜tool▁call▁end｜>",
-)
+    section_open="<｜tool▁calls▁begin｜>", section_close="<｜tool▁calls▁end｜>",
+    open="<｜tool▁call▁begin｜>", head=(("", "name"),), begin="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>",
+)  # fmt: skip
 _TAGGED: Final = CallGrammar(
-    Style.PAIRS,
-    before="\n\n",
-    section_open="<｜DSML｜function_calls>\n",
-    section_close="\n</｜DSML｜function_calls>",
-    separator="\n",
-    open='<｜DSML｜invoke name="',
-    head=(("", "name"),),
-    begin='">\n',
-    close="</｜DSML｜invoke>",
-    key_open='<｜DSML｜parameter name="',
-    value_open='" string="false">',
-    string_open='" string="true">',
+    Style.PAIRS, before="\n\n", separator="\n",
+    section_open="<｜DSML｜function_calls>\n", section_close="\n</｜DSML｜function_calls>",
+    open='<｜DSML｜invoke name="', head=(("", "name"),), begin='">\n', close="</｜DSML｜invoke>",
+    key_open='<｜DSML｜parameter name="', value_open='" string="false">', string_open='" string="true">',
     value_close="</｜DSML｜parameter>\n",
-)
+)  # fmt: skip
 
 _DIALECTS: Final = (
     Dialect(
-        "hermes",
-        "one JSON object a call, in <tool_call> tags",
+        "hermes", "one JSON object a call, in <tool_call> tags",
         CallGrammar(
-            Style.JSON_CALL,
-            before="\n",
-            separator="\n",
-            open="<tool_call>\n",
-            close="\n</tool_call>",
-            keys=_NAME_AND_ARGUMENTS,
+            Style.JSON_CALL, before="\n", separator="\n",
+            open="<tool_call>\n", keys=_NAME_AND_ARGUMENTS, close="\n</tool_call>",
         ),
         served_as=("qwen", "qwen25"),
     ),
     Dialect(
-        "qwen-xml",
-        "a <function=…> in <tool_call> tags, each argument in a <parameter=…>",
+        "qwen-xml", "a <function=…> in <tool_call> tags, each argument in a <parameter=…>",
         CallGrammar(
-            Style.PAIRS,
-            before="\n\n",
-            separator="\n",
-            open="<tool_call>\n",
-            head=(("<function=", "name"),),
-            begin=">\n",
-            end="</function>\n",
+            Style.PAIRS, before="\n\n", separator="\n", others=Value.PYTHON,
+            open="<tool_call>\n", head=(("<function=", "name"),), begin=">\n", end="</function>\n",
             close="</tool_call>",
-            key_open="<parameter=",
-            value_open=">\n",
-            value_close="\n</parameter>\n",
-            others=Value.PYTHON,
+            key_open="<parameter=", value_open=">\n", value_close="\n</parameter>\n",
         ),
         served_as=("qwen3_coder", "qwen3_xml", "qwen3coder"),
     ),
     Dialect(
-        "glm-xml",
-        "the name in <tool_call> tags, then <arg_key> and <arg_value> in turn",
+        "glm-xml", "the name in <tool_call> tags, then <arg_key> and <arg_value> in turn",
         CallGrammar(
-            Style.PAIRS,
-            before="\n",
-            separator="\n",
-            open="<tool_call>",
-            head=(("", "name"),),
-            begin="\n",
-            close="</tool_call>",
-            key_open="<arg_key>",
-            value_open="</arg_key>\n<arg_value>",
-            value_close="</arg_value>\n",
+            Style.PAIRS, before="\n", separator="\n",
+            open="<tool_call>", head=(("", "name"),), begin="\n", close="</tool_call>",
+            key_open="<arg_key>", value_open="</arg_key>\n<arg_value>", value_close="</arg_value>\n",
         ),
         served_as=("glm45", "glm47", "glm"),
     ),
     Dialect(
-        "minimax-xml",
-        "an <invoke> for each call in one <minimax:tool_call> section, each argument in a <parameter>",
+        "minimax-xml", "an <invoke> for each call in one <minimax:tool_call> section, each argument in a <parameter>",
         CallGrammar(
-            Style.PAIRS,
-            before="\n",
-            section_open="<minimax:tool_call>\n",
-            section_close="\n</minimax:tool_call>",
-            separator="\n",
-            open='<invoke name="',
-            head=(("", "name"),),
-            begin='">\n',
-            close="</invoke>",
-            key_open='<parameter name="',
-            value_open='">',
-            value_close="</parameter>\n",
+            Style.PAIRS, before="\n", separator="\n",
+            section_open="<minimax:tool_call>\n", section_close="\n</minimax:tool_call>",
+            open='<invoke name="', head=(("", "name"),), begin='">\n', close="</invoke>",
+            key_open='<parameter name="', value_open='">', value_close="</parameter>\n",
         ),
         served_as=("minimax_m2", "minimax-m2"),
     ),
     Dialect(
-        "minimax-tree",
-        "an <invoke> for each call, arguments as elements named after them, nested as the values are",
+        "minimax-tree", "an <invoke> for each call, arguments as elements named after them, nested as the values are",
         CallGrammar(
-            Style.TREE,
-            section_open="]<]minimax[>[<tool_call>\n",
-            section_close="\n]<]minimax[>[</tool_call>",
-            separator="\n",
-            open=']<]minimax[>[<invoke name="',
-            head=(("", "name"),),
-            begin='">',
-            close="]<]minimax[>[</invoke>",
-            key_open="]<]minimax[>[<",
-            value_open=">",
-            value_close="]<]minimax[>[</",
-            item="item",
+            Style.TREE, separator="\n", item="item",
+            section_open="]<]minimax[>[<tool_call>\n", section_close="\n]<]minimax[>[</tool_call>",
+            open=']<]minimax[>[<invoke name="', head=(("", "name"),), begin='">', close="]<]minimax[>[</invoke>",
+            key_open="]<]minimax[>[<", value_open=">", value_close="]<]minimax[>[</",
         ),
         served_as=("minimax_m3", "minimax-m3"),
     ),
     Dialect(
-        "deepseek",
-        "type, name and fenced JSON between DeepSeek's control tokens (V3, R1)",
+        "deepseek", "type, name and fenced JSON between DeepSeek's control tokens (V3, R1)",
         dataclasses.replace(
             _DEEPSEEK, separator="\n", head=(("function<｜tool▁sep｜>", "name"),), begin="\n```json\n", end="\n```"
         ),
         served_as=("deepseek_v3", "deepseekv3"),
     ),
     Dialect(
-        "deepseek-v3.1",
-        "name and JSON between DeepSeek's control tokens (V3.1)",
+        "deepseek-v3.1", "name and JSON between DeepSeek's control tokens (V3.1)",
         _DEEPSEEK,
         served_as=("deepseek_v31", "deepseekv31"),
     ),
     Dialect(
-        "dsml",
-        "DeepSeek's markup: tags that say of each argument whether it is a string (V3.2)",
+        "dsml", "DeepSeek's markup: tags that say of each argument whether it is a string (V3.2)",
         _TAGGED,
         served_as=("deepseek_v32", "deepseekv32"),
     ),
     Dialect(
-        "dsml-v4",
-        "DeepSeek's markup with another name for the section (V4)",
+        "dsml-v4", "DeepSeek's markup with another name for the section (V4)",
         dataclasses.replace(
             _TAGGED, section_open="<｜DSML｜tool_calls>\n", section_close="\n</｜DSML｜tool_calls>"
         ),
         served_as=("deepseek_v4", "deepseekv4"),
     ),
     Dialect(
-        "kimi",
-        "an id that holds the name, and JSON, between Kimi's control tokens",
+        "kimi", "an id that holds the name, and JSON, between Kimi's control tokens",
         CallGrammar(
-            Style.JSON_ARGUMENTS,
-            section_open="<|tool_calls_section_begin|>",
-            section_close="<|tool_calls_section_end|>",
-            open="<|tool_call_begin|>",
-            head=(("", "id"),),
-            begin="<|tool_call_argument_begin|>",
+            Style.JSON_ARGUMENTS, id_is_name=True,
+            section_open="<|tool_calls_section_begin|>", section_close="<|tool_calls_section_end|>",
+            open="<|tool_call_begin|>", head=(("", "id"),), begin="<|tool_call_argument_begin|>",
             close="<|tool_call_end|>",
-            id_is_name=True,
         ),
         served_as=("kimi_k2",),
     ),
     Dialect(
-        "harmony",
-        "messages on channels, calls addressed to functions",
+        "harmony", "messages on channels, calls addressed to functions",
         channels=Channels(),
         served_as=("openai", "gpt-oss", "gpt_oss"),
     ),
     Dialect(
-        "llama-json",
-        "a JSON object with name and parameters, and nothing around it",
+        "llama-json", "a JSON object with name and parameters, and nothing around it",
         CallGrammar(Style.JSON_CALL, separator="; ", keys=(("name", ("name",)), ("arguments", ("parameters",)))),
         served_as=("llama3_json", "llama4_json", "llama3"),
     ),
     Dialect(
-        "mistral",
-        "a JSON list of calls after [TOOL_CALLS]",
+        "mistral", "a JSON list of calls after [TOOL_CALLS]",
         CallGrammar(
-            Style.JSON_CALL,
-            section_open="[TOOL_CALLS][",
-            section_close="]",
-            separator=", ",
+            Style.JSON_CALL, separator=", ",
+            section_open="[TOOL_CALLS][", section_close="]",
             keys=(*_NAME_AND_ARGUMENTS, ("id", ("id",))),
         ),
     ),
     Dialect(
-        "functools",
-        "a JSON list of calls after the word functools (Phi-4-mini)",
+        "functools", "a JSON list of calls after the word functools (Phi-4-mini)",
         CallGrammar(
             Style.JSON_CALL, section_open="functools[", section_close="]", separator=", ", keys=_NAME_AND_ARGUMENTS
         ),
         served_as=("phi4_mini_json",),
     ),
     Dialect(
-        "mistral-args",
-        "[TOOL_CALLS], the name, [ARGS] and JSON for each call",
+        "mistral-args", "[TOOL_CALLS], the name, [ARGS] and JSON for each call",
         CallGrammar(Style.JSON_ARGUMENTS, open="[TOOL_CALLS]", head=(("", "name"),), begin="[ARGS]"),
     ),
     Dialect(
-        "pythonic",
-        "a Python list of calls with keyword arguments",
+        "pythonic", "a Python list of calls with keyword arguments",
         CallGrammar(Style.PYTHON, section_open="[", section_close="]", separator=", ", others=Value.PYTHON),
         served_as=("llama4_pythonic",),
     ),
@@ -258,31 +188,21 @@ REASONING: Final[Mapping[str, Frame | None]] = {
 """Ways of setting off reasoning, by name."""
 
 _REASONING_SERVED_AS: Final = {
-    "qwen3": "think",
-    "deepseek_r1": "think",
-    "deepseek_v3": "think",
-    "glm45": "think",
-    "kimi_k2": "think",
-    "minimax_m2": "think",
-    "nemotron_v3": "think",
+    **dict.fromkeys(("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3"), "think"),
     "mistral": "brackets",
     "seed_oss": "seed-think",
 }
 """What inference servers call them."""
 
 
-@functools.cache
-def _by_any_name() -> dict[str, Dialect]:
-    served = {name: dialect for dialect in _DIALECTS for name in dialect.served_as}
-    return {**served, **DIALECTS}
+_BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
 
 def find_dialect(name: str) -> Dialect:
     """A dialect by its name, or by that of an inference server."""
-    found = _by_any_name().get(name)
-    if found is None:
-        raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_by_any_name()))}")
-    return found
+    if name not in _BY_ANY_NAME:
+        raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
+    return _BY_ANY_NAME[name]
 
 
 def find_reasoning(name: str) -> Frame | None:
@@ -304,30 +224,21 @@ def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | No
     return None
 
 
+_DELIMITERS: Final = (
+    *("section_open", "section_close", "open", "begin", "end", "close"),
+    *("key_open", "value_open", "string_open", "value_close"),
+)
+
+
 def _core(calls: CallGrammar) -> CallGrammar:
     """What has to be the same for two grammars to read the same calls: all but white space and spelling."""
-    return dataclasses.replace(
-        calls,
-        before="",
-        after="",
-        separator="",
-        section_open=_squeezed(calls.section_open),
-        section_close=_squeezed(calls.section_close),
-        open=_squeezed(calls.open),
-        head=tuple((_squeezed(lead), field) for lead, field in calls.head),
-        begin=_squeezed(calls.begin),
-        end=_squeezed(calls.end),
-        close=_squeezed(calls.close),
-        key_open=_squeezed(calls.key_open),
-        value_open=_squeezed(calls.value_open),
-        string_open=_squeezed(calls.string_open),
-        value_close=_squeezed(calls.value_close),
-        others=Value.JSON,
-        ascii=False,
-    )
+    unspaced = {name: _unspaced(getattr(calls, name)) for name in _DELIMITERS}
+    head = tuple((_unspaced(lead), field) for lead, field in calls.head)
+    changed: dict[str, Any] = {**unspaced, "head": head, "others": Value.JSON, "ascii": False}
+    return dataclasses.replace(calls, before="", after="", separator="", **changed)
 
 
-def _squeezed(text: str) -> str:
+def _unspaced(text: str) -> str:
     return "".join(text.split())
 
 
@@ -365,7 +276,7 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
 
 
 def _lacking(calls: CallGrammar) -> list[str]:
-    """Parts without which calls of a style are not to be read."""
+    """What is missing from a grammar, without which calls of its style cannot be read."""
     fields = {*(field for field, _ in calls.keys), *(field for _, field in calls.head)}
     named = calls.named_key or calls.style is Style.PYTHON or "name" in fields or (calls.id_is_name and "id" in fields)
     found = {

@@ -1,8 +1,8 @@
 """Families: what is known of each. `study.outline` recognises a template as one of them by what it does.
 
 A family is data. To add one: a row here (its outline as `study.outline.read_outline` gives it), a row in the
-tests' asset list, a golden file. A template that is like none of them is rendered just as well: nothing below
-decides how anything is rendered, except for the formats that have no template at all.
+tests' asset list, a golden file. A template of no known family is rendered just as well: nothing below decides how
+anything is rendered, except for the formats that have no template at all.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ BY_NAME: Final = {family.name: family for family in FAMILIES}
 
 
 def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
-    """The format of a family that has no template: by name, or by its vocabulary where no template is to be had."""
+    """The format of a family that has no template: by name, or by its vocabulary where the tokenizer has none."""
     family = BY_NAME.get(renderer)
     if family is not None:
         return family.format
@@ -283,6 +283,5 @@ def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
 
 
 def tool_parser_of(family: str) -> str | None:
-    """The dialect of a family's calls, where its template cannot be asked."""
-    known = BY_NAME.get(family)
-    return known.tool_parser if known is not None else None
+    """The dialect of a family's calls, where its template does not show them."""
+    return BY_NAME[family].tool_parser if family in BY_NAME else None

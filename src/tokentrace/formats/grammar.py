@@ -1,10 +1,10 @@
 """Grammars: what an assistant writes in its turn, as data.
 
-A grammar is text as the template writes it, control tokens by their names. It is made for a vocabulary only when it
-is used (`parsing.compiled`): a delimiter that is a control token there is matched by its id, any other by its
-letters. White space next to what the assistant says is part of the grammar and exact; between delimiters it is free.
+A grammar is text as the template writes it, control tokens by their names. It is compiled for a vocabulary when it is
+used (`parsing.compiled`): a delimiter that is a control token there is matched by its id, any other by its letters.
+White space next to what the assistant says is part of the grammar and exact; between delimiters any is accepted.
 
-`study.derive` reads a grammar off a template, `formats.dialects` has those that are in use under a name.
+`study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
-
-REASONING: Final = "⟨reasoning⟩"
-CONTENT: Final = "⟨content⟩"
 
 NO_CALLS: Final = "the template shows no tool calls"
 ONE_CALL: Final = "the template writes one call a turn"
@@ -111,37 +108,6 @@ class CallGrammar:
     others: Value = Value.JSON
     ascii: bool = False
     """Whether JSON is written with everything but ASCII escaped."""
-
-    @property
-    def shown(self) -> str:
-        """A turn with one call, with holes for its fields: the way a person would write it down."""
-        head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
-        if self.style is Style.JSON_CALL:
-            body = self._shown_object()
-        elif self.style is Style.PYTHON:
-            body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
-        elif self.style is Style.BRACES:
-            body = f"{head}{{⟨key⟩:{{{self.quote}⟨value⟩{self.quote} | ⟨value⟩}},…}}"
-        elif self.style is Style.JSON_ARGUMENTS:
-            body = f"{head}{self.begin}⟨arguments⟩{self.end}"
-        else:
-            opened = f"{{{self.string_open} | {self.value_open}}}" if self.string_open else self.value_open
-            named = "⟨key⟩>" if self.style is Style.TREE else ""
-            body = f"{head}{self.begin}[{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{named}]…{self.end}"
-        return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"
-
-    def _shown_object(self) -> str:
-        if self.named_key:
-            return '{"⟨name⟩": ⟨arguments⟩}'
-        depth = max((len(path) for _, path in self.keys), default=1)
-        if depth == 1:
-            members = (f'"{path[0]}": {_quoted(field)}' for field, path in self.keys)
-            return "{" + ", ".join(members) + "}"
-        return "{" + ", ".join(f'"{".".join(path)}": {_quoted(field)}' for field, path in self.keys) + "}"
-
-
-def _quoted(field: str) -> str:
-    return f"⟨{field}⟩" if field == "arguments" else f'"⟨{field}⟩"'
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,26 @@
 """Reading tool calls, in whatever way a grammar writes them.
 
-A call begins at its opening delimiter and is an attempt from then on, whatever comes: it is finished with a status,
-and what it holds is never lost. What ends a call early are control tokens (a stop token, the opening of another call,
-the end of the section), which no text can spell; other delimiters end it only where the grammar expects them.
+A call begins at its opening delimiter and is an attempt from then on, whatever comes: it gets a status, and its text is
+never lost. A call is ended early by control tokens (a stop token, the opening of another call, the end of the section),
+which no text can spell; other delimiters end it only where the grammar expects them.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from ..formats.grammar import Style
-from .braces import BraceReader
+from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
 from .jsonreading import JsonReader
 from .output import Attempt, Output
 from .pairs import PairReader
-from .pythonic import PythonReader
 from .reader import Found, Reader, Reading
 from .response import CallStatus, PartKind
+
+_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+"""Kimi's ids: ``functions.NAME:INDEX``."""
 
 
 class CallParser:
@@ -29,8 +34,7 @@ class CallParser:
         self._stops = list(compiled.stops)
         self._json = JsonReader(calls, reader, output)
         self._pairs = PairReader(calls, reader, output)
-        self._braces = BraceReader(calls, reader, output)
-        self._python = PythonReader(calls, reader, output)
+        self._bracketed = BracketReader(calls, reader, output)
         self.misplaced = ""
         """Why calls that begin now cannot stand where they do."""
 
@@ -61,22 +65,21 @@ class CallParser:
         return (yield from reader.sees_all(calls.open, reader.at + len(calls.separator))) is not None
 
     def _ends_after(self, pad: bytes) -> Reading[bool]:
-        """Whether nothing but white space of the grammar's comes before the end."""
+        """Whether only white space that the grammar writes comes before the end."""
         reader = self.reader
-        for stop in self._stops:
-            if (yield from reader.sees(pad + stop)):
-                return True
+        if (yield from reader.sees_any(pad + stop for stop in self._stops)):
+            return True
         return reader.ended and reader.data.startswith(pad, reader.at) and reader.at + len(pad) == len(reader.data)
 
     def _section(self) -> Reading[None]:
         """A section: calls, white space, and text that is content all the same. Without a call it is an attempt."""
         calls, reader, output = self.calls, self.reader, self.output
         begun, found_any = reader.at, False
-        past = yield from reader.sees_all(calls.section_open)
-        reader.at = past if past is not None else reader.at + len(calls.section_open[0])
+        if not (yield from reader.skip_all(calls.section_open)):
+            reader.at += len(calls.section_open[0])
         while True:
             at = yield from self._past_separator()
-            if self.style is Style.PYTHON and not calls.open and (yield from self._python.begins(at)):
+            if self.style is Style.PYTHON and not calls.open and (yield from self._bracketed.begins(at)):
                 reader.at, found_any = at, True
                 yield from self._attempts(at)
                 continue
@@ -89,17 +92,17 @@ class CallParser:
             if found is None or found.kind in ("stop", "reopened"):
                 break
             if found.kind == "closed":
-                past = yield from reader.sees_all(calls.section_close)
-                reader.at = past if past is not None else found.stop
+                if not (yield from reader.skip_all(calls.section_close)):
+                    reader.at = found.stop
                 break
             if not found_any:
                 output.content(text, reader.at)
             found_any = True
             yield from (self._delimited() if calls.open else self._attempts(reader.at))
-        output.settle()
+        output.end_text()
         if not found_any:
             attempt = output.start_call(begun)
-            attempt.blame(CallStatus.MALFORMED, "no call follows the opening of calls")
+            attempt.fail(CallStatus.MALFORMED, "no call follows the opening of calls")
             if found is None or found.kind != "closed":
                 self._broken_off(attempt, found)
             output.finish_call(attempt, reader.at)
@@ -118,7 +121,7 @@ class CallParser:
         match = marks.pattern.match(data, at) if marks.pattern is not None else None
         return Found(marks.kinds[match[0]], at, at, match.end()) if match else None
 
-    def headed(self) -> Reading[None]:
+    def without_opening(self) -> Reading[None]:
         """Calls that begin with their head, where the delimiter before it is missing."""
         self.misplaced = f"{self.calls.grammar.open.strip()!r} is missing before the call"
         yield from self._attempts(self.reader.at)
@@ -128,7 +131,7 @@ class CallParser:
     def skip_value(self) -> Reading[None]:
         """Go past a JSON value, or to where it cannot be one any more."""
         start = self.reader.at
-        yield from self._json.skip()
+        yield from self._json.value()
         self.reader.at = max(self.reader.at, start + 1)
 
     def bare(self, introduced: int | None = None) -> Reading[bool]:
@@ -155,21 +158,21 @@ class CallParser:
                 return found
             output.finish_call(attempt, reader.at)
             found, start = True, reader.at
-            if calls.section_close:
-                past = yield from reader.sees_all(calls.section_close)
-                if past is not None:
-                    reader.at = past
-                    return True
+            if calls.section_close and (yield from reader.skip_all(calls.section_close)):
+                return True
             at = yield from self._past_separator()
 
     def _bare_call(self, attempt: Attempt) -> Reading[bool]:
         if self.style is Style.PYTHON:
-            if not (yield from self._python.begins(self.reader.at)):
+            if not (yield from self._bracketed.begins(self.reader.at)):
                 return False
             self.output.announce(attempt)
-            yield from self._python.call(attempt)
+            yield from self._bracketed.call(attempt)
             return True
-        return (yield from self.reader.sees(b"{")) and (yield from self._json.bare_call(attempt))
+        if not (yield from self.reader.sees(b"{")) or not (yield from self._json.bare_call(attempt)):
+            return False
+        yield from self._to_its_end(attempt)
+        return True
 
     # -- attempts
 
@@ -177,8 +180,8 @@ class CallParser:
         """What stands between the opening and the closing of a call: one, or several where the grammar allows it."""
         calls, reader = self.calls, self.reader
         start = reader.at
-        past = yield from reader.sees_all(calls.open)
-        reader.at = past if past is not None else reader.at + len(calls.open[0])
+        if not (yield from reader.skip_all(calls.open)):
+            reader.at += len(calls.open[0])
         yield from self._attempts(start)
 
     def _attempts(self, start: int) -> Reading[None]:
@@ -198,13 +201,13 @@ class CallParser:
         if self.style is Style.JSON_CALL:
             yield from self._json.call(attempt)
         elif self.style is Style.PYTHON:
-            yield from self._python.call(attempt)
+            yield from self._bracketed.call(attempt)
         elif not (yield from self._head(attempt)):
             attempt.ragged = True
         elif self.style is Style.JSON_ARGUMENTS:
             yield from self._json.arguments(attempt)
         elif self.style is Style.BRACES:
-            yield from self._braces.arguments(attempt)
+            yield from self._bracketed.arguments(attempt)
         elif self.style is Style.PAIRS:
             yield from self._pairs.pairs(attempt)
         else:
@@ -214,56 +217,51 @@ class CallParser:
         """The fields before the arguments; whether it got to the arguments."""
         calls, reader, output = self.calls, self.reader, self.output
         for (lead, field), marks in zip(calls.head, calls.after_field, strict=True):
-            past = yield from reader.sees_all(lead)
-            if past is None:
-                attempt.blame(CallStatus.MALFORMED, "the call does not begin as calls do")
+            if not (yield from reader.skip_all(lead)):
+                attempt.fail(CallStatus.MALFORMED, "the call does not begin as calls do")
                 return False
-            reader.at = past
+            start = reader.at
             found = yield from reader.find(marks)
-            text = output.text(past, reader.at).strip()
+            text = output.text(start, reader.at).strip()
             if found is None:
                 text = ""  # there may be more of it
             if field == "name":
                 output.name_call(attempt, text)
             elif calls.grammar.id_is_name:
-                output.name_by_id(attempt, text)
+                match = _NAME_IN_ID.fullmatch(text)
+                output.name_call(attempt, match[1] if match else None, text)
             else:
                 attempt.id = text or None
             if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):
-                attempt.blame(CallStatus.MALFORMED, "the call breaks off before its arguments")
+                attempt.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
                 return False
-        past = yield from reader.sees_all(calls.begin)
-        if past is None:
-            attempt.blame(CallStatus.MALFORMED, "something else stands where the arguments should begin")
+        if not (yield from reader.skip_all(calls.begin)):
+            attempt.fail(CallStatus.MALFORMED, "something else stands where the arguments should begin")
             return False
-        reader.at = past
         return True
 
     def _closing(self, attempt: Attempt) -> Reading[bool]:
         """The end of a call: its closing delimiter, or what ended it early. Whether another follows in the same."""
         calls, reader = self.calls, self.reader
         if not calls.finish:
-            yield from self._without_closing(attempt)
+            yield from self._to_its_end(attempt)
             return False
-        past, ended = (yield from reader.sees_all(calls.finish)), None
-        if past is None and calls.end and calls.close:
-            past = yield from reader.sees_all(calls.close)
-            if past is not None:
+        if (yield from reader.skip_all(calls.finish)):
+            return False
+        ended = False
+        if calls.end and calls.close:
+            if (yield from reader.skip_all(calls.close)):
                 self._missing(attempt, calls.grammar.end)
-            else:
-                ended = yield from reader.sees_all(calls.end)
-                reader.at = ended if ended is not None else reader.at
-        if past is not None:
-            reader.at = past
-            return False
+                return False
+            ended = yield from reader.skip_all(calls.end)
         if calls.inner and (yield from self._again()):
-            if calls.end and ended is None:
+            if calls.end and not ended:
                 self._missing(attempt, calls.grammar.end)
             return True
         if self.output.loose and (yield from self._is_whole(attempt, ended)):
             return False
         if calls.another and (yield from reader.sees_all(calls.another)) is not None:
-            attempt.blame(CallStatus.UNCLOSED, "the call is not closed")
+            attempt.fail(CallStatus.UNCLOSED, "the call is not closed")
             return False
         at = yield from reader.past_space()
         found = yield from reader.find(calls.to_close)
@@ -273,39 +271,34 @@ class CallParser:
         if found.start > at:
             json_style = self.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
             status = CallStatus.INVALID_JSON if json_style else CallStatus.MALFORMED
-            attempt.blame(status, "there is something else before its closing")
-        past = yield from reader.sees_all(calls.close)
-        reader.at = past if past is not None else found.stop
+            attempt.fail(status, "there is something else before its closing")
+        if not (yield from reader.skip_all(calls.close)):
+            reader.at = found.stop
         return False
 
     def _missing(self, attempt: Attempt, piece: str) -> None:
         if not self.output.loose:
-            attempt.blame(CallStatus.UNCLOSED, f"{piece.strip()!r} is missing")
+            attempt.fail(CallStatus.UNCLOSED, f"{piece.strip()!r} is missing")
 
-    def _is_whole(self, attempt: Attempt, ended: int | None) -> Reading[bool]:
+    def _is_whole(self, attempt: Attempt, ended: bool) -> Reading[bool]:
         """Whether nothing but its closing is missing from a call: servers do without, after JSON only at the end."""
         if attempt.ragged or attempt.problems:
             return False
         if self.style not in (Style.JSON_CALL, Style.JSON_ARGUMENTS):
-            return ended is not None
+            return ended
         at = yield from self.reader.past_space()
-        if at == len(self.reader.data):
-            return True
-        for stop in self._stops:
-            if (yield from self.reader.sees(stop, at)):
-                return True
-        return False
+        return at == len(self.reader.data) or (yield from self.reader.sees_any(self._stops, at))
 
-    def _without_closing(self, attempt: Attempt) -> Reading[None]:
-        """Calls that end where their JSON does: one that is broken goes on to what ends calls early."""
+    def _to_its_end(self, attempt: Attempt) -> Reading[None]:
+        """A call without a closing ends where its JSON does; if that is broken, at what ends calls early."""
         if attempt.ragged:
             self._broken_off(attempt, (yield from self.reader.find(self.calls.hard)))
 
     def _broken_off(self, attempt: Attempt, found: Found | None) -> None:
         if found is None:
-            attempt.blame(CallStatus.TRUNCATED, "the completion ends inside the call")
+            attempt.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
         elif self.calls.finish:
-            attempt.blame(CallStatus.UNCLOSED, "the call is not closed")
+            attempt.fail(CallStatus.UNCLOSED, "the call is not closed")
         if found is None or found.kind == "stop":
             self.output.open = PartKind.TOOL_CALL
 

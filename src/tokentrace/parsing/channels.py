@@ -1,29 +1,30 @@
 """Reading a turn that is made of messages with headers (Harmony).
 
-``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header says on
-which channel a message is, to whom it goes (``to=``, before or after the channel) and how it is written (``json``,
-``<|constrain|>json``, ``code``). One that goes to a tool is a call, whatever its channel; one on the channel of
-reasoning is reasoning; any other is content: an answer, a preamble of calls, a channel that nobody knows or none.
+``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header says which
+channel a message is on, who it goes to (``to=``, before or after the channel) and how it is written (``json``,
+``<|constrain|>json``, ``code``). A message to a tool is a call, whatever its channel; one on the reasoning channel is
+reasoning; any other is content: an answer, a preamble to calls, a message on an unknown channel or on none.
 
-What openai-harmony parses is parsed to the same messages. This is on purpose otherwise:
+What openai-harmony parses is parsed to the same messages, with these deliberate differences:
 
 - Only a word that begins with ``to=`` is a recipient. openai-harmony also takes a lone word for one, so that
   ``final <|constrain|>json`` goes to ``<|constrain|>json``. A message to ``user``, ``assistant`` or ``all`` is no call.
-- ``<|start|>`` in the midst of a body begins a message, as no text can spell it: ``<|end|>`` is missing. For
-  openai-harmony it is text. A call that ends so is UNCLOSED.
-- What stands after a stop token is unread, except where the assistant goes on right after ``<|call|>`` with another
-  message: several calls in a row. openai-harmony goes on after any.
+- ``<|start|>`` inside a body begins a message, because no text can spell it: ``<|end|>`` is missing. For openai-harmony
+  it is text. A call that ends so is UNCLOSED.
+- What comes after a stop token is unread, except where the assistant goes on right after ``<|call|>`` with another
+  message: several calls in a row. openai-harmony goes on after any stop token.
 - From the header of another role on (a made-up turn of the user, a made-up result) nothing is the assistant's. All of
   it is content, as it was written with its control tokens, and no call in it counts. openai-harmony parses it, or
   raises if it does not know the role.
-- Headers that openai-harmony raises for are read for what they say. Words before channel and recipient that no
-  header has are content; those after the channel that it does not know say nothing. Without ``<|message|>`` all after
-  the channel's name is the body, unless there is a recipient: then it is a call that is MALFORMED, or TRUNCATED if the
-  completion ends there. A header that is cut off says nothing else.
+- Headers that openai-harmony refuses are read as far as possible. Words before channel and recipient that belong to no
+  header are content; unknown words after the channel are ignored. Without ``<|message|>``, all after the channel's name
+  is the body, unless there is a recipient: then it is a call that is MALFORMED, or TRUNCATED if the completion ends
+  there. Nothing else is read from a header that is cut off.
 
-A call is as good as closed with ``<|end|>`` and ``<|return|>`` as with ``<|call|>``: openai-harmony takes each. A
-function's arguments have to be a JSON object, and so has all that its header says is ``json``. Other tools (``python``)
-may be given anything: `arguments` are then None unless it is a JSON object, and `arguments_text` is what was written.
+A call may be closed with ``<|end|>`` and ``<|return|>`` as well as with ``<|call|>``: openai-harmony accepts each. The
+arguments of a function have to be a JSON object, as does everything that a header says is ``json``. Other tools
+(``python``) may be given anything: `arguments` are then None unless it is a JSON object, and `arguments_text` is the
+text as written.
 """
 
 from __future__ import annotations
@@ -38,22 +39,11 @@ from .output import Attempt, Output
 from .reader import Found, Marks, Reader, Reading, Say
 from .response import CallStatus, PartKind
 
-_NOBODY: Final = frozenset({b"user", b"assistant", b"all"})
-"""Recipients that are no tool."""
-
-_JSON: Final = b"json"
-"""The content type that means JSON."""
+_NOT_TOOLS: Final = frozenset({b"user", b"assistant", b"all"})
+"""Recipients that are not tools."""
 
 _WORD: Final = re.compile(rb"[^\s\xff]+|\xff[\x80-\xbf]{4}")
 """A word of a header, or a control token."""
-
-
-class _FreeAttempt(Attempt):
-    """A call of a tool that need not be given JSON."""
-
-    def blame(self, status: CallStatus, problem: str) -> None:
-        if status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
-            super().blame(status, problem)
 
 
 class _Word(NamedTuple):
@@ -71,11 +61,11 @@ class _Header(NamedTuple):
     channel: bytes
     recipient: _Word | None
     tool: bytes | None
-    """The recipient, if it is one that can be called."""
+    """The recipient, if it can be called."""
     stray: list[_Word]
-    """Words before channel and recipient that no header has."""
+    """Words before channel and recipient that belong to no header."""
     stray_stop: int
-    """To where they are text."""
+    """Where the text of these ends."""
     types: list[_Word]
     """Words that say how the message is written."""
     stop: int
@@ -110,7 +100,9 @@ class ChannelParser:
             header = self._header(at, reader.at, started=started)
             if self._is_foreign(header, cut=found is None):
                 reader.at = begun
-                return (yield from self._foreign())
+                found = yield from reader.find(self._to_stop, self.output.content)
+                self.output.end_text()
+                return found
             begun = self._stray(header, begun, cut=found is None)
             if found is not None and found.kind == "message":
                 reader.at = found.stop
@@ -151,7 +143,7 @@ class ChannelParser:
             role=role,
             channel=channel.text if channel is not None else b"",
             recipient=named,
-            tool=to if to not in _NOBODY else None,
+            tool=to if to not in _NOT_TOOLS else None,
             stray=lead,
             stray_stop=rest[0].start if rest else stop,
             types=[word for word in said if word is not channel],
@@ -175,22 +167,17 @@ class ChannelParser:
             return False
         return not (cut and header.role.stop == header.stop and self._role.startswith(header.role.text))
 
-    def _foreign(self) -> Reading[Found | None]:
-        found = yield from self.reader.find(self._to_stop, self.output.content)
-        self.output.settle()
-        return found
-
     def _stray(self, header: _Header, begun: int, *, cut: bool) -> int:
-        """Say what of a header is text. Where the header begins after it."""
+        """Report what of a header is text. Returns where the header begins after it."""
         stray = header.stray
         if not stray or (cut and stray[0].stop == header.stop and self._to.startswith(stray[0].text)):
             return begun
         self.output.content(stray[0].start, header.stray_stop)
-        self.output.settle()
+        self.output.end_text()
         return header.stray_stop
 
     def _without_body(self, header: _Header, begun: int, found: Found | None) -> None:
-        """A header that no message follows: a call that does not come to its arguments, or text with no mark before.
+        """A header that no message follows: a call without arguments, or text that lacks the mark before it.
 
         One that is cut off may still name a content type.
         """
@@ -198,28 +185,27 @@ class ChannelParser:
             attempt = self.output.start_call(begun)
             assert header.recipient is not None
             if found is not None:
-                attempt.blame(CallStatus.MALFORMED, "the call breaks off before its arguments")
+                attempt.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
             if found is not None or header.recipient.stop < header.stop:
                 self._name(attempt, header.tool)  # else there may be more of it
             self._finish(attempt, found)
         elif len(header.types) > (found is None):
-            self._say(header)(header.types[0].start, header.stop)
-            self.output.settle()
+            self._sink(header)(header.types[0].start, header.stop)
+            self.output.end_text()
 
     # -- messages
 
-    def _say(self, header: _Header) -> Say:
-        """What takes the text of a message."""
+    def _sink(self, header: _Header) -> Say:
         return self.output.reasoning if header.channel == self.channels.reasoning.encode() else self.output.content
 
     def _message(self, header: _Header, begun: int) -> Reading[Found | None]:
         """A message, after its header; the mark that ends it."""
         if header.tool is not None:
             return (yield from self._call(header, header.tool, begun))
-        say = self._say(header)
+        say = self._sink(header)
         start = self.reader.at
         found = yield from self.reader.find(self._in_body, say)
-        self.output.settle()
+        self.output.end_text()
         if say == self.output.reasoning and start == self.reader.at > self.output.base:
             self.output.blank_reasoning = True
         if found is None and say == self.output.reasoning:
@@ -228,11 +214,10 @@ class ChannelParser:
 
     def _call(self, header: _Header, tool: bytes, begun: int) -> Reading[Found | None]:
         output = self.output
-        free = not self._takes_json(header, tool)
-        attempt = (_FreeAttempt if free else Attempt)(len(output.calls), begun)
+        attempt = Attempt(len(output.calls), begun, takes_json=self._takes_json(header, tool))
         output.announce(attempt)
         self._name(attempt, tool)
-        say, done = output.arguing(attempt)
+        say, done = output.arguments_sink(attempt)
         found = yield from self.reader.find(self._in_body, say)
         done()
         self._finish(attempt, found)
@@ -240,7 +225,7 @@ class ChannelParser:
 
     def _takes_json(self, header: _Header, tool: bytes) -> bool:
         """Whether a call's arguments have to be JSON: a function's, or those of which the header says so."""
-        if tool.startswith(self.channels.namespace.encode()) or any(word.text == _JSON for word in header.types):
+        if tool.startswith(self.channels.namespace.encode()) or any(word.text == b"json" for word in header.types):
             return True
         tools = self.output.tools
         return tools.given and tools.knows(tool.decode("utf-8", "replace"))
@@ -252,9 +237,9 @@ class ChannelParser:
     def _finish(self, attempt: Attempt, found: Found | None) -> None:
         """A call ends: at what closes a message, or at what comes instead."""
         if found is None:
-            attempt.blame(CallStatus.TRUNCATED, "the completion ends inside the call")
+            attempt.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
             self.output.open = PartKind.TOOL_CALL
         elif found.kind == "start":
-            attempt.blame(CallStatus.UNCLOSED, "another message begins inside the call")
+            attempt.fail(CallStatus.UNCLOSED, "another message begins inside the call")
         closed = found is not None and found.kind != "start"
         self.output.finish_call(attempt, found.stop if found is not None and closed else self.reader.at)

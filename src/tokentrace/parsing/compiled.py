@@ -1,12 +1,11 @@
-"""A grammar made for one vocabulary: delimiters as marked bytes, and the sets of them to look for in each place."""
+"""A grammar compiled for one vocabulary: delimiters as marked bytes, and the sets of them to look for in each place."""
 
 from __future__ import annotations
 
 import functools
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
@@ -18,16 +17,14 @@ Pieces = tuple[bytes, ...]
 _LETTERS: Final = frozenset(string.ascii_letters.encode())
 
 
-def _lead(data: bytes) -> bytes:
-    return data[: len(data) - len(data.lstrip())]
-
-
 def _trail(data: bytes) -> bytes:
+    """The white space that data ends with."""
     return data[len(data.rstrip()) :]
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledFrame:
+class CompiledFrame(NamedTuple):
+    """A `Frame` as marked bytes."""
+
     open: bytes
     lead: bytes
     trail: bytes
@@ -61,7 +58,7 @@ class CompiledCalls:
                 opening = marked.scaffold(text)
                 self.value_opens.append((parts(opening), _trail(opening), is_string))
         closing = marked.scaffold(grammar.value_close)
-        self.value_close, self.value_trail = of(grammar.value_close), _lead(closing)
+        self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
         self.finish = self.end + self.close
         """All that ends a call."""
         self.another = self.open or (self.head[0][0] if self.head else ())
@@ -86,49 +83,46 @@ class CompiledCalls:
             self.loose_opener = b"{" if grammar.style is Style.JSON_CALL and not self.section_open else first
         elif grammar.style is Style.PAIRS and self.open and lead and self.end:
             self.loose_opener = lead[0]
-        self._lookouts(stops)
+        self._find_marks(stops)
 
-    def _lookouts(self, stops: Iterable[bytes]) -> None:
+    def _find_marks(self, stops: Iterable[bytes]) -> None:
         """The marks to look for in each place."""
+
+        def first(kind: str, *delimiters: Pieces) -> list[tuple[str, bytes]]:
+            return [(kind, delimiter[0]) for delimiter in delimiters if delimiter]
+
+        style = self.grammar.style
         stopping = [("stop", stop) for stop in stops]
-        ends = [*self.section_open[:1], *self.open[:1], *self.section_close[:1]]
-        self.hard_marks = [*stopping, *(("hard", piece) for piece in ends if unforgeable(piece))]
+        ends = first("hard", self.section_open, self.open, self.section_close)
+        self.hard_marks = [*stopping, *(end for end in ends if unforgeable(end[1]))]
         """What ends a call wherever it stands."""
-        finish = [piece for piece in self.finish if unforgeable(piece)]
-        self.hard_pieces = [piece for _, piece in self.hard_marks] + finish
+        self.hard_pieces = [piece for _, piece in self.hard_marks]
+        self.hard_pieces += [piece for piece in self.finish if unforgeable(piece)]
         self.hard = Marks(self.hard_marks)
-        self.to_close = Marks([*(("close", piece) for piece in self.close[:1]), *self.hard_marks])
-        ending = [("end", piece) for piece in (*self.end[:1], *self.close[:1])]
-        self.to_end = Marks([*ending, *self.hard_marks])
-        follows = [lead for lead, _ in self.head[1:]] + [self.begin or self._body()]
-        self.after_field = [
-            Marks([*(("next", piece) for piece in following[:1]), *ending, *self.hard_marks]) for following in follows
-        ]
-        self.to_key = Marks([*(("key", piece) for piece in self.key_open[:1]), *ending, *self.hard_marks])
-        opening = [("value", pieces[0]) for pieces, _, _ in self.value_opens]
-        self.to_value = Marks([*opening, *self.hard_marks])
-        self.to_value_close = Marks([*(("value", piece) for piece in self.value_close[:1]), *self.hard_marks])
+        self.to_close = Marks([*first("close", self.close), *self.hard_marks])
+        ending = [*first("end", self.end, self.close), *self.hard_marks]
+        self.to_end = Marks(ending)
+        body = (b"{",) if style is Style.JSON_ARGUMENTS else self.key_open
+        follows = [lead for lead, _ in self.head[1:]] + [self.begin or body]
+        self.after_field = [Marks([*first("next", following), *ending]) for following in follows]
+        self.to_key = Marks([*first("key", self.key_open), *ending])
+        self.to_value = Marks([*first("value", *(opening for opening, _, _ in self.value_opens)), *self.hard_marks])
+        self.to_value_close = Marks([*first("value", self.value_close), *self.hard_marks])
         sequences = [self.finish, self.finish + self.section_close, self.finish + self.another]
         self.sure_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
         """What is certain to end a call even where an argument was not closed."""
-        braces = [("quote", self.quote), ("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
-        self.in_braces = Marks([*braces, *self.hard_marks])
+        brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
+        self.in_braces = Marks([("quote", self.quote), *brackets, *self.hard_marks])
         self.in_quotes = Marks([("quote", self.quote), *self.hard_marks])
         closers = (self.end[:1], self.close[:1], self.section_close[:1])
-        self.after_value = [self.key_open, *closers, self.another, *((piece,) for piece in self.hard_pieces)]
-        self.after_value = [some for some in self.after_value if some]
+        follows = [self.key_open, *closers, self.another, *((piece,) for piece in self.hard_pieces)]
+        self.after_value = [some for some in follows if some]
         """What may come after the closing of an argument."""
-        begins = self.open[:1] or self.head[0][0][:1] if self.head or self.open else ()
-        if not begins:
-            begins = (b"{",) if self.grammar.style is Style.JSON_CALL else ()
-        marks = [("closed", piece) for piece in self.section_close[:1]] + [("open", piece) for piece in begins]
+        begins = self.another or ((b"{",) if style is Style.JSON_CALL else ())
+        marks = [*first("closed", self.section_close), *first("open", begins)]
         if self.section_open and unforgeable(self.section_open[0]):
             marks.append(("reopened", self.section_open[0]))
         self.in_section = Marks([*marks, *stopping])
-
-    def _body(self) -> Pieces:
-        """What the arguments begin with, where no delimiter stands before them."""
-        return (b"{",) if self.grammar.style is Style.JSON_ARGUMENTS else self.key_open
 
 
 class Compiled:
@@ -138,8 +132,8 @@ class Compiled:
         self, grammar: TurnGrammar, tokenizer: Tokenizer, stops: Iterable[int], marked: MarkedBytes | None = None
     ) -> None:
         self.grammar = grammar
-        self.way = ""
-        """Where calls are read in a way that the template does not show, which one it is, in words."""
+        self.dialect = ""
+        """Which dialect its calls are in, in words, where the template does not show them."""
         self.marked = marked = marked or MarkedBytes(tokenizer.vocabulary)
         self._tokenizer = tokenizer
         self.stops = {mark(index): index for index in stops}
@@ -172,14 +166,14 @@ class Compiled:
         self.in_loose_content = Marks([*opening, *stopping, *loose], pads)
 
     @functools.cached_property
-    def other_ways(self) -> list[Compiled]:
+    def other_dialects(self) -> list[Compiled]:
         """The grammar with the calls of each dialect that has delimiters, for templates that show no calls."""
         found: list[Compiled] = []
         for name, dialect in DIALECTS.items():
             if dialect.calls is not None:
                 grammar = with_parsers(self.grammar, dialect, None)
                 other = Compiled(grammar, self._tokenizer, self.stops.values(), self.marked)
-                other.way = f"the template shows no tool calls; tool_parser={name!r} reads this one"
+                other.dialect = f"the template shows no tool calls; tool_parser={name!r} reads this one"
                 found += [other] if other.calls is not None and other.calls.openers else []
         return found
 
@@ -210,10 +204,4 @@ class Compiled:
 
 
 def _compiled(frame: Frame, marked: MarkedBytes) -> CompiledFrame:
-    return CompiledFrame(
-        marked.scaffold(frame.open),
-        frame.lead.encode(),
-        frame.trail.encode(),
-        marked.scaffold(frame.close),
-        frame.after.encode(),
-    )
+    return CompiledFrame(*map(marked.scaffold, (frame.open, frame.lead, frame.trail, frame.close, frame.after)))

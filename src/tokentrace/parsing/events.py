@@ -1,4 +1,4 @@
-"""What a streaming parser says, in the order in which it becomes certain. Nothing is ever taken back."""
+"""What a streaming parser reports, in the order in which it becomes certain. Nothing is ever taken back."""
 
 from __future__ import annotations
 

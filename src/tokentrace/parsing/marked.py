@@ -1,8 +1,8 @@
 """Completions as bytes in which control tokens cannot be mistaken for text.
 
-A control token is the byte FF, which no UTF-8 holds, and four bytes that say which one. Ordinary tokens are the
-bytes they spell; where such a token spells a lone FF, which decodes to U+FFFD as every broken byte does, it is
-written as FE, which does too. So delimiters can be searched for as bytes, and only a control token is one.
+A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one. Ordinary tokens are the
+bytes they spell; a lone FF in one of them is written as FE: both decode to U+FFFD, as every broken byte does. So
+delimiters can be searched for as bytes, and only a control token matches a control token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a parser has found so far: parts, calls, and the events that tell of them."""
+"""What a parser has found so far: parts, calls, and the events that report them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from .marked import MarkedBytes
-from .reader import Reader
-from .response import CallStatus, ParsedToolCall, Part, PartKind, TokenRange
+from .reader import Reader, Say
+from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, TokenRange
 from .values import Tools, read_json
 
 _SEVERITY: Final = (
@@ -28,11 +28,8 @@ _SEVERITY: Final = (
 )
 """Of several things that are wrong with a call, the first is its status."""
 
-_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-"""Kimi's ids: ``functions.NAME:INDEX``."""
-
-_HALF: Final = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: JSON and Python can escape one, but no text holds it."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: JSON and Python can escape one, but no text can contain it."""
 
 
 @dataclass(slots=True)
@@ -47,20 +44,29 @@ class Attempt:
     """White space before a call that has no delimiters: content, once it is known to be one."""
     announced: bool = False
     named: bool = False
-    """Whether its name was told; arguments wait for that."""
+    """Whether its name was reported; arguments wait for that."""
     waiting: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     values: dict[str, Any] | None = None
     """Its arguments where they came one by one."""
     raw_values: dict[str, str] = field(default_factory=dict)
+    takes_json: bool = True
+    """Whether its arguments have to be a JSON object."""
     ragged: bool = False
-    """Whether where it ends was not to be seen in what it holds."""
+    """Whether its contents did not show where it ends."""
     misplaced: str = ""
     """Why a call cannot stand where this one does."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
 
-    def blame(self, status: CallStatus, problem: str) -> None:
-        self.problems.setdefault(status, problem)
+    def fail(self, status: CallStatus, problem: str) -> None:
+        """Note what is wrong with it; the first of each status counts."""
+        if self.takes_json or status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
+            self.problems.setdefault(status, problem)
+
+    def broken(self, status: CallStatus, problem: str) -> None:
+        """Note that it is wrong in a way that hides where it ends."""
+        self.fail(status, problem)
+        self.ragged = True
 
 
 class Output:
@@ -75,7 +81,7 @@ class Output:
         self.base = base
         self.tools = tools
         self.events: list[Event] = []
-        self.parts: list[Part] = []
+        self.parts: list[ParsedPart] = []
         self.calls: list[ParsedToolCall] = []
         self.starts: list[int] = []
         """Where each token begins."""
@@ -116,7 +122,7 @@ class Output:
         if stop <= start:
             return
         if self._kind is not kind or start > self._stop:
-            self.settle()
+            self.end_text()
             self._kind, self._begun = kind, start
         self._stop = stop
         self._tell(self._decoder.decode(self._marked.visible(self.reader.data[start:stop])))
@@ -126,13 +132,13 @@ class Output:
             self._texts.append(delta)
             self.events.append(ReasoningDelta(delta) if self._kind is PartKind.REASONING else ContentDelta(delta))
 
-    def settle(self) -> None:
+    def end_text(self) -> None:
         """The text that was being said has ended."""
         if self._kind is None:
             return
         self._tell(self._decoder.decode(b"", final=True))
         self._decoder.reset()
-        self.parts.append(Part(self._kind, "".join(self._texts), self.span(self._begun, self._stop)))
+        self.parts.append(ParsedPart(self._kind, "".join(self._texts), self.span(self._begun, self._stop)))
         self._kind, self._texts = None, []
 
     # -- calls
@@ -143,75 +149,65 @@ class Output:
         return attempt
 
     def announce(self, attempt: Attempt) -> None:
-        """It is certain that this is a call: tell of it, and of what is known of it."""
+        """It is certain that this is a call: report it, and what is known of it."""
         if attempt.space is not None:
             self.content(*attempt.space)
-        self.settle()
+        self.end_text()
         attempt.announced = True
         self.events.append(CallStarted(attempt.index))
         self.name_call(attempt, None)
 
     def name_call(self, attempt: Attempt, name: str | None, call_id: str | None = None) -> None:
-        """The name is known: tell it, and what of the arguments has been waiting for it."""
-        attempt.id = attempt.id or _HALF.sub("\ufffd", call_id or "") or None
-        attempt.name = attempt.name or _HALF.sub("\ufffd", name or "") or None
+        """The name is known: report it, and the arguments that have been waiting for it."""
+        attempt.id = attempt.id or _SURROGATE.sub("\ufffd", call_id or "") or None
+        attempt.name = attempt.name or _SURROGATE.sub("\ufffd", name or "") or None
         if attempt.name is None or attempt.named or not attempt.announced:
             return
         attempt.named = True
         self.events.append(CallNamed(attempt.index, attempt.name, attempt.id))
         waiting, attempt.waiting = attempt.waiting, []
         for text in waiting:
-            self.argue(attempt, text)
+            self.add_arguments(attempt, text)
 
-    def name_by_id(self, attempt: Attempt, call_id: str) -> None:
-        match = _NAME_IN_ID.fullmatch(call_id)
-        self.name_call(attempt, match[1] if match else None, call_id)
-
-    def argue(self, attempt: Attempt, text: str) -> None:
+    def add_arguments(self, attempt: Attempt, text: str) -> None:
         """More of the arguments' JSON."""
         if not text:
             return
-        text = _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+        text = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
         if not attempt.named:
             attempt.waiting.append(text)
             return
         attempt.said.append(text)
         self.events.append(ArgumentsDelta(attempt.index, text))
 
-    def arguing(self, attempt: Attempt) -> tuple[Callable[[int, int], None], Callable[[], None]]:
-        """Two functions: one takes bytes of the arguments' JSON, the other says that there are no more."""
+    def arguments_sink(self, attempt: Attempt, *, quoted: bool = False) -> tuple[Say, Callable[[], None]]:
+        """Two functions: one takes bytes of the arguments' JSON, the other says that there are no more.
+
+        `quoted`: the bytes are the text of a string, and are reported as JSON would write them.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-        def say(start: int, stop: int) -> None:
-            self.argue(attempt, decoder.decode(self._marked.visible(self.reader.data[start:stop])))
-
-        return say, lambda: self.argue(attempt, decoder.decode(b"", final=True))
-
-    def quoting(self, attempt: Attempt) -> tuple[Callable[[int, int], None], Callable[[], None]]:
-        """The same for bytes that are a string's: they are told as JSON would write them."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-        def tell(text: str) -> None:
-            self.argue(attempt, json.dumps(text, ensure_ascii=False)[1:-1])
+        def add(text: str) -> None:
+            self.add_arguments(attempt, json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text)
 
         def say(start: int, stop: int) -> None:
-            tell(decoder.decode(self._marked.visible(self.reader.data[start:stop])))
+            add(decoder.decode(self._marked.visible(self.reader.data[start:stop])))
 
-        return say, lambda: tell(decoder.decode(b"", final=True))
+        return say, lambda: add(decoder.decode(b"", final=True))
 
     def finish_call(self, attempt: Attempt, stop: int) -> None:
-        """A call has ended, well or not: give it its status. One that the prompt wrote to its end is nobody's."""
+        """A call has ended, well or not: give it its status. One that the prompt wrote to its end is left out."""
         if not self.starts and not self.reader.ended:
             self.events.clear()
             return
         if attempt.name is None:
-            attempt.blame(CallStatus.MISSING_NAME, "the call has no name")
+            attempt.fail(CallStatus.MISSING_NAME, "the call has no name")
         elif not self.tools.knows(attempt.name):
-            attempt.blame(CallStatus.UNKNOWN_TOOL, f"there is no tool {attempt.name!r}")
+            attempt.fail(CallStatus.UNKNOWN_TOOL, f"there is no tool {attempt.name!r}")
         if attempt.misplaced:
             self.misplaced[attempt.index] = attempt.misplaced
             if not self.loose:
-                attempt.blame(CallStatus.MALFORMED, attempt.misplaced)
+                attempt.fail(CallStatus.MALFORMED, attempt.misplaced)
         text = "".join(attempt.said or attempt.waiting)
         arguments = attempt.values if attempt.values is not None else _arguments(attempt, text)
         if self.loose:
@@ -230,8 +226,9 @@ class Output:
             span=self.span(attempt.start, stop),
         )
         self.calls.append(call)
-        lead = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""
-        self.parts.append(Part(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead if lead.isspace() else ""))
+        between = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""
+        lead = between if between.isspace() else ""
+        self.parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
         self._stop = stop
         self.events.append(CallFinished(call.index, call))
 
@@ -249,12 +246,12 @@ def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:
         value = read_json(text)
         json.loads(text, object_pairs_hook=members)
     except (ValueError, RecursionError) as error:
-        attempt.blame(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
+        attempt.fail(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
         return None
     if not isinstance(value, dict):
-        attempt.blame(CallStatus.MALFORMED, f"the arguments are a {type(value).__name__}, not an object")
+        attempt.fail(CallStatus.MALFORMED, f"the arguments are a {type(value).__name__}, not an object")
         return None
     if doubled:
         key = next(key for key, count in Counter(doubled).items() if count > 1)
-        attempt.blame(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice")
+        attempt.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice")
     return value

@@ -21,24 +21,19 @@ from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKi
 from .turn import TurnParser
 from .values import Tools
 
-_HANDED_ON: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
-"""What servers hand an agent: they know no better."""
+_SERVED: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
+"""The calls that servers pass on to an agent."""
 
 
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
     `feed` takes ids and returns what has become certain; `finish` says that no more come. Nothing that was said is
-    taken back, and however the ids are cut into pieces, all that is said comes to the same.
+    taken back, and however the ids are cut into pieces, the events add up to the same.
     """
 
     def __init__(
-        self,
-        compiled: Compiled,
-        tools: Tools | None = None,
-        prompt: bytes | None = None,
-        *,
-        loose: bool = False,
+        self, compiled: Compiled, tools: Tools | None = None, prompt: bytes | None = None, *, loose: bool = False
     ) -> None:
         self._compiled = compiled
         self._tools = tools or Tools(None)
@@ -46,12 +41,10 @@ class StreamingParser:
         self._reader = reader = Reader()
         reader.data += compiled.prefix(compiled.prompt if prompt is None else prompt)
         self._output = Output(reader, compiled.marked, len(reader.data), self._tools, loose=loose)
-        channels = compiled.grammar.channels
-        asked = prompt is not None
-        if channels is not None:
-            self._reading = ChannelParser(compiled, channels, reader, self._output).read()
+        if compiled.grammar.channels is not None:
+            self._reading = ChannelParser(compiled, compiled.grammar.channels, reader, self._output).read()
         else:
-            self._reading = TurnParser(compiled, reader, self._output, asked=asked).read()
+            self._reading = TurnParser(compiled, reader, self._output, prompted=prompt is not None).read()
         self._found: Found | None = None
         self._over = False
         self._count = 0
@@ -112,7 +105,7 @@ class StreamingParser:
         reasoning = "".join(part.text for part in output.parts if part.kind is PartKind.REASONING)
         attempts: list[ParsedToolCall] = []
         for loose in () if output.loose else self._looser():
-            if loose.response.calls or not loose._compiled.way:
+            if loose.response.calls or not loose._compiled.dialect:
                 self._served, attempts = loose.response, loose.misplaced(output.calls)
                 break
         return ParsedResponse(
@@ -135,7 +128,7 @@ class StreamingParser:
         if compiled.grammar.channels is not None:
             return
         if compiled.calls is None:
-            for other in compiled.other_ways if self._tools.given else ():
+            for other in compiled.other_dialects if self._tools.given else ():
                 if other.calls is not None and any(opener in data for opener in other.calls.openers):
                     yield self._again(other)
             return
@@ -152,14 +145,18 @@ class StreamingParser:
         return other
 
     def misplaced(self, found: Sequence[ParsedToolCall]) -> list[ParsedToolCall]:
-        """Calls that a server would run, and that are not among those `found`: where they stand, none can."""
+        """Calls that a server would run and that are not among those `found`, because no call can stand there."""
         starts = {call.span.start for call in found}
-        calls = [call for call in self._output.calls if call.status in _HANDED_ON and call.span.start not in starts]
-        otherwise = self._compiled.way or "the call is not written as the template writes calls"
-        reasons = [self._output.misplaced.get(call.index, otherwise) for call in calls]
+        calls = [call for call in self._output.calls if call.status in _SERVED and call.span.start not in starts]
+        otherwise = self._compiled.dialect or "the call is not written as the template writes calls"
         return [
-            dataclasses.replace(call, index=at, status=CallStatus.MALFORMED, problem=reason)
-            for at, (call, reason) in enumerate(zip(calls, reasons, strict=True))
+            dataclasses.replace(
+                call,
+                index=at,
+                status=CallStatus.MALFORMED,
+                problem=self._output.misplaced.get(call.index, otherwise),
+            )
+            for at, call in enumerate(calls)
         ]
 
 

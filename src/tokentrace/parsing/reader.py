@@ -1,8 +1,8 @@
 """Reading bytes that arrive bit by bit.
 
-A parser is a generator: it reads what is there, and yields where it cannot go on before there is more. So the code
-reads like a parser of a whole text, and what it has said is never taken back, because it never says what it does not
-know. Every byte is looked at a bounded number of times.
+A parser is a generator: it reads what is there, and yields where it cannot go on without more. So the code reads like
+a parser of a whole text, and what it has said is never taken back, because it only says what is certain. Every byte is
+looked at a bounded number of times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Reading = Generator[None, None, T]
 Say = Callable[[int, int], None]
 """Takes bytes ``start`` to ``stop`` that are certain."""
 
-SPACE: Final = b" \t\r\n\x0b\x0c"
+_ESCAPE, _CONTROL = 0x5C, 0xFF
 _SPACES: Final = re.compile(rb"\s*")
 
 
@@ -29,6 +29,19 @@ class Found(NamedTuple):
     text: int
     start: int
     stop: int
+
+
+class Brackets(NamedTuple):
+    """How brackets and strings are written in a notation."""
+
+    opening: bytes
+    closing: bytes
+    outside: re.Pattern[bytes]
+    """Finds the next bracket, quote or control token, or what the notation does not have."""
+    inside: Mapping[int, re.Pattern[bytes]]
+    """By quote: matches a string up to its closing quote, a control token, or what no string has."""
+    strict: bool
+    """Whether a control token outside of strings is an error; else only one that ends calls."""
 
 
 class Marks:
@@ -82,6 +95,13 @@ class Reader:
                 return False
             yield
 
+    def sees_any(self, marks: Iterable[bytes], at: int | None = None) -> Reading[bool]:
+        """Whether one of `marks` stands at a position."""
+        for mark in marks:
+            if (yield from self.sees(mark, at)):
+                return True
+        return False
+
     def sees_all(self, pieces: Iterable[bytes], at: int | None = None) -> Reading[int | None]:
         """Where a delimiter that stands at a position ends, white space within it being free; None if it does not."""
         at = self.at if at is None else at
@@ -91,6 +111,12 @@ class Reader:
                 return None
             at += len(piece)
         return at
+
+    def skip_all(self, pieces: Iterable[bytes]) -> Reading[bool]:
+        """Go past a delimiter if it stands here; whether it does."""
+        past = yield from self.sees_all(pieces)
+        self.at = past if past is not None else self.at
+        return past is not None
 
     def breaks_off(self, pieces: Iterable[bytes]) -> bool:
         """Whether all there will be ends inside a delimiter."""
@@ -145,3 +171,42 @@ class Reader:
                     say(said, held)
                     said = held
             yield
+
+    def enclosed(self, notation: Brackets, ends: Iterable[bytes], say: Say | None = None) -> Reading[bool]:
+        """Go past what the bracket or quote here encloses; whether it is closed.
+
+        Stops at one of `ends`, and at what the notation does not have. `say` is given what is certain.
+        """
+        data, said, at = self.data, self.at, self.at
+        depth = quote = 0
+        while True:
+            match = notation.inside[quote].match(data, at) if quote else notation.outside.search(data, at)
+            at = len(data) if match is None else match.end() if quote else match.start()
+            if at == len(data) or (quote and data[at] == _ESCAPE and at + 1 == len(data)):
+                self.at = len(data) if self.ended else at  # an escape may be half of one
+                if say is not None:
+                    say(said, self.at)
+                said = self.at
+                if self.ended:
+                    return False
+                yield
+                continue
+            byte, here, at = data[at], at, at + 1
+            if byte == _CONTROL and (quote or not notation.strict) and not (yield from self.sees_any(ends, here)):
+                continue
+            broken = False
+            if quote:
+                broken, quote = byte != quote, 0
+            elif byte in notation.inside:
+                quote = byte
+            elif byte in notation.opening:
+                depth += 1
+            elif byte in notation.closing:
+                depth -= 1
+            else:
+                broken = True
+            if broken or (depth <= 0 and not quote):
+                self.at = here if broken else at
+                if say is not None:
+                    say(said, self.at)
+                return not broken

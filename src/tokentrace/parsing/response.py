@@ -28,10 +28,10 @@ class CallStatus(StrEnum):
 
 
 class ReadAs(StrEnum):
-    """How much a completion has to be in order for its calls to count."""
+    """How strictly a completion is read for calls."""
 
     STRICT = "strict"
-    """As the grammar says. What a server would take for a call beyond that is in `ParsedResponse.attempts`."""
+    """As the grammar says. What a server would take for a call besides is in `ParsedResponse.attempts`."""
     SERVER = "server"
     """As vLLM and SGLang read it: the same grammar, entered more easily."""
 
@@ -60,14 +60,14 @@ class TokenRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """One attempt to call a tool, whatever became of it."""
+    """One attempt to call a tool, successful or not."""
 
     index: int
     name: str | None
     arguments: dict[str, Any] | None
     """The arguments as values; None where they could not be read."""
     arguments_text: str
-    """The arguments as JSON: what the model wrote where it wrote JSON, else what its values come to."""
+    """The arguments as JSON: as the model wrote them where it wrote JSON, else made of its values."""
     id: str | None
     """The id that the model wrote, in formats that have one."""
     status: CallStatus
@@ -85,7 +85,7 @@ class ParsedToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ParsedPart:
     """A stretch of a completion: reasoning, content, or a call."""
 
     kind: PartKind
@@ -94,7 +94,7 @@ class Part:
     call: int | None = None
     """Which of the tool calls it is."""
     lead: str = field(default="", compare=False)
-    """White space of the grammar's between what was written before and a call."""
+    """White space that the grammar writes between the text before and a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ class ParsedResponse:
     """The token that ended it."""
     open: PartKind | None
     """What the completion ended inside of: reasoning or a call that was not closed."""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ParsedPart] = field(default_factory=list)
     """Everything in the order in which it was written."""
     unread: TokenRange | None = None
     """Tokens after the stop token, which no engine should have returned."""
     attempts: list[ParsedToolCall] = field(default_factory=list)
-    """Calls that stand where none can: vLLM or SGLang would run them, this reading has them as content or reasoning.
+    """Calls where none can stand: vLLM or SGLang would run them, this reading has them as content or reasoning.
 
-    None of them is OK; `problem` says what keeps it from being a call.
+    None of them is OK; `problem` says why it is not a call.
     """
 
     @property

@@ -1,9 +1,8 @@
 """A parsed completion in the shapes that clients know: OpenAI's chat and Responses, Anthropic's messages. Pure.
 
-Every shape for clients says the same calls: those that can be run, and those whose only trouble is a tool that was not
-offered or an argument given twice. Other attempts fit no shape. They are left out, their text is not moved into the
-content, and they remain in `ParsedResponse.tool_calls`. Only the message that goes into a conversation
-(`history_message`) has them, as text.
+Every shape for clients has the same calls: those that can be run, and those whose only trouble is a tool that was not
+offered or an argument given twice. Other attempts are left out, because no shape has a place for them; they remain in
+`ParsedResponse.tool_calls`. Only the message that goes into a conversation (`history_message`) has them, as text.
 """
 
 from __future__ import annotations
@@ -34,26 +33,30 @@ def numbered_call_id(index: int) -> str:
 
 
 def expressible(call: ParsedToolCall) -> bool:
-    """Whether messages say the call: it has a name and arguments, and they are not in doubt."""
+    """Whether a message can have the call: it has a name and arguments, and they are not in doubt."""
     return call.status in _SAID and call.name is not None and call.arguments is not None
 
 
 def history_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
     """The message of the completion in the conversation that goes on: rendered there, it has the completion's tokens.
 
-    That holds for what the template writes itself, and a renderer that adapts messages, as renderers do. It is OpenAI's
-    message with two things more. Attempts that are not calls (and calls with an argument given twice, of which a
-    mapping would lose one) stand in the content, where and as they were written: whoever looks at the message sees
-    them. Reasoning that was opened and is empty is ``""``.
+    That holds for what the template writes itself, and a renderer that adapts messages (the default). It is OpenAI's
+    message with two differences. Attempts that are not calls (and calls with an argument given twice, of which a
+    mapping would lose one) stand in the content, where and as they were written. Reasoning that was opened and is empty
+    is ``""``.
     """
-    left = {call.index for call in response.tool_calls if not _is_told(call)}
+    as_text = {
+        call.index
+        for call in response.tool_calls
+        if not expressible(call) or call.status is CallStatus.DUPLICATE_ARGUMENT
+    }
     message = openai_message(response, call_id=call_id)
-    if left:
-        calls = [_openai_call(call, call_id) for call in response.tool_calls if call.index not in left]
+    if as_text:
+        calls = [_openai_call(call, call_id) for call in response.tool_calls if call.index not in as_text]
         texts = [
             part.lead + part.text if part.kind is PartKind.TOOL_CALL else part.text
             for part in response.parts
-            if part.kind is PartKind.CONTENT or part.call in left
+            if part.kind is PartKind.CONTENT or part.call in as_text
         ]
         message = {**message, "content": "".join(texts), "tool_calls": calls}
         if not calls:
@@ -61,11 +64,6 @@ def history_message(response: ParsedResponse, *, call_id: CallId | None = None) 
     if response.reasoning_content is not None:
         message["reasoning_content"] = response.reasoning_content
     return message
-
-
-def _is_told(call: ParsedToolCall) -> bool:
-    """Whether a call is a call in the conversation too."""
-    return expressible(call) and call.status is not CallStatus.DUPLICATE_ARGUMENT
 
 
 def openai_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """A parser's events as the wire events of OpenAI's and Anthropic's streaming APIs. Pure: dicts and text, no I/O.
 
 A call is announced as soon as its name is certain; an attempt without a name never is. What was announced cannot be
-taken back: such a call may still end with a status other than ok, and the arguments streamed by then, perhaps no whole
-JSON, are all there is. Clients should run calls only if the stream's last word (``finish_reason``, ``stop_reason``)
-says that there are any to run, and look at the recorded response, where every attempt has its status.
+taken back: such a call may still end with a status other than ok, with the arguments streamed so far, which may not be
+whole JSON. Clients should run calls only if the end of the stream (``finish_reason``, ``stop_reason``) says that there
+are any to run, and look at the recorded response, where every attempt has its status.
 
 Ids are those of `shapes`, except that an id which the model writes after the arguments comes too late to be streamed.
 """
@@ -23,7 +23,7 @@ OPENAI_END: Final = "data: [DONE]\n\n"
 """The frame that ends a stream of OpenAI's, after the last chunk."""
 
 _UNSAFE: Final = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
-"""What JSON lets stand but some readers take for the end of a line, and what has no UTF-8."""
+"""Characters that JSON allows but some readers take for the end of a line, and those that UTF-8 cannot encode."""
 
 
 def encode_sse(payload: Mapping[str, Any], *, event: str | None = None) -> str:
@@ -81,7 +81,7 @@ class OpenAIChunks:
         return self._chunk({"tool_calls": [call]})
 
     def _last_delta(self, response: ParsedResponse) -> dict[str, Any]:
-        """Empty content is None beside calls, and nobody knows before the end that there are none."""
+        """Empty content is None beside calls, and only at the end is it certain that there are none."""
         nothing = not self._has_content and not any(expressible(call) for call in response.tool_calls)
         return {"content": ""} if nothing else {}
 

@@ -16,17 +16,17 @@ _INTRODUCED: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
 
 
 class TurnParser:
-    """Reads a turn from its head on. What the prompt wrote of it comes first, and counts for nothing.
+    """Reads a turn from its head on. What the prompt wrote of it comes first, and is not reported.
 
-    `asked` says whether the prompt is known; where it is not, the template's own generation prompt is taken for it,
-    and a completion may open reasoning that this one opened already.
+    `prompted` says whether the prompt is known. Where it is not, the template's own generation prompt is assumed, and a
+    completion may open reasoning that this one opened already.
     """
 
-    def __init__(self, compiled: Compiled, reader: Reader, output: Output, *, asked: bool) -> None:
+    def __init__(self, compiled: Compiled, reader: Reader, output: Output, *, prompted: bool) -> None:
         self.compiled = compiled
         self.reader = reader
         self.output = output
-        self.asked = asked
+        self.prompted = prompted
         self._unclosed = False
         self.calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
 
@@ -45,7 +45,7 @@ class TurnParser:
             else:
                 found = yield from reader.find(compiled.in_content, output.content)
             if found is None or found.kind == "stop" or (yield from self._stops(found)):
-                output.settle()
+                output.end_text()
                 return found
             if found.kind == "reasoning":
                 reader.at = found.stop
@@ -53,7 +53,7 @@ class TurnParser:
                 fresh = True
             elif found.kind == "answered":
                 reader.at = found.stop
-                output.settle()
+                output.end_text()
                 output.closed = not compiled.content.open
                 yield from reader.skip(compiled.content.after)
             elif self.calls is not None:
@@ -71,7 +71,7 @@ class TurnParser:
                 return found
             if not compiled.calls.bare:
                 output.content(begun, found.start)
-                yield from calls.headed()
+                yield from calls.without_opening()
             else:
                 match = _INTRODUCED.search(reader.data, begun, found.start)
                 said = match.start() if match else found.start
@@ -110,9 +110,9 @@ class TurnParser:
         compiled, reader, output = self.compiled, self.reader, self.output
         frame = compiled.reasoning
         assert frame is not None
-        prompted = reader.at <= output.base
+        by_prompt = reader.at <= output.base
         yield from reader.skip(frame.lead)
-        if prompted and not self.asked:
+        if by_prompt and not self.prompted:
             if frame.open and (yield from reader.skip(frame.open)):
                 yield from reader.skip(frame.lead)
             if frame.lead and (yield from reader.sees(frame.lead + frame.trail + frame.close)):
@@ -125,7 +125,7 @@ class TurnParser:
                 return
         else:
             found = yield from reader.find(compiled.in_reasoning, output.reasoning)
-        output.settle()
+        output.end_text()
         if found is None or found.kind != "close":
             output.open = PartKind.REASONING
             return

@@ -217,11 +217,11 @@ class _Message:
         for inner, leaf in _leaves(value, ()):
             keys = [key for key in inner if isinstance(key, str)]
             if calls is not None and any(key == calls.item or set(key) & set("<>/ \t\n\r") or not key for key in keys):
-                yield "tool_calls", AMBIGUOUS, f"a key inside {field!r} is no name for an element"
+                yield "tool_calls", AMBIGUOUS, f"a key inside {field!r} cannot be the name of an element"
                 return
             shown = "".join(text for own, text in runs if own == (*path, *inner))
             if leaf in (None, "", {}, []):
-                yield field, AMBIGUOUS, "what is empty is written as nothing, whatever it is"
+                yield field, AMBIGUOUS, "it has an empty value, and all of these are written the same"
             elif isinstance(leaf, str) and (shown != leaf or (inner and read_value(leaf, None)[0] != leaf)):
                 yield field, AMBIGUOUS, "a string inside reads as another type"
 

@@ -1,4 +1,4 @@
-"""What bare text means: one ladder for all families that write arguments between tags, by the tool's JSON schema.
+"""What bare text means, by the tool's JSON schema: one ladder of rules for all families that write text between tags.
 
 In these formats a string is written as it is and everything else as JSON; some templates write ``True``, ``False`` and
 ``None``. The first rung that holds decides:
@@ -11,8 +11,8 @@ In these formats a string is written as it is and everything else as JSON; some 
 4. Strings are admitted: the text, exactly. What is in quotes keeps them.
 5. Nothing is said: the value that the text spells, unless that is a string, which would have been written bare; else
    the text, exactly.
-6. Neither strings nor what the text spells are admitted: the value it spells, be it a string in quotes; to check types
-   is the tool's affair. If it spells none, the text, and that is not sure to be meant.
+6. Neither strings nor what the text spells are admitted: the value it spells, be it a string in quotes; checking types
+   is left to the tool. If it spells none, the text, and that is not sure to be meant.
 
 A text *spells* a value, with white space around it or not, if it is JSON, or ``True``, ``False`` or ``None``; where
 objects or arrays are admitted, also if it is one as Python's repr() writes it.
@@ -46,7 +46,15 @@ _LITERAL: Final = 100_000
 _EXACT: Final = 2**53
 """Below it, every integer is a float."""
 
-_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+_TYPES: Final[dict[type, str]] = {
+    type(None): "null",
+    bool: "boolean",  # before int, which it is a kind of
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 _BRACKETED: Final = frozenset({"object", "array"})
 _WORDS: Final = {"True": True, "False": False, "None": None}
 _SPACE: Final = " \t\n\r"
@@ -66,9 +74,9 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
     ('many', False)
     """
     admitted = _ANYTHING if schema is None else schema.admitted
-    types = admitted.types
+    types, listed = admitted.types, admitted.listed
     text_admitted = types is None or "string" in types
-    if (schema is not None and schema.only_text) or _lists_text(admitted.listed, text):
+    if (schema is not None and schema.only_text) or any(isinstance(one, str) and one == text for one in listed):
         return text, True
     try:
         value = _spelled(text, types)
@@ -76,20 +84,13 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
         if not text_admitted and types is not None and "null" in types and not text.strip(_SPACE):
             return None, True
         return text, text_admitted
-    for listed in admitted.listed:
-        if _same(value, listed):
-            return _like(value, listed), True
-    if isinstance(value, str):
-        return (text if text_admitted else value), True
-    if types is None:
-        return value, True
-    if _admits(types, value):
-        return _fitted(types, value), True
+    for one in listed:
+        if _same(value, one):
+            return (type(one)(value) if isinstance(one, int | float) else value), True
+    if not isinstance(value, str) and _admits(types, value):
+        whole = isinstance(value, float) and types is not None and "number" not in types
+        return (int(value) if whole else value), True
     return (text if text_admitted else value), True
-
-
-def _lists_text(listed: tuple[Any, ...], text: str) -> bool:
-    return any(isinstance(one, str) and one == text for one in listed)
 
 
 def _spelled(text: str, types: frozenset[str] | None) -> Any:
@@ -103,20 +104,6 @@ def _spelled(text: str, types: frozenset[str] | None) -> Any:
         if types is None or not types & _BRACKETED:
             raise
     return _read_literal(text)
-
-
-def _like(value: Any, listed: Any) -> Any:
-    """A value that is the same as a listed one, as a float or an integer like that."""
-    if isinstance(value, int) and isinstance(listed, float):
-        return float(value)
-    if isinstance(value, float) and isinstance(listed, int):
-        return int(value)
-    return value
-
-
-def _fitted(types: frozenset[str], value: Any) -> Any:
-    """An admitted value; a float as an integer where only these are admitted."""
-    return int(value) if isinstance(value, float) and "number" not in types else value
 
 
 # -- text to values
@@ -181,22 +168,7 @@ def _is_json(value: Any) -> bool:
 
 def _type_of(value: Any) -> str | None:
     """The JSON type of a value; None if JSON has no such value. A float is a number, be it whole or not."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case dict():
-            return "object"
-    return None
+    return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), None)
 
 
 def _admits(types: frozenset[str] | None, value: Any) -> bool:
@@ -239,7 +211,7 @@ def _key(value: Any) -> tuple[str | None, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """Types that a schema admits (None: any), and values that it lists; it may admit others."""
+    """Types that a schema admits (None: any; ``number`` admits integers), and values that it lists among others."""
 
     types: frozenset[str] | None
     listed: tuple[Any, ...] = ()
@@ -267,10 +239,6 @@ class Schema:
     def only_text(self) -> bool:
         """Whether only strings are admitted: every text then means itself, and need not be whole to be passed on."""
         return self.admitted.types == frozenset({"string"})
-
-    def types(self) -> frozenset[str] | None:
-        """The JSON types that are admitted; None for any. ``number`` admits integers."""
-        return self.admitted.types
 
     def keys(self) -> frozenset[str]:
         """The properties that are declared, in any branch."""
@@ -320,7 +288,7 @@ def _stated(node: Mapping[Any, Any]) -> _Admitted:
 
 def _named_types(named: Any) -> frozenset[str] | None:
     names = (named,) if isinstance(named, str) else _entries(named)
-    if not names or not all(isinstance(name, str) and name in _TYPES for name in names):
+    if not names or not all(isinstance(name, str) and name in _TYPES.values() for name in names):
         return None
     return frozenset(names)
 

@@ -27,7 +27,7 @@ def check_ids(
     if int(given.min()) < 0 or int(given.max()) > limit:
         where = int(((given < 0) | (given > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
-        raise _error(error, f"{name}[{where}]", f"is {int(given[where])}, no token id: {bound}")
+        raise _error(error, name, f"is {int(given[where])}, no token id: {bound}", where)
     return given.astype(np.int32, copy=False)
 
 
@@ -44,13 +44,15 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(at for at, one in enumerate(value) if type(one) is kind)
-            raise _error(error, f"{name}[{where}]", f"is {shown(value[where])}; give a list of token ids: integers")
+            raise _error(error, name, f"is {shown(value[where])}; give a list of token ids: integers", where)
     try:
         return np.array(value, np.int64)
     except OverflowError:
         where = next(at for at, one in enumerate(value) if not -(2**63) <= int(one) < 2**63)
-        raise _error(error, f"{name}[{where}]", f"is {shown(value[where])}, larger than any token id") from None
+        raise _error(error, name, f"is {shown(value[where])}, larger than any token id", where) from None
 
 
-def _error(error: type[TokentraceError], place: str, problem: str) -> TokentraceError:
-    return InputError(problem, field=place) if error is InputError else error(f"{place} {problem}")
+def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:
+    if error is InputError:
+        return InputError(problem if where is None else f"entry {where} {problem}", field=name)
+    return error(f"{name if where is None else f'{name}[{where}]'} {problem}")

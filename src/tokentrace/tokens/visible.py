@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 _UNSEEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
@@ -26,3 +27,18 @@ def _pictured(match: re.Match[str]) -> str:
     if code < 32:
         return chr(0x2400 + code)
     return "␡" if code == 127 else f"⟨U+{code:04X}⟩"
+
+
+def counted(count: int, noun: str = "token") -> str:
+    """A number with its noun.
+
+    >>> counted(1), counted(2000, "row")
+    ('1 token', '2,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(items: Iterable[Any], last: str = "and") -> str:
+    """``"a, b and c"``."""
+    *most, final = map(str, items)
+    return f"{', '.join(most)} {last} {final}" if most else final

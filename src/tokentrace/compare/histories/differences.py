@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import counted
 from ...tokens.differences import common_prefix, common_suffix
 from ...tokens.tokenizer import Ids
+from ...tokens.visible import counted
 
 Cut = tuple[int, int, int, int]
 """A difference as positions: start and stop on the left, start and stop on the right."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from ...errors import counted, listed
 from ...template.chat_template import REASONING_FIELDS
+from ...tokens.visible import counted, listed
 from .differences import Comparison, View
 
 _SCAFFOLD: Final = frozenset({"scaffold", "generation prompt"})
