@@ -62,10 +62,10 @@ from .samples.packing import Pack as Pack
 from .samples.packing import flatten as flatten
 from .samples.packing import pack as pack
 from .samples.packing import unpack as unpack
+from .samples.pasts import HistoryWarning as HistoryWarning
+from .samples.pasts import TurnStartWarning as TurnStartWarning
 from .samples.sample import Sample as Sample
-from .samples.supervised import HistoryWarning as HistoryWarning
-from .samples.supervised import Supervision as Supervision
-from .samples.supervised import TurnStartWarning as TurnStartWarning
+from .samples.supervised import SampleSettings as SampleSettings
 from .samples.supervised import build_prompt_response_sample as build_prompt_response_sample
 from .samples.supervised import build_supervised_sample as build_supervised_sample
 from .samples.supervised import build_supervised_samples as build_supervised_samples

@@ -28,7 +28,7 @@ from tests.data.checked import (
 from tests.support import load_family
 from tokentrace.data.check.dataset import Outcome
 from tokentrace.data.check.deviations import Cause
-from tokentrace.samples.supervised import Supervision, build_supervised_sample
+from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
 # -- causes
@@ -151,11 +151,11 @@ def test_the_default_system_prompt_of_a_template_missing_or_added() -> None:
 
 def test_reasoning_kept_where_the_template_leaves_it_out() -> None:
     talk = {"messages": [user("1?"), assistant("a", reasoning="first"), user("2?"), assistant("b", reasoning="then")]}
-    kept = sample_of(talk, "qwen3", supervision=Supervision.of(past="preserve"))
+    kept = sample_of(talk, "qwen3", samples=SampleSettings(past="preserve"))
     found = checked(row_of(kept.ids, None, talk), "qwen3")
     assert found.causes == [Cause.REASONING_KEPT]
     plain = sample_of(talk, "qwen3")
-    found = checked(row_of(plain.ids, None, talk), "qwen3", supervision=Supervision.of(past="preserve"))
+    found = checked(row_of(plain.ids, None, talk), "qwen3", samples=SampleSettings(past="preserve"))
     assert found.causes == [Cause.REASONING_LEFT_OUT]
 
 

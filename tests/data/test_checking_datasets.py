@@ -44,7 +44,7 @@ from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import find_sources
 from tokentrace.data.tokenizing import TokenizeSettings
 from tokentrace.pocket import POCKET
-from tokentrace.samples.supervised import Supervision
+from tokentrace.samples.supervised import SampleSettings
 from tokentrace.samples.truncation import Overlong
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
@@ -161,9 +161,7 @@ def test_settings_are_read_back_from_their_description() -> None:
         control_tokens="hf_compat",
         preserve_thinking_between_tool_calls=True,
         use_patched=True,
-        supervision=Supervision.of(
-            turns="last", parts=["content", "stop"], roles=["user"], past="expand", final_stop=True
-        ),
+        samples=SampleSettings(turns="last", parts=["content", "stop"], roles=["user"], past="expand", final_stop=True),
         columns=Columns(messages="talk", tools="functions"),
         tools=tuple(SIMPLE),
         parse_arguments=True,

@@ -26,7 +26,7 @@ from tokentrace import (
     create_renderer,
     create_renderer_pool,
 )
-from tokentrace.data.sources import Row
+from tokentrace.data.chunks import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rendering.collector import no_collection

@@ -39,7 +39,7 @@ from tokentrace import (
     build_supervised_samples,
     create_renderer,
 )
-from tokentrace.samples.supervised import Supervision, Supervisor
+from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.tokens.kinds import Kind, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
@@ -92,19 +92,19 @@ def test_row_unpacks_into_two_lists() -> None:
 def test_row_takes_one_render(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a renderer has seen such conversations; the first ones teach it how the template prompts and ends turns."""
     renderer = make_renderer(any_family)
-    supervisors = [Supervisor(renderer, Supervision.of(past=past)) for past in ("template", None)]
+    builders = [SampleBuilder(renderer, SampleSettings(past=past)) for past in ("template", None)]
     shown = {name: row for name, row in rows(any_family).items() if name in SHAPES}
-    for supervisor in supervisors:
+    for builder in builders:
         for conversation, _, _ in shown.values():
-            supervisor.samples(conversation.messages, conversation.tools)
+            builder.build(conversation.messages, conversation.tools)
     calls: list[int] = []
     run = Renderer._run
     monkeypatch.setattr(Renderer, "_run", lambda *given: calls.append(1) or run(*given))
     more = set()
-    for supervisor in supervisors:
+    for builder in builders:
         for name, (conversation, _, _) in shown.items():
             calls.clear()
-            supervisor.samples(conversation.messages, conversation.tools)
+            builder.build(conversation.messages, conversation.tools)
             assert calls, name
             if len(calls) > 1:
                 more.add(name)

@@ -81,7 +81,7 @@ def _row(found: Break | None) -> dict[str, Any]:
 def _read_stream(path: Path, branch: int | None) -> tuple[list[int], dict[str, Any]]:
     """The ids of a stream, and what else its file says."""
     from ..trajectory import load_trajectory
-    from ..trajectory.records import MAGIC
+    from ..trajectory.storage import MAGIC
 
     with path.open("rb") as file:
         is_trajectory = file.read(len(MAGIC)) == MAGIC

@@ -28,7 +28,7 @@ from .output import ProgressBars, short_number, show_view, write_file
 
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
-    from ..data.tokenizing import Tokenized, TokenizeSettings
+    from ..data.tokenizing import RowResult, TokenizeSettings
 
 
 @click.command(short_help="Turn files of conversations into training rows.")
@@ -147,7 +147,7 @@ def _settings(options: Mapping[str, Any]) -> TokenizeSettings:
     from ..conversation.messages import check_tools
     from ..data.conversations import Columns
     from ..data.tokenizing import TokenizeSettings
-    from ..samples.supervised import Supervision
+    from ..samples.supervised import SampleSettings
     from ..samples.truncation import Overlong
     from .inputs import chosen_tokenizer, parse_kwargs, read_template, read_tools, split_list
 
@@ -158,7 +158,7 @@ def _settings(options: Mapping[str, Any]) -> TokenizeSettings:
         tokenizer=chosen_tokenizer(options["tokenizer"]),
         chat_template=read_template(options["chat_template"]),
         template_kwargs=parse_kwargs(options["kwargs"]),
-        supervision=Supervision.of(
+        samples=SampleSettings(
             parts=split_list(options["parts"]),
             roles=split_list(options["roles"]),
             **{name: options[name] for name in ("turns", "past", "final_stop")},
@@ -278,7 +278,8 @@ def _show_rows(
     """The first rows that give samples, and what is wrong with those before that do not."""
     import tempfile
 
-    from ..data.sources import find_sources, plan, read_rows
+    from ..data.chunks import plan, read_rows
+    from ..data.sources import find_sources
     from ..data.tokenizing import RowTokenizer
     from ..show.html import rows_page
     from ..show.rows import rows_plain, rows_text
@@ -298,31 +299,22 @@ def _show_rows(
         show_view(rows_text, rows_plain, shown, fold=True)
 
 
-def _shown(name: str, one: Tokenized) -> list[tuple[str, Any]]:
+def _shown(name: str, one: RowResult) -> list[tuple[str, Any]]:
     """A row's samples with titles; a bad row is said at once."""
     if one.bad is not None:
         click.secho(f"{name}, row {one.bad.row}: {one.bad.kind}: {one.bad.reason}", fg="red", err=True)
     out = []
-    for at, (sample, made) in enumerate(zip(one.samples, one.made, strict=True)):
+    for at, sample in enumerate(one.samples):
+        assert sample.rendered is not None
         which = f", sample {at + 1} of {len(one.samples)}" if len(one.samples) > 1 else ""
-        start, stop = _range(sample.ids, made.rendered.ids)
+        start, stop = sample.offset, min(sample.offset + len(sample), len(sample.rendered))
         title = f"{name}, row {one.row.number}{which}: {len(sample):,} tokens, {sample.trained:,} trained"
-        rendered = made.rendered.with_mask(_placed(sample.mask, start, len(made.rendered)))
-        if (start, stop) != (0, len(made.rendered)):
+        rendered = sample.rendered.with_mask(_placed(sample.mask, start, len(sample.rendered)))
+        if (start, stop) != (0, len(rendered)):
             title += f" (tokens {start} to {stop - 1} of what is shown)"
         rendered.notes = list(sample.notes)
         out.append((title, rendered))
     return out
-
-
-def _range(ids: Any, whole: Any) -> tuple[int, int]:
-    """Where a sample that was cut stands in what it was cut from."""
-    import numpy as np
-
-    length = min(len(ids), len(whole))
-    if np.array_equal(ids[:length], whole[:length]):
-        return 0, length
-    return len(whole) - length, len(whole)
 
 
 def _placed(mask: Any, start: int, length: int) -> Any:

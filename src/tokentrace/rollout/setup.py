@@ -10,8 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+from ..data.chunks import Row, plan, read_rows
 from ..data.conversations import without_nulls
-from ..data.sources import Format, Row, find_sources, plan, read_rows
+from ..data.sources import Format, find_sources
 from ..engines import (
     EmbeddedEngine,
     Engine,

@@ -182,7 +182,7 @@ class RolloutStore:
         Beside the columns of all rows there are ``end``, ``metrics`` (JSON, of the rollout) and ``turns``: what is
         known of each turn that the row trains. docs/rows.md has them.
         """
-        from ..data.tables import Layout, Place, SampleWriter, samples_table
+        from ..data.tables import Layout, Place, sample_writer, samples_table
         from .columns import rollout_columns, rollout_fields
 
         layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True)
@@ -191,8 +191,7 @@ class RolloutStore:
             groups[_group(row)].append(row["name"])
         path = self.folder / ROWS
         told = {**(metadata or {}), "advantages": advantages, "groups": groups}
-        writer = SampleWriter(path, layout, told, more=rollout_fields(), private=True)
-        try:
+        with sample_writer(path, layout, told, more=rollout_fields(), private=True) as write:
             numbers = itertools.count(1)
             made = ((row, trajectory, one) for row, trajectory, all_ in self._rows(advantages) for one in all_)
             while some := list(itertools.islice(made, 256)):
@@ -202,11 +201,7 @@ class RolloutStore:
                 table = samples_table(samples, places, layout)
                 for field, column in rollout_columns(some):
                     table = table.append_column(field, column)
-                writer.write(table)
-        except BaseException:
-            writer.abandon()
-            raise
-        writer.close()
+                write(table)
         return path
 
     def close(self) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError, TokentraceError, shown
 from .tokenizer import Ids
-
-IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
 
 INT32_MAX: Final = 2**31 - 1
 

@@ -19,9 +19,10 @@ from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
 from ...settings import whole
 from ...tokens.differences import common_prefix
-from ..sources import ROW_BYTES, Format, Row, Source, find_sources, plan, read_rows
+from ..chunks import ROW_BYTES, Row, plan, read_rows
+from ..sources import Format, Source, find_sources
 from ..tables import read_metadata
-from ..tokenizing import RowTokenizer, Tokenized, TokenizeSettings
+from ..tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
 from .deviations import Cause, Explainer, hunks
 from .expected import NOBODY, Expected
@@ -191,7 +192,7 @@ class RowChecker:
             return CheckedRow(outcome=Outcome.BAD, reason=reason, **fields)
         return self._compared(ready, made, fields)
 
-    def _made(self, row: Row, ready: ReadyRow, source: str, form: Format) -> Tokenized | str:
+    def _made(self, row: Row, ready: ReadyRow, source: str, form: Format) -> RowResult | str:
         """What the row's conversation gives, or why there is none."""
         rest = ready.rest or {}
         if has_conversation(rest, self.tokenizer.settings.columns):
@@ -206,7 +207,7 @@ class RowChecker:
 
     # -- with a conversation
 
-    def _compared(self, ready: ReadyRow, made: Tokenized, fields: dict[str, Any]) -> CheckedRow:
+    def _compared(self, ready: ReadyRow, made: RowResult, fields: dict[str, Any]) -> CheckedRow:
         expected, asked = self._best(ready, made)
         row = without_padding(ready, self._pad, expected.ids)
         differing = list(hunks(expected.ids, row.ids))
@@ -233,19 +234,19 @@ class RowChecker:
             **fields,
         )
 
-    def _best(self, ready: ReadyRow, made: Tokenized) -> tuple[Expected, str | None]:
+    def _best(self, ready: ReadyRow, made: RowResult) -> tuple[Expected, str | None]:
         """The sample that the row says it is, or that it has most in common with."""
-        pairs = list(zip(made.samples, made.made, strict=True))
+        samples = made.samples
         rest = ready.rest or {}
         number = rest.get("sample") if rest.keys() >= _OURS else None
-        if isinstance(number, int) and 0 <= number < len(pairs):
-            return Expected(*pairs[number]), None
-        best = max(pairs, key=lambda pair: _likeness(pair[0].ids, ready.ids))
+        if isinstance(number, int) and 0 <= number < len(samples):
+            return Expected(samples[number]), None
+        best = max(samples, key=lambda sample: _likeness(sample.ids, ready.ids))
         said = None
         if isinstance(number, int):
-            count = f"{len(pairs)} sample{'s' if len(pairs) > 1 else ''}"
+            count = f"{len(samples)} sample{'s' if len(samples) > 1 else ''}"
             said = f"it is sample {number} of its conversation, which gives {count} with these settings"
-        return Expected(*best), said
+        return Expected(best), said
 
     # -- without one
 
@@ -262,7 +263,7 @@ class RowChecker:
         if problem is not None:
             said = f"{reason}; its mask cannot be read from the ids either: {problem}"
             return CheckedRow(outcome=Outcome.UNCHECKED, reason=said, **fields)
-        last = self.tokenizer.settings.supervision.turns is Turns.LAST
+        last = self.tokenizer.settings.samples.turns is Turns.LAST
         wrong = read_differences(self.marks, ready.ids, ready.mask, ready.start, last=last)
         if ready.trained_padding:
             wrong.append(MaskDifference(NOBODY, PADDING, True, ready.trained_padding, 0, 0))
@@ -272,10 +273,10 @@ class RowChecker:
 
     def _unreadable(self, ready: ReadyRow) -> str | None:
         """Why the mask cannot be read from the ids; None where it can."""
-        supervision = self.tokenizer.settings.supervision
-        if supervision.turns is Turns.FLAGGED:
+        chosen = self.tokenizer.settings.samples
+        if chosen.turns is Turns.FLAGGED:
             return "which turns are flagged is not in them"
-        if supervision.parts != frozenset(TRAINED_PARTS) or supervision.roles != {"assistant"}:
+        if chosen.parts != frozenset(TRAINED_PARTS) or chosen.roles != {"assistant"}:
             return "they do not show parts of turns, or whose else is trained"
         if self.marks.problem is not None:
             return self.marks.problem

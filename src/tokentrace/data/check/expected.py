@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...samples.sample import Sample
-from ...samples.supervised import Supervised
 from ...tokens.kinds import Part
 
 NOBODY: Final = "template"
@@ -26,14 +25,13 @@ PART_NAMES: Final = {
 class Expected:
     """The row that a conversation gives, with the rendering that it comes from."""
 
-    def __init__(self, sample: Sample, made: Supervised) -> None:
+    def __init__(self, sample: Sample) -> None:
+        assert sample.rendered is not None, "it comes from a SampleBuilder"
         self.ids = sample.ids
         self.mask = sample.mask
         self.sample = sample
-        self._rendered = made.rendered
-        whole = made.sample.ids
-        kept_head = np.array_equal(whole[: len(sample)], sample.ids)
-        self._offset = 0 if kept_head else len(whole) - len(sample)
+        self._rendered = sample.rendered
+        self._offset = sample.offset
 
     @functools.cached_property
     def parts(self) -> npt.NDArray[np.uint8]:

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from ...errors import InputError
-from ..sources import ROW_BYTES, Chunk, Row, Source, find_sources, plan, read_rows
+from ..chunks import ROW_BYTES, Chunk, Row, plan, read_rows
+from ..sources import Source, find_sources
 
 _KEPT: Final = 4
 """Chunks that are kept: rows are mostly asked for in order."""
