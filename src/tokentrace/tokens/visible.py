@@ -40,5 +40,5 @@ def counted(count: int, noun: str = "token") -> str:
 
 def listed(items: Iterable[Any], last: str = "and") -> str:
     """``"a, b and c"``."""
-    *most, final = map(str, items)
-    return f"{', '.join(most)} {last} {final}" if most else final
+    names = [str(item) for item in items]
+    return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else "".join(names)
