@@ -12,7 +12,7 @@ from tests.conversations import GET_WEATHER, NOW, SYS, assistant, call, result, 
 from tests.support import make_renderer, per_vocabulary
 from tokentrace import Renderer, create_renderer
 from tokentrace.compare.breaks import ADVICE, Break, explain_break
-from tokentrace.compare.token_diff import DiffOp
+from tokentrace.compare.texts import DiffOp
 from tokentrace.pocket import POCKET
 
 REMOVE = tool("remove", "Remove a file.", {"path": {"type": "string"}, "dry_run": {"type": "boolean"}}, ["path"])
