@@ -18,8 +18,8 @@ from tests.conversations import CONVERSATIONS
 from tokentrace import RenderedTokens, create_renderer
 from tokentrace.pocket import EXAMPLE, POCKET
 from tokentrace.show import html_fragment, html_page, json_view, plain_view, text_view
+from tokentrace.show.html import rows_page
 from tokentrace.show.pieces import Kind, blocks, counts, edited, pieces, stops, token_texts
-from tokentrace.show.rows import rows_page
 from tokentrace.tokens.visible import visible
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&<style>*{}</style><!-- ]]> \u202e\x1b[31m\x00 \u2028"

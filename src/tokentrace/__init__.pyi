@@ -1,8 +1,8 @@
 """The public names and where each is defined. `lazy.py` reads this file; a name is declared nowhere else."""
 
 from .compare.breaks import Break as Break
-from .compare.breaks import BreakCause as BreakCause
 from .compare.breaks import explain_break as explain_break
+from .compare.causes import Cause as Cause
 from .compare.histories import compare_histories as compare_histories
 from .compare.incremental import tokenize_incrementally as tokenize_incrementally
 from .compare.splicing import splice_prefix as splice_prefix
@@ -59,10 +59,10 @@ from .samples.packing import Pack as Pack
 from .samples.packing import flatten as flatten
 from .samples.packing import pack as pack
 from .samples.packing import unpack as unpack
+from .samples.pasts import HistoryWarning as HistoryWarning
+from .samples.pasts import TurnStartWarning as TurnStartWarning
 from .samples.sample import Sample as Sample
-from .samples.supervised import HistoryWarning as HistoryWarning
-from .samples.supervised import Supervision as Supervision
-from .samples.supervised import TurnStartWarning as TurnStartWarning
+from .samples.supervised import SampleSettings as SampleSettings
 from .samples.supervised import build_prompt_response_sample as build_prompt_response_sample
 from .samples.supervised import build_supervised_sample as build_supervised_sample
 from .samples.supervised import build_supervised_samples as build_supervised_samples

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,12 +29,12 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
     """Write a file that is there whole, or not at all; a `private` one is for its owner alone."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
     try:
         with open(draft, "xb", opener=owned if private else None) as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
         sync(draft)
         os.replace(draft, path)
     except BaseException:

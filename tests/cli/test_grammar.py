@@ -11,13 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.assets import family_dir
-from tests.support import make_renderer, per_vocabulary, tokenizer_json_for
+from tests.support import make_renderer, per_family, tokenizer_json_for
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.formats.dialects import DIALECTS
 from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from tokentrace.pocket import POCKET
-from tokentrace.show.grammar import Sheet, json_view, make_sheet, plain_view, text_view
+from tokentrace.show.grammar import json_view, plain_view, text_view
+from tokentrace.show.sheet import Sheet, make_sheet
 
 FAMILIES = ["qwen3-coder", "glm-4.5", "kimi-k2.5", "deepseek-v3", "gpt-oss", "minimax-m3", "mistral-nemo"]
 
@@ -26,7 +27,7 @@ def run(*args: Any, **env: str) -> Result:
     return CliRunner().invoke(main, ["grammar", *(str(arg) for arg in args)], env=env or None)
 
 
-@per_vocabulary
+@per_family
 def sheet_of(family: str) -> Sheet:
     return make_sheet(make_renderer(family))
 
@@ -288,12 +289,15 @@ def test_every_dialect_can_be_shown_at_any_width(name: str, width: int) -> None:
     json.dumps(json_view(found))
 
 
-def test_examples_show_what_the_template_agrees_to_write() -> None:
-    for family, words in {
-        "qwen3-coder": ("I look it up.", "Rome", "Oslo"),
-        "gpt-oss": ("Two places, two calls.", "Rome"),
-        "gemma-3": ("I look it up.",),
-        "kimi-k2.5": ("functions.weather:0", "functions.weather:1"),
-    }.items():
-        example = plain_view(sheet_of(family), width=400).partition("An example")[2]
-        assert [word for word in words if word not in example] == []
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("qwen3-coder", ("I look it up.", "Rome", "Oslo")),
+        ("gpt-oss", ("Two places, two calls.", "Rome")),
+        ("gemma-3", ("I look it up.",)),
+        ("kimi-k2.5", ("functions.weather:0", "functions.weather:1")),
+    ],
+)
+def test_examples_show_what_the_template_agrees_to_write(family: str, words: tuple[str, ...]) -> None:
+    example = plain_view(sheet_of(family), width=400).partition("An example")[2]
+    assert [word for word in words if word not in example] == []

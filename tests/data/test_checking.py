@@ -32,14 +32,14 @@ from tests.data.checked import (
 from tests.data.generate import conversations, write_conversations
 from tests.support import PYTHON_FORMATS, make_renderer
 from tokentrace import InputError, TokentraceError
+from tokentrace.compare.causes import Cause
 from tokentrace.data.check.columns import RowColumns, ready_row
 from tokentrace.data.check.dataset import Outcome, RowChecker, check_dataset
-from tokentrace.data.check.deviations import Cause
 from tokentrace.data.check.turn_marks import TurnMarks
+from tokentrace.data.chunks import Row
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.sources import Row
 from tokentrace.pocket import POCKET
-from tokentrace.samples.supervised import Supervision, build_supervised_sample
+from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 from tokentrace.samples.truncation import Overlong
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
@@ -65,10 +65,10 @@ def test_own_rows_of_every_family_check_clean_and_their_mask_can_be_read_from_th
 @pytest.mark.parametrize("past", ["template", "expand"])
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1", "glm-4.5"])
 def test_own_rows_are_the_same_whatever_becomes_of_the_past(family: str, past: str) -> None:
-    supervision = Supervision.of(past=past)
+    chosen = SampleSettings(past=past)
     for conversation in conversations(4, seed=5, most=12):
-        for sample in samples_of(conversation, family, supervision=supervision):
-            found = checked(row_of(sample.ids, sample.mask, conversation), family, supervision=supervision)
+        for sample in samples_of(conversation, family, samples=chosen):
+            found = checked(row_of(sample.ids, sample.mask, conversation), family, samples=chosen)
             assert found.outcome is Outcome.SAME, found
             assert (found.tokens, found.expected_tokens) == (len(sample), len(sample))
 
@@ -80,7 +80,7 @@ def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
 ) -> None:
     write_conversations(tmp_path / "chats.jsonl", 30, seed=2)
     settings = make_settings(
-        supervision=Supervision.of(past=past), max_length=700, overlong=Overlong(overlong), labels=True
+        samples=SampleSettings(past=past), max_length=700, overlong=Overlong(overlong), labels=True
     )
     tokenize_files([str(tmp_path / "chats.jsonl")], tmp_path / "rows.parquet", settings, workers=1)
     report = check_dataset(
@@ -129,26 +129,22 @@ def test_padding_that_the_expected_row_has_too_stays() -> None:
     row = row_of([*IDS, *[IDS[-1]] * 3], [*MASK, 0, 0, 0])
     found = checks.check(Row(1, None, row))
     assert (found.outcome, found.padding) == (Outcome.SAME, 3)
-    with pytest.raises(InputError, match="no control token"):
+    with pytest.raises(InputError, match="not a control token"):
         RowChecker(make_settings(), pad_token="<nothing>")
 
 
 def test_samples_of_an_expanded_conversation_are_matched_by_number_or_by_likeness() -> None:
-    supervision = Supervision.of(past="expand")
+    chosen = SampleSettings(past="expand")
     conversation = {"messages": [user("1?"), assistant("a", reasoning="x"), user("2?"), assistant("b", reasoning="y")]}
-    samples = samples_of(conversation, "qwen3", supervision=supervision)
+    samples = samples_of(conversation, "qwen3", samples=chosen)
     assert len(samples) == 2
     for number, sample in enumerate(samples):
         for more in ({}, {"source": "x", "row": 1, "sample": number}):
             row = row_of(sample.ids, sample.mask, conversation, **more)
-            assert checked(row, "qwen3", supervision=supervision).outcome is Outcome.SAME
-    other = checked(
-        row_of(samples[0].ids, None, conversation, source="x", row=1, sample=1), "qwen3", supervision=supervision
-    )
+            assert checked(row, "qwen3", samples=chosen).outcome is Outcome.SAME
+    other = checked(row_of(samples[0].ids, None, conversation, source="x", row=1, sample=1), "qwen3", samples=chosen)
     assert other.outcome is not Outcome.SAME
-    many = checked(
-        row_of(samples[0].ids, None, conversation, source="x", row=1, sample=7), "qwen3", supervision=supervision
-    )
+    many = checked(row_of(samples[0].ids, None, conversation, source="x", row=1, sample=7), "qwen3", samples=chosen)
     assert many.outcome is Outcome.SAME
     assert "sample 7" in (many.reason or "")
 
@@ -185,7 +181,7 @@ def test_what_differs_is_placed_in_message_and_field() -> None:
     other = changed(lambda row: row["messages"][2].update(content="And the weather in Rome?"))
     found = checked(row_of(sample_of(other).ids))
     [place] = found.deviations
-    assert (place.cause, place.message, place.role, place.field) == (Cause.TEXT, 2, "user", "content")
+    assert (place.cause, place.message, place.role, place.field) == (Cause.UNKNOWN, 2, "user", "content")
     assert "".join(place.expected).strip() == "Paris"
     assert "".join(place.found).strip() == "Rome"
     assert "message 2 (user), content" in str(place)
@@ -209,16 +205,16 @@ def test_without_a_conversation_nothing_is_claimed_that_ids_do_not_show() -> Non
     assert checked(alone(IDS)).outcome is Outcome.UNCHECKED
     none = checked(alone(IDS[:20], MASK[:20]))
     assert (none.outcome, "no assistant's turn" in (none.reason or "")) == (Outcome.UNCHECKED, True)
-    for supervision in (
-        Supervision.of(turns="flagged"),
-        Supervision.of(parts=["content"]),
-        Supervision.of(roles=["user"]),
+    for chosen in (
+        SampleSettings(turns="flagged"),
+        SampleSettings(parts=["content"]),
+        SampleSettings(roles=["user"]),
     ):
-        found = checked(alone(IDS, ~MASK), supervision=supervision)
+        found = checked(alone(IDS, ~MASK), samples=chosen)
         assert (found.outcome, "cannot be read" in (found.reason or "")) == (Outcome.UNCHECKED, True)
-    last = sample_of(supervision=Supervision.of(turns="last"))
-    assert checked(alone(last.ids, last.mask), supervision=Supervision.of(turns="last")).outcome is Outcome.UNCHECKED
-    assert checked(alone(last.ids, MASK), supervision=Supervision.of(turns="last")).outcome is Outcome.MASK
+    last = sample_of(samples=SampleSettings(turns="last"))
+    assert checked(alone(last.ids, last.mask), samples=SampleSettings(turns="last")).outcome is Outcome.UNCHECKED
+    assert checked(alone(last.ids, MASK), samples=SampleSettings(turns="last")).outcome is Outcome.MASK
 
 
 def test_without_a_conversation_an_id_outside_of_the_vocabulary_is_bad() -> None:
@@ -274,10 +270,10 @@ def test_turns_with_reasoning_calls_and_results_are_read_from_ids(family: str) -
         ([1, 2], "mapping of columns"),
         ({"messages": MESSAGES}, "holds no ids"),
         (row_of([]), "holds no ids"),
-        ({**CONVERSATION, "input_ids": ["a"]}, "no number"),
+        ({**CONVERSATION, "input_ids": ["a"]}, "not a number"),
         ({**CONVERSATION, "input_ids": [[1, 2]]}, "list of lists"),
-        ({**CONVERSATION, "input_ids": [1.5]}, "no token id"),
-        ({**CONVERSATION, "input_ids": [2**40]}, "as large as"),
+        ({**CONVERSATION, "input_ids": [1.5]}, "not a token id"),
+        ({**CONVERSATION, "input_ids": [2**40]}, "too large"),
         (row_of(IDS, MASK[:-1]), "loss_mask: has"),
         (row_of(IDS, labels=[-100]), "labels: has 1 entries"),
         (row_of(IDS, attention_mask=[1]), "attention_mask: has 1 entries"),

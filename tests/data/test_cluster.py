@@ -27,11 +27,12 @@ import pytest
 
 from tests.data.generate import conversations, write_conversations
 from tokentrace.data import cluster as on_ray
-from tokentrace.data.chunks import part_file
+from tokentrace.data.chunks import CHUNK_ROWS, Chunk, plan
 from tokentrace.data.job import MANIFEST, Finished, Progress, parts_path, tokenize_files
-from tokentrace.data.sources import CHUNK_ROWS, Chunk, find_sources, plan
+from tokentrace.data.sources import find_sources
 from tokentrace.data.tables import Layout, schema, table_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
+from tokentrace.data.workers import part_file
 from tokentrace.errors import InputError, SampleError
 from tokentrace.pocket import POCKET
 
@@ -409,10 +410,10 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
 
 
 def test_no_row_of_a_batch_is_lost() -> None:
-    from tokentrace.samples.supervised import Supervision
+    from tokentrace.samples.supervised import SampleSettings
 
     rows = list(conversations(12, 3, fewest=6, most=12))
-    settings = TokenizeSettings(str(POCKET), supervision=Supervision(past="expand"), max_length=250)
+    settings = TokenizeSettings(str(POCKET), samples=SampleSettings(past="expand"), max_length=250)
     table = on_ray.DatasetTokenizer(settings)(pa.table({"messages": [row["messages"] for row in rows]}))
     results = list(tokenize_rows(settings, rows))
     bad = sum(len(one.left_out) + (one.bad is not None) for one in results)

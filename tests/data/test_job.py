@@ -22,7 +22,7 @@ from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.pocket import POCKET
-from tokentrace.samples.supervised import Supervision
+from tokentrace.samples.supervised import SampleSettings
 from tokentrace.samples.truncation import Overlong
 
 # -- what the rows are
@@ -86,7 +86,7 @@ def test_labels_are_a_column_when_asked_for(tmp_path: Path) -> None:
 def test_settings_reach_the_rows(tmp_path: Path) -> None:
     rows = list(conversations(20, seed=4, fewest=6))
     path = write_lines(tmp_path / "x.jsonl", rows)
-    last = TokenizeSettings(str(POCKET), supervision=Supervision.of(turns="last", parts=["content"]))
+    last = TokenizeSettings(str(POCKET), samples=SampleSettings(turns="last", parts=["content"]))
     done = tokenize_files([str(path)], tmp_path / "last.parquet", last, workers=1)
     renderer = create_renderer(POCKET)
     for row, sample in zip(rows, read_samples(done.output), strict=True):
@@ -163,7 +163,7 @@ MALFORMED: dict[str, tuple[Any, str, str]] = {
                  "InputError", "message 1, tool_calls.0.function.name"),
     "template refusal": ({"messages": [{"role": "user", "content": "REFUSE"}, {"role": "assistant", "content": "x"}]},
                          "TemplateError", "no thanks"),
-    "too deep": ("[" * 20_000 + "]" * 20_000, "unreadable", "not to be read"),
+    "too deep": ("[" * 20_000 + "]" * 20_000, "unreadable", "cannot be read"),
     "10 MB": ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "unreadable", "over the limit"),
 }  # fmt: skip
 

@@ -22,20 +22,20 @@ import pytest
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
 from tokentrace import InputError, Sample, SampleError
-from tokentrace.data import job, sources, tables
+from tokentrace.data import chunks, job, tables
 from tokentrace.data.job import Progress, bad_rows_path, parts_path, tokenize_files
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import TokenizeSettings
 from tokentrace.errors import WriteError
 from tokentrace.pocket import POCKET
-from tokentrace.samples.supervised import Supervision
+from tokentrace.samples.supervised import SampleSettings
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few rows, so that small files have many. Workers are told by the chunks they get."""
-    monkeypatch.setattr(sources, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 8)
     monkeypatch.setattr(tables, "GROUP_ROWS", 50)
 
 
@@ -117,7 +117,7 @@ def test_parts_of_another_job_are_refused_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(Stop):
         tokenize_files([str(path)], output, SETTINGS, workers=1, progress=stop)
-    other = TokenizeSettings(str(POCKET), supervision=Supervision.of(turns="last"))
+    other = TokenizeSettings(str(POCKET), samples=SampleSettings(turns="last"))
     with pytest.raises(InputError, match=r"other input or settings \(settings\.turns\): restart"):
         tokenize_files([str(path)], output, other, workers=1)
     write_lines(path, list(conversations(41, seed=7)))
@@ -281,8 +281,8 @@ def test_a_full_disk_names_the_file_and_what_is_safe(suffix: str, tmp_path: Path
 
 LIMITED = """
 import resource, sys
-from tokentrace.data import sources
-sources.CHUNK_ROWS = 8
+from tokentrace.data import chunks
+chunks.CHUNK_ROWS = 8
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.tokenizing import TokenizeSettings
 from tokentrace.errors import WriteError
@@ -354,8 +354,8 @@ def test_two_runs_do_not_write_the_same_file(tmp_path: Path) -> None:
 
 KILLED = """
 import sys
-from tokentrace.data import sources
-sources.CHUNK_ROWS = 8
+from tokentrace.data import chunks
+chunks.CHUNK_ROWS = 8
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.tokenizing import TokenizeSettings
 if __name__ == "__main__":
@@ -423,7 +423,7 @@ def test_killed_in_the_middle_and_restarted_it_gives_the_identical_file(tmp_path
 def test_a_worker_that_dies_is_named_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokentrace.data import workers
 
-    monkeypatch.setattr(sources, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 8)
     path = write_lines(tmp_path / "x.jsonl", list(conversations(40, seed=7)))
     give = workers._Worker.give
 

@@ -17,8 +17,9 @@ import pytest
 
 from tokentrace import Sample, SampleError, TokentraceError
 from tokentrace.data.check import check_dataset
+from tokentrace.data.chunks import plan, read_rows
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.sources import find_sources, plan, read_rows
+from tokentrace.data.sources import find_sources
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples, write_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from tests.data.generate import conversations
 from tokentrace import InputError
-from tokentrace.data import sources
-from tokentrace.data.sources import Format, Row, find_sources, plan, read_rows
+from tokentrace.data import chunks as chunking
+from tokentrace.data.chunks import Row, plan, read_rows
+from tokentrace.data.sources import Format, Source, find_sources
 
 ROWS = [{"messages": [{"role": "user", "content": f'question {n} \n ,[]{{}} "x" Zürich'}], "n": n} for n in range(7)]
 
 
-def rows_of(*inputs: Path | str, spool: Path, limit: int = sources.ROW_BYTES, **options: Any) -> list[Row]:
+def rows_of(*inputs: Path | str, spool: Path, limit: int = chunking.ROW_BYTES, **options: Any) -> list[Row]:
     found = find_sources([str(path) for path in inputs], spool, **options)
     return [row for chunk in plan(found, row_bytes=limit) for row in read_rows(chunk, row_bytes=limit)]
 
@@ -127,10 +128,10 @@ def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no file or folder '\./nothing\.jsonl'"):
         find_sources(["./nothing.jsonl"], tmp_path)
     (tmp_path / "x.parquet").write_bytes(b"not a table")
-    with pytest.raises(InputError, match="no Parquet file"):
+    with pytest.raises(InputError, match="not a Parquet file"):
         find_sources([str(tmp_path / "x.parquet")], tmp_path)
     (tmp_path / "x.arrow").write_bytes(b"not a table")
-    with pytest.raises(InputError, match="no Arrow file"):
+    with pytest.raises(InputError, match="not an Arrow file"):
         find_sources([str(tmp_path / "x.arrow")], tmp_path)
     (tmp_path / "x.jsonl.gz").write_bytes(b"not packed")
     with pytest.raises(InputError, match="cannot be unpacked"):
@@ -168,7 +169,7 @@ def test_bad_lines_are_reported_with_their_numbers_and_lose_nothing_else(tmp_pat
     assert [row.value for row in rows if row.problem is None] == ROWS
     problems = {row.line: row.problem for row in rows if row.problem is not None}
     assert sorted(problems) == [2, 4, 6, 8, 10]
-    assert problems[4] == "not UTF-8: byte 6 of the row is no text"
+    assert problems[4] == "not UTF-8: byte 6 of the row is not text"
     assert "not valid JSON" in (problems[2] or "")
 
 
@@ -219,7 +220,7 @@ def test_an_array_is_taken_apart_as_json_reads_it(
     folder = tmp_path_factory.mktemp("array", numbered=True)
     text = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
     (folder / "x.json").write_bytes(b"[" + text.encode()[1:])
-    source = sources.Source("x", str(folder / "x.json"), Format.ELEMENTS, len(text.encode()), "")
+    source = Source("x", str(folder / "x.json"), Format.ELEMENTS, len(text.encode()), "")
     read = [row for chunk in plan([source]) for row in read_rows(chunk)]
     assert values(read) == rows
     assert [row.number for row in read] == list(range(1, len(rows) + 1))
@@ -244,8 +245,8 @@ def _line_of(text: str, element: int) -> int:
 def test_chunks_cover_a_file_without_gaps_and_depend_on_its_bytes_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 20_000)
     path = tmp_path / "x.jsonl"
     path.write_bytes(lines(list(conversations(200, seed=3))))
     (source,) = find_sources([str(path)], tmp_path)
@@ -262,7 +263,7 @@ def test_chunks_cover_a_file_without_gaps_and_depend_on_its_bytes_alone(
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
 def test_the_sizes_of_chunks_add_up_to_their_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", 3)
     (tmp_path / name).write_bytes(lines(ROWS) if name == "x.jsonl" else json.dumps(ROWS, indent=1).encode() + b"\n")
     (source,) = find_sources([str(tmp_path / name)], tmp_path)
     chunks = list(plan([source]))

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tokentrace import InputError
-from tokentrace.demo.rollouts import FollowUps, question_reward
-from tokentrace.demo.source import SOURCES
+from tokentrace.demo.rollouts import SOURCES, FollowUps, question_reward
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import row_task

@@ -16,14 +16,14 @@ from tests.conversations import (
     result,
     user,
 )
-from tests.support import per_vocabulary, rendered
+from tests.support import per_family, rendered
 from tokentrace import (
     RenderedTokens,
     Renderer,
     Sample,
     build_supervised_sample,
 )
-from tokentrace.samples.supervised import Supervised, Supervision, Supervisor
+from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 
 make_renderer = functools.partial(support.make_renderer, messages="as_given")
 """The conversations of the matrix go to the template as they are: what it does to each is known."""
@@ -36,28 +36,28 @@ SHAPES = {
 """The matrix without what varies text alone, for tests that make several rows of each conversation."""
 
 
-@per_vocabulary
+@per_family
 def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
     """Every conversation that a family renders, and the default row of it."""
     renderer = make_renderer(family)
-    supervisor = Supervisor(renderer)
+    builder = SampleBuilder(renderer)
     out = {}
     for name, conversation in CONVERSATIONS.items():
         tokens = rendered(renderer, conversation)
         if isinstance(tokens, RenderedTokens):
-            (made,) = supervisor.samples(conversation.messages, conversation.tools)
-            out[name] = (conversation, tokens, made.sample)
+            (made,) = builder.build(conversation.messages, conversation.tools)
+            out[name] = (conversation, tokens, made)
     return out
 
 
-@per_vocabulary
-def expanded(family: str) -> dict[str, list[Supervised]]:
+@per_family
+def expanded(family: str) -> dict[str, list[Sample]]:
     """The rows that ``past="expand"`` makes of each conversation."""
-    supervisor = Supervisor(make_renderer(family), Supervision.of(past="expand"))
+    builder = SampleBuilder(make_renderer(family), SampleSettings(past="expand"))
     out = {}
     for name, (conversation, _, _) in rows(family).items():
         if name in SHAPES and name != ASSISTANT_FIRST:
-            out[name] = supervisor.samples(conversation.messages, conversation.tools)
+            out[name] = builder.build(conversation.messages, conversation.tools)
     return out
 
 
@@ -94,3 +94,8 @@ def chats(draw: st.DrawFn) -> list[dict[str, Any]]:
         if called:
             messages.append(result(draw(WORDS)))
     return messages
+
+
+def told_of(sample: Sample, kind: type[Warning]) -> list[str]:
+    """The warnings of one kind about a row."""
+    return [str(warning) for warning in sample.warnings if isinstance(warning, kind)]

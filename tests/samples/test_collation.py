@@ -155,7 +155,7 @@ def test_what_only_some_samples_have_is_refused(name: str) -> None:
     ("settings", "problem"),
     [
         ({"length": 2}, r"sample 1 \('long'\) has 3 tokens, and length is 2: truncate"),
-        ({"length": 6, "multiple_of": 4}, "length is 6, which is no multiple of 4"),
+        ({"length": 6, "multiple_of": 4}, "length is 6, which is not a multiple of 4"),
         ({"length": 0}, "length must be"),
         ({"multiple_of": 0}, "multiple_of must be"),
         ({"multiple_of": True}, "multiple_of must be"),

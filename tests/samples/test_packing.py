@@ -247,7 +247,7 @@ def causal(torch: Any, count: int) -> Any:
     [
         ({"length": 2}, "sample 1 has 3 tokens, and length is 2: truncate"),
         ({"length": 0}, "length must be"),
-        ({"length": 6, "multiple_of": 4}, "length is 6, which is no multiple of 4"),
+        ({"length": 6, "multiple_of": 4}, "length is 6, which is not a multiple of 4"),
         ({"pad_id": -1}, "pad_id must be"),
         ({"tensors": "jax"}, "tensors is"),
     ],

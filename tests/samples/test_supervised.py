@@ -26,7 +26,7 @@ from tests.samples.family_rows import (
     rows,
     sample_of,
 )
-from tests.support import SPECIAL, rendered, some, tokenizer_json_for
+from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
 from tokentrace import (
     RenderedTokens,
     Renderer,
@@ -39,7 +39,7 @@ from tokentrace import (
     build_supervised_samples,
     create_renderer,
 )
-from tokentrace.samples.supervised import Supervision, Supervisor
+from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.tokens.kinds import Kind, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
@@ -92,19 +92,19 @@ def test_row_unpacks_into_two_lists() -> None:
 def test_row_takes_one_render(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a renderer has seen such conversations; the first ones teach it how the template prompts and ends turns."""
     renderer = make_renderer(any_family)
-    supervisors = [Supervisor(renderer, Supervision.of(past=past)) for past in ("template", None)]
+    builders = [SampleBuilder(renderer, SampleSettings(past=past)) for past in ("template", None)]
     shown = {name: row for name, row in rows(any_family).items() if name in SHAPES}
-    for supervisor in supervisors:
+    for builder in builders:
         for conversation, _, _ in shown.values():
-            supervisor.samples(conversation.messages, conversation.tools)
+            builder.build(conversation.messages, conversation.tools)
     calls: list[int] = []
     run = Renderer._run
     monkeypatch.setattr(Renderer, "_run", lambda *given: calls.append(1) or run(*given))
     more = set()
-    for supervisor in supervisors:
+    for builder in builders:
         for name, (conversation, _, _) in shown.items():
             calls.clear()
-            supervisor.samples(conversation.messages, conversation.tools)
+            builder.build(conversation.messages, conversation.tools)
             assert calls, name
             if len(calls) > 1:
                 more.add(name)
@@ -178,9 +178,8 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
     renderer = make_renderer(any_family)
     failures = []
     seen = 0
-    for name, (conversation, tokens, plain) in rows(any_family).items():
-        if name not in SHAPES:
-            continue
+    shown = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
+    for name, (conversation, tokens, plain) in rotating(shown, any_family, 3):
         sample = sample_of(renderer, conversation, roles=[role])
         both = sample_of(renderer, conversation, roles=["assistant", role])
         body = tokens.select(role=role, field="content") & ~tokens.mask
@@ -196,9 +195,8 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
 
 def test_parts_of_a_turn_are_all_of_it_and_none_twice(any_family: str) -> None:
     renderer = make_renderer(any_family)
-    for name, (conversation, tokens, _) in rows(any_family).items():
-        if name not in SHAPES:
-            continue
+    shown = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
+    for name, (conversation, tokens, _) in rotating(shown, any_family, 3):
         masks = [sample_of(renderer, conversation, parts=[part]).mask for part in PARTS]
         assert np.array_equal(sum(mask.astype(int) for mask in masks), tokens.mask.astype(int)), name
 

@@ -21,11 +21,7 @@ from tests.conversations import (
     result,
     user,
 )
-from tests.samples.family_rows import (
-    expanded,
-    make_renderer,
-    sample_of,
-)
+from tests.samples.family_rows import expanded, make_renderer, sample_of, told_of
 from tests.support import rendered
 from tokentrace import (
     RenderedTokens,
@@ -34,7 +30,7 @@ from tokentrace import (
     build_supervised_sample,
     build_supervised_samples,
 )
-from tokentrace.samples.supervised import Supervision, Supervisor
+from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.tokens.kinds import Kind, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
@@ -71,41 +67,43 @@ def test_turn_that_inference_never_starts_is_told_and_no_other(any_family: str) 
     for name, made in expanded(any_family).items():
         conversation = CONVERSATIONS[name]
         for row in made:
-            told = {int(at) for line in row.starts for at in re.findall(r"\d+", line.partition(":")[0])}
-            assert all(line in row.sample.notes for line in row.starts)
-            for at in row.trained:
-                positions = np.flatnonzero(row.sample.mask & (row.sample.messages == at))
+            told = {
+                int(at) for line in told_of(row, TurnStartWarning) for at in re.findall(r"\d+", line.partition(":")[0])
+            }
+            assert all(line in row.notes for line in told_of(row, TurnStartWarning))
+            for at in row.trained_messages:
+                positions = np.flatnonzero(row.mask & (row.messages == at))
                 prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
                 if len(positions) and isinstance(prompt, RenderedTokens):
-                    asked = np.array_equal(row.sample.ids[: positions[0]], prompt.ids)
-                    assert asked == (at not in told), (name, at, row.starts)
+                    asked = np.array_equal(row.ids[: positions[0]], prompt.ids)
+                    assert asked == (at not in told), (name, at, told_of(row, TurnStartWarning))
                     checked += 1
     assert checked > 20
 
 
 def test_families_that_write_turns_otherwise_than_they_ask_for_them(any_family: str) -> None:
-    renderer, supervisor = make_renderer(any_family), Supervisor(make_renderer(any_family))
+    renderer, builder = make_renderer(any_family), SampleBuilder(make_renderer(any_family))
     kinds, remedy = STARTS_ELSEWHERE.get(any_family, (set(), None))
     for kind, messages in SMALL.items():
         try:
-            (made,) = supervisor.samples(messages, SIMPLE)
+            (made,) = builder.build(messages, SIMPLE)
         except TokentraceError:
             continue
-        assert bool(made.starts) == (kind in kinds), (kind, made.starts)
-        if not made.starts:
+        assert bool(told_of(made, TurnStartWarning)) == (kind in kinds), (kind, told_of(made, TurnStartWarning))
+        if not told_of(made, TurnStartWarning):
             continue
-        (said,) = made.starts
+        (said,) = told_of(made, TurnStartWarning)
         assert "turns='flagged'" in said
         if remedy is None:
             assert "Leave them out" in said
             continue
         assert ("reasoning" if remedy == "reasoning" else f"Set {remedy}") in said
         if remedy == "reasoning":
-            mended = supervisor.samples([messages[0], {**messages[1], "reasoning_content": "Hm."}], SIMPLE)
+            mended = builder.build([messages[0], {**messages[1], "reasoning_content": "Hm."}], SIMPLE)
         else:
             switched = renderer.with_variables({"enable_thinking": remedy.endswith("True")})
-            mended = Supervisor(switched).samples(messages, SIMPLE)
-        assert not mended[0].starts
+            mended = SampleBuilder(switched).build(messages, SIMPLE)
+        assert not told_of(mended[0], TurnStartWarning)
 
 
 def test_start_is_warned_of_once_with_what_to_do() -> None:
@@ -126,9 +124,10 @@ def test_start_is_warned_of_once_with_what_to_do() -> None:
 
 def test_text_that_runs_into_the_prompt_is_told_as_such() -> None:
     """Qwen2.5's prompt ends in a line break; with one at the head of the content the two are one token."""
-    (made,) = Supervisor(make_renderer("qwen2.5")).samples([HI, assistant("\n\nHello.")])
-    assert "white space" in made.starts[0]
-    assert not Supervisor(make_renderer("qwen2.5")).samples([HI, assistant("Hello.")])[0].starts
+    (made,) = SampleBuilder(make_renderer("qwen2.5")).build([HI, assistant("\n\nHello.")])
+    assert "white space" in told_of(made, TurnStartWarning)[0]
+    (plain,) = SampleBuilder(make_renderer("qwen2.5")).build([HI, assistant("Hello.")])
+    assert not told_of(plain, TurnStartWarning)
 
 
 # -- the stop token of the last turn
@@ -165,32 +164,32 @@ def test_final_stop_is_the_head_of_the_next_turn(family: str, messages: list[dic
 def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows(family: str) -> None:
     """The oracle is the template: what it writes right after the turn, once the next message is there."""
     renderer = make_renderer(family)
-    supervisor = Supervisor(renderer, Supervision.of(past="expand"))
+    builder = SampleBuilder(renderer, SampleSettings(past="expand"))
     chats = {
         name: CONVERSATIONS[name] for name in ("agentic", "reasoning_every_turn", "multi_turn", "calls_in_sequence")
     }
     several = 0
     for name, chat in chats.items():
-        made = supervisor.samples(chat.messages, chat.tools)
+        made = builder.build(chat.messages, chat.tools)
         several += len(made) > 1
         for row in made:
-            for at in row.trained:
-                assert row.sample.parts is not None
-                own = row.sample.mask & (row.sample.messages == at)
+            for at in row.trained_messages:
+                assert row.parts is not None
+                own = row.mask & (row.messages == at)
                 last = int(np.flatnonzero(own)[-1])
-                stops = own & (row.sample.parts == Part.STOP)
+                stops = own & (row.parts == Part.STOP)
                 if at == len(chat.messages) - 1:
                     assert not stops.any(), name
                     continue
                 head = {"user": "<|user|>", "tool": "<|observation|>"}[chat.messages[at + 1]["role"]]
                 assert np.flatnonzero(stops).tolist() == [last], (name, at)
-                assert renderer.tokenizer.decode(row.sample.ids[last : last + 1]) == head, (name, at)
-                assert row.sample.kinds[last] == Kind.SAMPLED
+                assert renderer.tokenizer.decode(row.ids[last : last + 1]) == head, (name, at)
+                assert row.kinds[last] == Kind.SAMPLED
     assert several
-    content = Supervisor(renderer, Supervision.of(past="expand", parts=["content"]))
+    content = SampleBuilder(renderer, SampleSettings(past="expand", parts=["content"]))
     for row in content.samples(CONVERSATIONS["agentic"].messages, CONVERSATIONS["agentic"].tools):
-        assert row.sample.parts is not None
-        assert not (row.sample.mask & (row.sample.parts == Part.STOP)).any()
+        assert row.parts is not None
+        assert not (row.mask & (row.parts == Part.STOP)).any()
 
 
 LEFT_OPEN: dict[str, str] = {name: "<|user|>" for name in FAMILIES if name.startswith("glm-")}

@@ -21,6 +21,7 @@ from tests.samples.family_rows import (
     make_renderer,
     rows,
     sample_of,
+    told_of,
 )
 from tests.support import rendered, some
 from tokentrace import (
@@ -33,7 +34,7 @@ from tokentrace import (
     build_supervised_samples,
     compare_histories,
 )
-from tokentrace.samples.supervised import Supervisor
+from tokentrace.samples.supervised import SampleBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
 """The tests of that warning catch it themselves."""
@@ -71,14 +72,14 @@ def test_expanded_turn_comes_after_the_prompt_that_asks_for_it(any_family: str) 
     for name, made in expanded(any_family).items():
         conversation = CONVERSATIONS[name]
         for row in made:
-            for at in row.trained:
-                positions = np.flatnonzero(row.sample.mask & (row.sample.messages == at))
+            for at in row.trained_messages:
+                positions = np.flatnonzero(row.mask & (row.messages == at))
                 prompt = rendered(renderer, Conversation(conversation.messages[:at], conversation.tools), prompt=True)
                 if not len(positions) or not isinstance(prompt, RenderedTokens):
                     continue
                 history = prompt.text[: prompt.rendering.tail]
                 assert row.rendered.text.startswith(history), (name, at)
-                if np.array_equal(row.sample.ids[: positions[0]], prompt.ids):
+                if np.array_equal(row.ids[: positions[0]], prompt.ids):
                     checked += 1
                 elif row.rendered.text.startswith(prompt.text):
                     found.setdefault(OVER, f"{name}, message {at}")
@@ -94,18 +95,16 @@ NOTHING_WRITTEN = {("deepseek-v3", "content_none_alone"): "the template writes n
 def test_expanded_rows_train_every_turn_once(any_family: str) -> None:
     for name, made in expanded(any_family).items():
         own = assistants(CONVERSATIONS[name])
-        assert [at for row in made for at in row.trained] == own, name
-        trained = [np.unique(row.sample.messages[row.sample.mask]).tolist() for row in made]
         nothing = (any_family, name) in NOTHING_WRITTEN
-        assert [at for some_of in trained for at in some_of] == ([] if nothing else own), name
+        assert [at for row in made for at in row.trained_messages] == ([] if nothing else own), name
 
 
 def test_expanded_rows_go_on_as_long_as_they_can(any_family: str) -> None:
     """A row ends where the next one does not begin with it."""
     for name, made in expanded(any_family).items():
         for row, following in itertools.pairwise(made):
-            stop = int(np.flatnonzero(row.sample.mask)[-1]) + 1
-            assert not np.array_equal(row.sample.ids[:stop], following.sample.ids[:stop]), name
+            stop = int(np.flatnonzero(row.mask)[-1]) + 1
+            assert not np.array_equal(row.ids[:stop], following.ids[:stop]), name
 
 
 NEVER_REWRITTEN = {
@@ -151,9 +150,9 @@ def test_history_that_is_never_rewritten_gives_the_default_row(any_family: str) 
 def is_default(family: str, name: str) -> bool:
     """Whether the expanded row is the default one, up to the last token that carries loss."""
     (made,), sample = expanded(family)[name], rows(family)[name][2]
-    stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(made.sample)
-    same = np.array_equal(made.sample.ids[:stop], sample.ids[:stop])
-    return same and np.array_equal(made.sample.mask[:stop], sample.mask[:stop])
+    stop = int(np.flatnonzero(sample.mask)[-1]) + 1 if sample.trained else len(made)
+    same = np.array_equal(made.ids[:stop], sample.ids[:stop])
+    return same and np.array_equal(made.mask[:stop], sample.mask[:stop])
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-thinking-2507", "gpt-oss", "mistral-nemo"])
@@ -202,18 +201,18 @@ def test_warned_of_every_turn_that_is_trained_otherwise_than_it_was_sampled(any_
     block that the template only prompts with) no choice of the past can mend, and no warning tells of it.
     """
     renderer = make_renderer(any_family)
-    supervisor = Supervisor(renderer)
+    builder = SampleBuilder(renderer)
     missed, needless = [], []
     for name, (conversation, _, _) in rows(any_family).items():
         if name not in SHAPES:
             continue
-        (made,) = supervisor.samples(conversation.messages, conversation.tools)
-        told = {int(at) for line in made.untrue for at in re.findall(r"\d+", line.partition(":")[0])}
+        (made,) = builder.build(conversation.messages, conversation.tools)
+        told = {int(at) for line in told_of(made, HistoryWarning) for at in re.findall(r"\d+", line.partition(":")[0])}
         changed = changed_turns(renderer, conversation)
         if changed - told:
-            missed.append(f"{name}: {sorted(changed - told)}, told {made.untrue}")
+            missed.append(f"{name}: {sorted(changed - told)}, told {told_of(made, HistoryWarning)}")
         if told - changed and name not in TOO_MANY:
-            needless.append(f"{name}: {sorted(told - changed)}, told {made.untrue}")
+            needless.append(f"{name}: {sorted(told - changed)}, told {told_of(made, HistoryWarning)}")
     assert not missed, some(missed)
     assert not needless, some(needless)
 

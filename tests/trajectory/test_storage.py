@@ -29,7 +29,7 @@ from tokentrace.trajectory import (
     to_bytes,
 )
 from tokentrace.trajectory import storage as storage_module
-from tokentrace.trajectory.records import MAGIC, VERSION, RecordType, preamble, write_records
+from tokentrace.trajectory.storage import MAGIC, VERSION, RecordType, preamble, write_records
 
 
 def walked(seed: int, steps: int) -> Walk:

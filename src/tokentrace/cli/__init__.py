@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from typing import Any, Final
 
 import click
+
+from .options import DEBUG, debug_option
 
 COMMANDS: Final = {
     "render": "Render a conversation to tokens that know their origin.",
@@ -17,7 +18,7 @@ COMMANDS: Final = {
     "grammar": "Show what a model writes in its turn.",
     "tokenize": "Turn files of conversations into training rows.",
     "rollout": "Run agents on an engine and keep exact training rows.",
-    "check": "Hold rows of ids against a model's template.",
+    "check": "Compare rows of ids with what a model's template makes.",
     "families": "Show what is known of each family of models.",
     "demo": "Run rollouts by three client paths and compare them.",
 }
@@ -46,113 +47,11 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (TokentraceError, OSError) as error:
-            if ctx.meta.get(_DEBUG) or isinstance(error, BrokenPipeError):
+            if ctx.meta.get(DEBUG) or isinstance(error, BrokenPipeError):
                 raise
             said = " ".join(str(error).split())
             click.secho(f"error: {said}", fg="red", err=True)
             ctx.exit(2)
-
-
-_DEBUG: Final = "tokentrace.debug"
-
-
-def debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--debug``: a traceback where there would be one line."""
-
-    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-        if value:
-            ctx.meta[_DEBUG] = True
-
-    option = click.option(
-        "--debug", is_flag=True, expose_value=False, callback=remember, help="Show the traceback of an error."
-    )
-    return option(command)
-
-
-def tokenizer_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--tokenizer``, by default the embedded model."""
-    option = click.option(
-        "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
-    )
-    return option(command)
-
-
-def template_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a conversation is rendered with: tokenizer, tools, template and its variables."""
-    options = (
-        tokenizer_option,
-        click.option(
-            "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
-        ),
-        click.option(
-            "--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."
-        ),
-        click.option(
-            "--renderer", default="auto", show_default=True, metavar="NAME", help="A family, auto or default."
-        ),
-        click.option(
-            "--chat-template",
-            metavar="FILE",
-            help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def supervision_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What carries loss, how the past is shown, and what a control token in a user's text becomes."""
-    options = (
-        click.option(
-            "--turns",
-            type=click.Choice(["all", "last", "flagged"]),
-            default="all",
-            show_default=True,
-            help='Which assistant turns carry loss; flagged: all but those with "train": false or "weight": 0.',
-        ),
-        click.option(
-            "--parts",
-            default="reasoning,content,tool_calls,stop",
-            show_default=True,
-            metavar="LIST",
-            help="What of a turn carries loss.",
-        ),
-        click.option("--roles", default="assistant", show_default=True, metavar="LIST", help="Whose messages do."),
-        click.option(
-            "--past",
-            type=click.Choice(["template", "preserve", "expand"]),
-            help="How earlier turns are shown: as the template writes them, with all reasoning kept, or in a row for "
-            "every turn as the model would have seen it.  [default: template, with a warning where it matters]",
-        ),
-        click.option(
-            "--final-stop", is_flag=True, help="Add the stop token where the template leaves the last turn without it."
-        ),
-        click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled."),
-        click.option(
-            "--control-tokens",
-            type=click.Choice(["literal", "reject", "hf_compat"]),
-            default="literal",
-            show_default=True,
-            help="What becomes of a control token that a user or a tool spells out.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def show_view(
-    coloured: Callable[..., Any], plain: Callable[..., str], shown: Any, *, fold: bool = False, **options: Any
-) -> None:
-    """Print a view: in colours where the terminal has them, else as plain lines. `fold` breaks long lines."""
-    from rich.console import Console
-
-    console = Console()
-    if console.is_terminal and not console.no_color and console.color_system:
-        console.print(coloured(shown, **options), soft_wrap=not fold)
-    else:
-        click.echo(plain(shown, **options))
 
 
 def one_blas_thread() -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import debug_option, one_blas_thread
+from . import one_blas_thread
+from .options import debug_option
+from .output import ProgressBars
 
 if TYPE_CHECKING:
-    from ..demo.paths import PathReport, Progress
+    from ..demo.paths import PathReport
     from ..rendering.renderer import Renderer
     from ..samples.sample import Sample
 
@@ -39,7 +40,7 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool) 
     """Run agents on the embedded pocket model by three client paths, on the same questions with the same seeds.
 
     Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The table tells
-    what that comes to: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
+    what that costs: breaks, samples, mismatched tokens, and how far a trainer's logprobs are from the engine's.
     Pocket was trained with noise that makes streams break; a second table tells which breaks need it and which do not.
     """
     one_blas_thread()
@@ -60,8 +61,8 @@ def _compare(output: Path, rollouts: int, seed: int) -> Path:
     from ..rendering.factory import create_renderer
 
     renderer = create_renderer(POCKET)
-    with _progress() as progress:
-        found = asyncio.run(run_demo(renderer, rollouts=rollouts, seed=seed, progress=progress))
+    with ProgressBars(transient=True, counts=True) as bars:
+        found = asyncio.run(run_demo(renderer, rollouts=rollouts, seed=seed, progress=bars.show))
     Console().print(demo_text(found), soft_wrap=True)
     click.echo()
     for wrote in (_write_rows(output, found.paths, seed), _write_trajectories(output, found.paths)):
@@ -72,30 +73,6 @@ def _compare(output: Path, rollouts: int, seed: int) -> Path:
     click.echo(f"Table         {output / 'summary.json'}")
     click.secho(f"Report        {page}", bold=True)
     return page
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A bar for each path and trial on a terminal, nothing elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, transient=True) as bars:
-        known: dict[str, TaskID] = {}
-
-        def update(label: str, done: int, total: int) -> None:
-            if label not in known:
-                known[label] = bars.add_task(label, total=total)
-            bars.update(known[label], completed=done)
-
-        yield update
 
 
 def _write_rows(output: Path, reports: Sequence[PathReport], seed: int) -> str:

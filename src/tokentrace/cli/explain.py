@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import debug_option, tokenizer_option
+from ..errors import InputError
+from .options import debug_option, json_option, tokenizer_option
 
 if TYPE_CHECKING:
     from ..compare.breaks import Break
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("prompt", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @tokenizer_option
 @click.option("--branch", type=int, metavar="N", help="The branch of a trajectory file.  [default: the last written]")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON instead of text.")
+@json_option("Write JSON instead of text.")
 @debug_option
 def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch: int | None, as_json: bool) -> None:
     """Say where and why the next prompt does not extend a stream, id for id.
@@ -36,9 +37,8 @@ def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch:
     import numpy as np
 
     from ..compare.breaks import explain_break
-    from ..errors import InputError
-    from ..pocket import POCKET
     from ..tokens.loading import load_tokenizer
+    from .inputs import chosen_tokenizer
 
     ids, known = _read_stream(stream, branch)
     if prompt is not None:
@@ -50,9 +50,7 @@ def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch:
     sampled = known.get("sampled")
     if sampled is None and "prompt_length" in known:
         sampled = np.arange(len(ids)) >= int(known["prompt_length"])
-    if tokenizer is None:
-        click.secho("no --tokenizer given: using the embedded pocket model", dim=True, err=True)
-    found = explain_break(ids, asked, load_tokenizer(POCKET if tokenizer is None else tokenizer), sampled=sampled)
+    found = explain_break(ids, asked, load_tokenizer(chosen_tokenizer(tokenizer)), sampled=sampled)
     if as_json:
         click.echo(json.dumps(_row(found)))
     elif found is None:
@@ -83,7 +81,7 @@ def _row(found: Break | None) -> dict[str, Any]:
 def _read_stream(path: Path, branch: int | None) -> tuple[list[int], dict[str, Any]]:
     """The ids of a stream, and what else its file says."""
     from ..trajectory import load_trajectory
-    from ..trajectory.records import MAGIC
+    from ..trajectory.storage import MAGIC
 
     with path.open("rb") as file:
         is_trajectory = file.read(len(MAGIC)) == MAGIC
@@ -97,7 +95,6 @@ def _read_stream(path: Path, branch: int | None) -> tuple[list[int], dict[str, A
 
 
 def _read_json(path: Path) -> Any:
-    from ..errors import InputError
 
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -106,7 +103,6 @@ def _read_json(path: Path) -> Any:
 
 
 def _ids(found: Any, path: Path) -> list[int]:
-    from ..errors import InputError
     from ..rendering.bridged import check_ids
 
     if not isinstance(found, list):

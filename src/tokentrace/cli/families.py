@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from . import debug_option
+from ..errors import RendererError
+from .options import debug_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
+
+    from ..formats.families import Family
 
 COLUMNS: Final = (
     ("name", "Family"),
@@ -39,20 +43,18 @@ def families(*, name: str | None, form: str) -> None:
       tokentrace families qwen3
       tokentrace families --format json
     """
-    known: Sequence[Any] = _known()
-    if name is not None:
-        known = [family for family in known if family.name == name]
-        if not known:
-            from ..errors import RendererError
+    from rich.console import Console
 
-            names = ", ".join(family.name for family in _known())
-            raise RendererError(f"there is no family {name!r}; there are: {names}")
+    from ..formats.families import FAMILIES
+
+    known = [family for family in FAMILIES if name in (None, family.name)]
+    if not known:
+        names = ", ".join(family.name for family in FAMILIES)
+        raise RendererError(f"there is no family {name!r}; there are: {names}")
     if form == "json":
         rows = [as_row(family) for family in known]
         click.echo(json.dumps(rows if name is None else rows[0], indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
-
     console = Console()
     if name is not None:
         console.print(_details(known[0]))
@@ -60,20 +62,13 @@ def families(*, name: str | None, form: str) -> None:
         console.print(_table(known) if console.width >= 100 else _list(known))
 
 
-def _known() -> Sequence[Any]:
-    from ..formats import families as module
-
-    found: Sequence[Any] = module.FAMILIES
-    return found
-
-
-def as_row(family: Any) -> dict[str, str]:
+def as_row(family: Family) -> dict[str, str]:
     """A family as plain data."""
     keys = ("name", "title", *(key for key, _ in DETAILS + GRAMMAR))
     return {key: str(getattr(family, key, "") or "") for key in keys}
 
 
-def _table(known: Sequence[Any]) -> RenderableType:
+def _table(known: Sequence[Family]) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -87,14 +82,11 @@ def _table(known: Sequence[Any]) -> RenderableType:
     return table
 
 
-def _list(known: Sequence[Any]) -> RenderableType:
+def _list(known: Sequence[Family]) -> RenderableType:
     """The same for narrow terminals."""
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = _grid()
     for family in known:
         row = as_row(family)
         grid.add_row(Text(row["name"], "bold"), Text(row["models"], "bold"))
@@ -103,19 +95,24 @@ def _list(known: Sequence[Any]) -> RenderableType:
     return grid
 
 
-def _details(family: Any) -> RenderableType:
-    from rich.console import Group
+def _grid() -> Table:
     from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def _details(family: Family) -> RenderableType:
+    from rich.console import Group
     from rich.text import Text
 
-    row = as_row(family)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    row, grid = as_row(family), _grid()
     for key, label in DETAILS:
         if row[key]:
-            grid.add_row(label, Text(row[key]))
-    parts: list[RenderableType] = [Text.assemble((row["name"], "bold"), "  ", (row["title"], "")), grid]
+            grid.add_row(Text(label, "dim"), Text(row[key]))
+    parts: list[RenderableType] = [Text.assemble((row["name"], "bold"), "  ", row["title"]), grid]
     for key, label in GRAMMAR:
         if row[key]:
             grammar = Text("\n".join(f"  {line}" for line in row[key].rstrip("\n").split("\n")))

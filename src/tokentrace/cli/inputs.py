@@ -1,20 +1,58 @@
-"""What the command line reads: conversations, tools, template variables. Errors name the file and the place."""
+"""What the command line reads: conversations, tools, templates and their variables. Errors name the file and place."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import InputError
+from .output import note
+
+if TYPE_CHECKING:
+    from ..rendering.renderer import Renderer
 
 RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 """Template variables that have options of their own."""
 
 _PYTHON: Final = {"True": True, "False": False, "None": None}
+
+
+def chosen_tokenizer(tokenizer: str | None) -> str:
+    """What ``--tokenizer`` names; the embedded model if nothing, which is said."""
+    from ..pocket import POCKET
+
+    if tokenizer is None:
+        note("no --tokenizer given: using the embedded pocket model")
+    return str(POCKET) if tokenizer is None else tokenizer
+
+
+def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
+    """The renderer that `options.template_options` describe, with further settings."""
+    from ..rendering.factory import create_renderer
+
+    return create_renderer(
+        chosen_tokenizer(template["tokenizer"]),
+        template["renderer"],
+        chat_template=read_template(template["chat_template"]),
+        **settings,
+        **parse_kwargs(template["kwargs"]),
+    )
+
+
+def read_template(given: str | None) -> str | None:
+    """The source of a template, if a file is named; else the name of one that the tokenizer carries."""
+    if given is None or not Path(given).is_file():
+        return given
+    return Path(given).read_text(encoding="utf-8")
+
+
+def conversation_title(source: str | None) -> str:
+    """What to call a conversation that was read from here."""
+    return "example" if source is None else "stdin" if source == "-" else Path(source).name
 
 
 def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
@@ -37,23 +75,25 @@ def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
     return value, None
 
 
-def read_tools(source: str) -> Any:
-    """Tool schemas: a list, an object with ``tools``, or a single schema."""
+def read_tools(source: str | None, otherwise: Any = None) -> Any:
+    """Tool schemas from a file: a list, an object with ``tools``, or a single schema."""
+    if source is None:
+        return otherwise
     value = parse_json(_read(source), "stdin" if source == "-" else source)
     if isinstance(value, dict):
         return value.get("tools", [value])
     return value
 
 
-def parse_json(text: str, name: str) -> Any:
-    """JSON, or an InputError with line and column."""
+def parse_json(text: str, name: str, line: int = 1) -> Any:
+    """JSON, or an InputError with line (the first is `line`) and column."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         hint = ""
         if error.msg == "Extra data" and _is_json(text.lstrip().partition("\n")[0]):
             hint = "; if it holds one conversation per line, choose one with --index"
-        place = f"{name}, line {error.lineno}, column {error.colno}"
+        place = f"{name}, line {line + error.lineno - 1}, column {error.colno}"
         raise InputError(f"{place}: not valid JSON: {error.msg}{hint}") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply") from error
@@ -72,11 +112,7 @@ def _line(text: str, name: str, index: int) -> Any:
     if not -len(rows) <= index < len(rows):
         raise InputError(f"{name}: there is no conversation {index}; it holds {len(rows)}")
     number, line = rows[index]
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        place = f"{name}, line {number}, column {error.colno}"
-        raise InputError(f"{place}: not valid JSON: {error.msg}") from error
+    return parse_json(line, name, number)
 
 
 def _read(source: str) -> str:
@@ -86,7 +122,7 @@ def _read(source: str) -> str:
         return Path(source).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         name = "stdin" if source == "-" else source
-        raise InputError(f"{name}: not UTF-8: byte {error.start} is no text") from error
+        raise InputError(f"{name}: not UTF-8: byte {error.start} cannot be read as text") from error
 
 
 def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
@@ -121,5 +157,10 @@ def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
     }
     for key in found:
         if key in RESERVED | named:
-            raise InputError(f"--kwargs: {key!r} is no template variable; it has an option of its own")
+            raise InputError(f"--kwargs: {key!r} is not a template variable: it has an option of its own")
     return found
+
+
+def split_list(names: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]

@@ -6,12 +6,15 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
+from ..errors import InputError
 from ..rollout.ends import FAILED_ENDS
-from . import debug_option, one_blas_thread
+from . import one_blas_thread
+from .options import debug_option, json_option, quiet_option
+from .output import ProgressBars, note
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -33,8 +36,8 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="What the seeds of all rollouts are made from.")
 @click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of going on with it.")
 @click.option("--retry", is_flag=True, help=f"Run those again that ended with {', '.join(_FAILED)}.")
-@click.option("--json", "as_json", is_flag=True, help="Write the metrics to stdout as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
+@json_option("Write the metrics to stdout as JSON.")
+@quiet_option
 @debug_option
 @click.pass_context
 def rollout(
@@ -71,8 +74,7 @@ def rollout(
       tokentrace rollout agents.yaml --json -q > metrics.json
     """
     one_blas_thread()
-    from ..demo.source import SOURCES
-    from ..errors import InputError
+    from ..demo.rollouts import SOURCES
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, discard_run
@@ -119,7 +121,7 @@ def _kept(run: Run, store: RolloutStore) -> str:
 
 
 async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, list[Circuit], float]:
-    """What the run came to, the states of its endpoints, and for how many seconds it waited for an engine."""
+    """The summary of the run, the states of its endpoints, and for how many seconds it waited for an engine."""
     from ..engines.routing import circuits_of
     from ..rollout.batch import Summary, run_rollouts
     from ..rollout.patience import Patience
@@ -146,7 +148,6 @@ async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, lis
 
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:
     """Write rows and metrics; says why the rows could not be written."""
-    from ..errors import InputError
     from ..files import write_whole
     from ..rollout.store import METRICS
 
@@ -164,74 +165,48 @@ def _announce(run: Run, store: RolloutStore, before: dict[str, int]) -> None:
         said = f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished"
         if before["unfinished_before"]:
             said += f", {before['unfinished_before']:,} were under way and are run again"
-        click.secho(said, dim=True, err=True)
+        note(said)
     try:
         import pyarrow  # noqa: F401
     except ImportError:
         click.secho("pyarrow is missing: no rows will be written (install tokentrace[data])", fg="yellow", err=True)
 
 
-class _Display:
-    """Progress with rate and time left: a bar on a terminal, a line now and then elsewhere."""
+class _Display(ProgressBars):
+    """Progress of a run, with rate, mean reward and time left, and when no engine answers."""
 
-    _EVERY = 15.0
     _OUTAGES_EVERY = 60.0
 
     def __init__(self, total: int, store: RolloutStore, quiet: bool, engine: Engine) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True)
-        self._quiet = quiet
+        super().__init__(quiet=quiet, counts=True, columns=[_circuits_column(engine)])
         self._engine = engine
         self._total = total
         self._before = self._done = len(store.finished)
-        told = [row["metrics"]["reward"] for row in store.finished if row["metrics"]["reward"] is not None]
-        self._reward, self._rewarded = sum(told), len(told)
+        rewards = [row["metrics"]["reward"] for row in store.finished if row["metrics"]["reward"] is not None]
+        self._reward, self._rewarded = sum(rewards), len(rewards)
         self._errors = sum(row["metrics"]["tool_errors"] for row in store.finished)
-        self._bar: Any = None
-        self._began = self._said = time.monotonic()
         self._outage_said = 0.0
 
-    def __enter__(self) -> _Display:
-        if not self._quiet and self._console.is_terminal:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("rollouts"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[said]}"),
-                _circuits_column(self._engine),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._total, completed=self._done, said="")
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.show("rollouts", self._done, self._total)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
     def update(self, rollout: Rollout) -> None:
+        """Count a rollout that has ended."""
         self._done += 1
         self._errors += rollout.use.failed
         if rollout.reward is not None:
             self._reward, self._rewarded = self._reward + rollout.reward, self._rewarded + 1
-        now = time.monotonic()
-        rate = (self._done - self._before) / max(now - self._began, 1e-9)
+        rate = (self._done - self._before) / max(time.monotonic() - self._began, 1e-9)
         said = f"{rate:.1f}/s"
         if self._rewarded:
             said += f" · reward {self._reward / self._rewarded:.3f}"
         if self._errors:
             said += f" · {self._errors:,} tool errors"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, said=said)
-        elif not self._quiet and now - self._said >= self._EVERY:
-            self._said = now
-            said += _circuits(self._engine)
-            left = (self._total - self._done) / rate
-            click.echo(f"{self._done:,} of {self._total:,} rollouts · {said} · {left:.0f} s left", err=True)
+        left = (self._total - self._done) / rate
+        line = f"{self._done:,} of {self._total:,} rollouts · {said}{_circuits(self._engine)} · {left:.0f} s left"
+        self.show("rollouts", self._done, self._total, said, line)
 
     def outage(self, outage: Outage | None) -> None:
         """Say that the engine does not answer, now and then, and that it answers again."""

@@ -1,8 +1,8 @@
 """The same job on a cluster: chunks as a Ray Dataset, tokenized by actors, put together as on one machine.
 
-What a chunk becomes is decided by `chunks.tokenize_chunk` alone, here as there. Parts are written whole, under a name
-that only the chunk decides, and say the same however often they are written: that Ray may run a chunk again, when a
-worker or a node dies, changes nothing in the result.
+`workers.tokenize_chunk` makes the part file of a chunk, here as on one machine. A part is written whole, its name
+depends on the chunk alone, and so does its content: that Ray may run a chunk again, when a worker or a node dies, does
+not change the result.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ import numpy as np
 
 from ..errors import InputError, SampleError, TokentraceError
 from ..samples.sample import Sample
-from .chunks import part_file, tokenize_chunk
+from .chunks import CHUNK_ROWS, Chunk, Row
 from .job import MANIFEST, Finished, tokenize_files
-from .sources import CHUNK_ROWS, Chunk, Format, Row, tables
+from .sources import Format, pyarrow
 from .tables import Layout, Place, samples_table, schema
-from .tokenizing import Counts, RowTokenizer, Tokenized, TokenizeSettings
+from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
+from .workers import part_file, tokenize_chunk
 
 _SHARED: Final = "inputs, tokenizer and output must be on storage that all nodes share, under the same paths"
-_KEPT: Final = "what is done is kept: run again to go on"
+_KEPT: Final = "what is done is kept: run again to continue"
 
 _TASKS: Final = 32
 _MOST_CHUNKS: Final = 16
-"""A worker is given one chunk at a time. Where each would get more than `_TASKS` of them, so many more at a time that
-it is about `_TASKS`, but at most `_MOST_CHUNKS`: what Ray keeps of a task is kept on one machine."""
+"""A worker is given one chunk per task. Where that would be more than `_TASKS` tasks for each worker, a task has more
+chunks, up to `_MOST_CHUNKS`: Ray keeps a record of each task on one machine."""
 
 _RETRIES: Final = 3
-"""How often a chunk is tried again when a worker died on it. Ray itself would never stop."""
+"""How often a chunk is tried again when a worker died on it. Ray itself would never give up."""
 
 _PAUSES: Final = (0.0, 1.0, 4.0, 15.0, 40.0)
-"""A part that another node wrote is looked for so often, with so many seconds between: network file systems remember
-for up to a minute that a file was not there."""
+"""Seconds to wait before each look for a part that another node wrote: network file systems remember for up to a minute
+that a file was not there."""
 
 _SAME: Final = ("tokentrace", "tokenizer_sha256", "template_sha256", "family")
-"""What has to be the same on all nodes, of what the manifest says."""
+"""What the manifest says that has to be the same on all nodes."""
 
 
 def tokenize_on_ray(
@@ -61,15 +62,15 @@ def tokenize_on_ray(
 ) -> Finished:
     """`job.tokenize_files` on a Ray cluster: the same file, byte for byte, and the same side file.
 
-    On all nodes, this version of tokentrace must be installed, and the inputs, the tokenizer's folder and the
-    output's folder must be there under the same paths, on storage that they share. Each worker makes sure of that
-    before it does anything: what a node does not see is a SampleError with its name and the path.
+    All nodes need this version of tokentrace, and the inputs, the tokenizer's folder and the output's folder under the
+    same paths, on storage that they share. Each worker checks that first: what a node does not see is a SampleError
+    with the node and the path.
 
-    `workers` actors work, each on one CPU; as many as the cluster has CPUs, if it is None. `address` is that of a
-    cluster, ``"auto"`` for the one this machine is a node of, ``"local"`` for one of this machine's cores that lasts as
-    long as the call; None is what ``ray.init()`` makes of it. A program that is connected to Ray already stays so, and
-    its connection is used. `options` are those of `tokenize_files`. Going on after an end is the same as there: parts
-    that are done are kept, whether Ray made them or not.
+    `workers` is the number of actors, each on one CPU; by default the number of CPUs of the cluster. `address` is that
+    of a cluster: ``"auto"`` for the one this machine is a node of, ``"local"`` for a cluster of this machine's cores
+    that lasts as long as the call; None is the default of ``ray.init()``. A program that is already connected to Ray
+    stays connected, and its connection is used. `options` are those of `tokenize_files`. An unfinished run is continued
+    in the same way: parts that are done are kept, whether Ray made them or not.
     """
     ray = _ray()
     with _connected(ray, address):
@@ -80,10 +81,10 @@ def tokenize_on_ray(
 def run_on_ray(
     chunks: Iterable[Chunk], settings: TokenizeSettings, parts: Path, workers: int
 ) -> Iterator[tuple[Chunk, Counts]]:
-    """Tokenize chunks on so many actors of the cluster this process is connected to; yields each as it is done.
+    """Tokenize chunks on `workers` actors of the cluster this process is connected to; yields each when it is done.
 
-    All chunks are planned before the first is tokenized; what travels is where they are, never what they say. A chunk
-    that cannot be worked on is a SampleError with its rows. Those that are done by then stay done.
+    All chunks are planned before the first is tokenized; only their positions are sent, never their text. A chunk that
+    fails is a SampleError with its rows. Chunks that are done by then stay done.
     """
     ray = _ray()
     waiting = {chunk.index: chunk for chunk in chunks}
@@ -111,11 +112,11 @@ def run_on_ray(
             _check_part(part_file(folder, chunk.index), row["node"])
             yield chunk, Counts.read(json.loads(row["counts"]))
     if waiting:
-        raise SampleError(f"Ray left out {_rows(next(iter(waiting.values())))}; {_KEPT}")
+        raise SampleError(f"Ray left out {next(iter(waiting.values())).described}; {_KEPT}")
 
 
 def _streamed(ray: Any, dataset: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a dataset as they are made. When nobody wants more of them, its actors end."""
+    """The rows of a dataset as they are made. Its actors end when the caller stops."""
     with _quiet(), contextlib.closing(iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))) as batches:
         while True:
             try:
@@ -134,28 +135,24 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0][:600]}" if text else type(error).__name__
 
 
-def _rows(chunk: Chunk) -> str:
-    return f"rows {chunk.first} to {chunk.first + chunk.rows - 1} of {chunk.source.name}"
-
-
 def _everywhere(chunk: Chunk) -> Chunk:
-    """The chunk with a path that does not depend on where a process was begun."""
+    """The chunk with an absolute path."""
     return dataclasses.replace(chunk, source=dataclasses.replace(chunk.source, path=os.path.abspath(chunk.source.path)))
 
 
 def _portable(settings: TokenizeSettings) -> TokenizeSettings:
-    """The settings with the whole path of the tokenizer, if it is one and no hub name."""
+    """The settings with an absolute path of the tokenizer, unless it is a hub name."""
     path = Path(str(settings.tokenizer)).expanduser()
     return dataclasses.replace(settings, tokenizer=str(path.absolute())) if path.exists() else settings
 
 
 def _check_part(path: Path, node: str) -> None:
-    """Make sure that what a node wrote is seen here."""
+    """Check that this node sees what another wrote."""
     for pause in _PAUSES:
         time.sleep(pause)
         if path.is_file():
             return
-        os.listdir(path.parent)  # has network file systems look again
+        os.listdir(path.parent)  # makes network file systems look again
     raise SampleError(f"{path}, which node {node} wrote, is not seen on node {platform.node()}: {_SHARED}")
 
 
@@ -163,7 +160,7 @@ def _check_part(path: Path, node: str) -> None:
 
 
 class ChunkTokenizer:
-    """What an actor does: descriptions of chunks in, counts or what went wrong out. The samples go to the parts."""
+    """An actor: positions of chunks in, counts or errors out. The samples go to the part files."""
 
     def __init__(self, settings: TokenizeSettings, parts: Path, run: str = "", retries: int = _RETRIES) -> None:
         self._settings = settings
@@ -175,7 +172,7 @@ class ChunkTokenizer:
 
     def __call__(self, batch: Any) -> Any:
         """One row for each chunk: its number, its counts as JSON, and the error, or an empty string."""
-        pa = tables("pyarrow")
+        pa = pyarrow()
         rows = [self._row(pickle.loads(data)) for data in batch.column("chunk").to_pylist()]
         names = [("index", pa.int64()), ("node", pa.string()), ("counts", pa.string()), ("error", pa.string())]
         return pa.Table.from_pylist(rows, schema=pa.schema(names))
@@ -192,24 +189,25 @@ class ChunkTokenizer:
             error = str(known)
         except Exception as unknown:  # as text: errors do not all travel
             reason = f"{type(unknown).__name__}: {' '.join(str(unknown).split())[:1000]}"
-            error = f"{_rows(chunk)}, on node {self._node}: {reason}; {_KEPT}"
+            error = f"{chunk.described}, on node {self._node}: {reason}; {_KEPT}"
         described = json.dumps(counts.described())
         return {"index": chunk.index, "node": self._node, "counts": described, "error": error}
 
     def _begin(self, chunk: Chunk) -> Path:
-        """Note that a chunk was begun: where a worker died on it, the note is what is left."""
+        """Leave a note that a chunk was started: it remains if a worker dies on the chunk."""
         path = self._parts / f"{chunk.index:08d}.{self._run}.tried"
         with path.open("ab") as file:
             died = file.tell()
             file.write(b".")
         if died > self._retries:
             raise SampleError(
-                f"{_rows(chunk)}: {died} workers died on them, perhaps for want of memory; {_KEPT}, with fewer workers"
+                f"{chunk.described}: {died} workers died on them, perhaps for lack of memory; {_KEPT}, "
+                "with fewer workers"
             )
         return path
 
     def _made(self) -> RowTokenizer:
-        """The tokenizer, made once: what the manifest says it is."""
+        """The tokenizer, made once and checked against the manifest."""
         if self._tokenizer is None:
             if Path(str(self._settings.tokenizer)).is_absolute():
                 self._check_seen(Path(str(self._settings.tokenizer)))
@@ -222,7 +220,7 @@ class ChunkTokenizer:
             for name in _SAME:
                 if found[name] != wanted[name]:
                     raise SampleError(
-                        f"node {self._node} has another {name} than the node that began: {found[name]!r} instead of "
+                        f"node {self._node} has another {name} than the node that started: {found[name]!r} instead of "
                         f"{wanted[name]!r}; they must be the same everywhere"
                     )
             self._tokenizer = made
@@ -233,7 +231,7 @@ class ChunkTokenizer:
             raise SampleError(f"node {self._node} does not see {path}: {_SHARED}")
 
     def _check_source(self, chunk: Chunk) -> None:
-        """Make sure that this node sees the file that was planned."""
+        """Check that this node sees the file that was planned."""
         self._check_seen(Path(chunk.source.path))
         if chunk.source.format in (Format.LINES, Format.ELEMENTS, Format.OBJECT):
             size = os.path.getsize(chunk.source.path)
@@ -256,15 +254,15 @@ def tokenize_dataset(
 ) -> Any:
     """A Ray Dataset of conversations, wherever it was read from, as a Ray Dataset of samples.
 
-    The columns are those of the files that `tokenize_files` writes, but for `row`, which a Ray Dataset does not know,
-    and with `error` beside them: null, or why a row gave no sample. Such a row has empty lists, so that no row of the
-    dataset is without one here. A row that gives several samples becomes several rows. `keep` names columns of the
-    dataset that are carried over, such as an id.
+    The columns are those of the files that `tokenize_files` writes, without `row`, which a Ray Dataset does not have,
+    and with `error`: null, or why a row gave no sample. A row with an error has empty lists, so that every row of the
+    dataset has one here. A row that gives several samples becomes several rows. `keep` names columns of the dataset
+    to copy, such as an id.
 
-    Nothing is run before the dataset is used. Rows are in the order of the dataset only if the execution options of
-    its context say so (``dataset.context.execution_options.preserve_order = True``). `concurrency` is how many actors
-    work, or the fewest and the most; Ray decides, if it is None. Settings that cannot be used are an error here; a
-    column to keep that the dataset does not have is one when it is run.
+    Nothing runs before the dataset is used. Rows are in the order of the dataset only if the execution options of its
+    context say so (``dataset.context.execution_options.preserve_order = True``). `concurrency` is the number of
+    actors, or the fewest and the most; by default Ray decides. Settings that cannot be used are an error here; a
+    column to keep that the dataset does not have is an error when it runs.
     """
     ray = _ray()
     RowTokenizer(settings)
@@ -284,7 +282,7 @@ def tokenize_dataset(
 
 
 class DatasetTokenizer:
-    """What an actor does with batches of rows: tables of conversations in, tables of samples out."""
+    """An actor: tables of conversations in, tables of samples out."""
 
     def __init__(self, settings: TokenizeSettings, keep: tuple[str, ...] = ()) -> None:
         self._layout = Layout(labels=settings.labels)
@@ -294,7 +292,7 @@ class DatasetTokenizer:
 
     def __call__(self, batch: Any) -> Any:
         """A table with at least one row for each row of the batch."""
-        pa = tables("pyarrow")
+        pa = pyarrow()
         if self._tokenizer is None:
             self._tokenizer = RowTokenizer(self._settings)
         samples: list[Sample] = []
@@ -317,11 +315,11 @@ class DatasetTokenizer:
         return table
 
 
-def _outcomes(one: Tokenized) -> Iterator[tuple[Sample, str | None]]:
-    """All that became of a row: samples, and what is wrong with those that are none."""
+def _outcomes(one: RowResult) -> Iterator[tuple[Sample, str | None]]:
+    """The samples of a row with no error, then an empty sample with the error of each problem."""
     for sample in one.samples:
         yield sample, None
-    for bad in (*((one.bad,) if one.bad else ()), *one.left_out):
+    for bad in one.problems:
         empty = np.zeros(0, np.int32)
         nothing = Sample(empty, empty.astype(np.bool_), empty, empty.astype(np.uint8), parts=empty.astype(np.uint8))
         yield nothing, f"{bad.kind}: {bad.reason}"
@@ -332,7 +330,7 @@ def _outcomes(one: Tokenized) -> Iterator[tuple[Sample, str | None]]:
 
 def _ray() -> Any:
     """Ray with its datasets, or InputError with what to install."""
-    tables("pyarrow")
+    pyarrow()
     try:
         import ray
         import ray.data
@@ -343,15 +341,15 @@ def _ray() -> Any:
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Connected to a cluster; afterwards no more, if it was not before."""
+    """Connected to a cluster inside the block; a connection that was there before stays."""
     if ray.is_initialized():
         yield
         return
     where = address or os.environ.get("RAY_ADDRESS", "")
     if where.startswith("ray://"):
         raise InputError(
-            f"{where} is an address of the Ray Client, which is outside of the cluster and its storage: run this on "
-            "a node of it, or as a Ray job, with the address 'auto'"
+            f"{where} is an address of the Ray Client, which is outside the cluster and its storage: run this on a "
+            "node of the cluster, or as a Ray job, with the address 'auto'"
         )
     host, colon, port = where.rpartition(":")
     try:
@@ -376,7 +374,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environ(name: str, value: str) -> Iterator[None]:
-    """With a variable of the environment, unless it is set."""
+    """Set an environment variable inside the block, unless it is set already."""
     if name in os.environ:
         yield
         return
@@ -389,7 +387,7 @@ def _environ(name: str, value: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what Ray Data tells the console; its log files still have it."""
+    """Without Ray Data's messages on the console; its log files still have them."""
     handlers = [one for one in logging.getLogger("ray.data").handlers if isinstance(one, logging.StreamHandler)]
     levels = [one.level for one in handlers]
     for one in handlers:

@@ -1,7 +1,7 @@
-"""A row of a dataset as a conversation: which columns hold it, in whatever shape it is. Pure.
+"""A row of a dataset as a conversation: which columns hold it, and in which shape.
 
-Rows are what JSON lines, Parquet and the Hub's datasets give: mappings of columns. A row that is read from Parquet goes
-through `without_nulls` first.
+Rows are mappings of columns, as JSON lines, Parquet and the Hub's datasets give them. A row that was read from Parquet
+goes through `without_nulls` first.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TOOLS: Final = ("tools", "functions")
 VARIABLES: Final = "chat_template_kwargs"
 
 _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Template variables that are not a row's to set."""
+"""Template variables that a row cannot set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where a row holds what. None: found out by the names that datasets use."""
+    """The columns of a row. None: the first of the usual names that the row has."""
 
     messages: str | None = None
     tools: str | None = None
@@ -36,15 +36,15 @@ class Columns:
 
 
 FOUND_OUT: Final = Columns()
-"""No column is named."""
+"""No column is named: all are found by the usual names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation in OpenAI's shape, and what its row says beside it.
+    """A conversation in OpenAI's shape, and what else its row says.
 
-    `completion_from` is set for rows of prompt and completion: the first message of the completion. Only from there on
-    is anything trained. `variables` are the row's own template variables.
+    `completion_from` is set for rows of prompt and completion: the first message of the completion. Nothing before it
+    is trained. `variables` are the row's own template variables.
     """
 
     messages: list[Message]
@@ -59,13 +59,13 @@ def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | No
     - Messages: from ``messages``, ``conversations`` or ``conversation``, a list or JSON text of one; else from
       ``prompt`` and ``completion`` (or ``response``), each a list of messages, or a string that the user and then the
       assistant says. Errors count messages from the prompt's first on. A row that is a list is a list of messages.
-    - `shape`: what the messages are written in; None: `shape_of` tells. Messages in OpenAI's shape stay as they are.
+    - `shape`: the shape of the messages; None: `shape_of` finds it. Messages in OpenAI's shape stay as they are.
     - Tools: from ``tools`` or ``functions``, a list or JSON text of one; no tools are None. Bare schemas become tools
       in ``functions`` and beside ShareGPT's turns.
     - The ``system`` column goes before the messages (see `with_system`).
     - Variables: from ``chat_template_kwargs``, a mapping or JSON text of one.
 
-    A column that is found out counts as absent if it is None; one that is named has to be there.
+    A column found by a usual name counts as absent if it is None; a column that was named has to be there.
     """
     if isinstance(row, list):
         if columns != FOUND_OUT:
@@ -98,10 +98,10 @@ def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | No
 def without_nulls(value: Any) -> Any:
     """`value` without the keys of mappings that are None, at any depth; lists keep their elements.
 
-    Parquet has one set of keys for all rows, and fills in None for those that a message, a call's arguments or a tool
-    schema does not have. Nobody can tell such a None from one that was meant, so all of them go: an argument that is
-    null by intent is lost, unless the arguments are JSON text, which is not looked into. The None content of an
-    assistant goes too: it means the same as none, and templates that write None out as a word write nothing then.
+    Parquet has one set of keys for all rows, and fills in None where a message, a call's arguments or a tool schema
+    lacks a key. Such a None cannot be told from one that was meant, so all are removed: an argument that is null on
+    purpose is lost, unless the arguments are JSON text, which is left alone. An assistant's content of None is removed
+    too: it means the same as no content, and a template that would write the word None then writes nothing.
     """
     try:
         return _without_nulls(value)
@@ -118,7 +118,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def plain_values(value: Any) -> Any:
-    """`value` with lists for NumPy's arrays and numbers for its numbers, at any depth: what pandas gives of a table."""
+    """`value` with NumPy's arrays as lists and its numbers as Python's, at any depth: for rows from pandas."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -195,7 +195,7 @@ def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InputError(f"must be a mapping of template variables, not {_kind(value)}", field=VARIABLES)
     if taken := [name for name in value if not isinstance(name, str) or name in _RESERVED]:
-        raise InputError(f"{str(taken[0])[:80]!r} is no variable that a row can set", field=VARIABLES)
+        raise InputError(f"{str(taken[0])[:80]!r} is not a variable that a row can set", field=VARIABLES)
     return value
 
 

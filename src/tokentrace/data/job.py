@@ -1,9 +1,8 @@
 """The job: files of conversations to one file of samples, on all cores, in bounded memory, and resumable.
 
-The input is planned as chunks (`sources.plan`). Each chunk becomes a part file, written whole or not at all, by
-whoever is free; parts are put together in the order of the chunks. So the result depends on the input and the
-settings alone, not on how many worked on it, and a run that was killed goes on where it stopped: what is there of
-its parts is taken as it is.
+The input is planned as chunks (`chunks.plan`). Each chunk becomes a part file, written whole or not at all, by any free
+worker; parts are put together in the order of the chunks. So the result depends on the input and the settings alone,
+not on the number of workers, and a run that was killed continues where it stopped: part files that are there are kept.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from ..errors import InputError, SampleError, WriteError
 from ..files import lock, write_whole, writing
 from ..settings import instance, whole
-from .chunks import part_file, read_part
-from .sources import Chunk, Source, file_digest, find_sources, plan, tables
+from .chunks import Chunk, chunk_size, plan
+from .sources import Source, file_digest, find_sources, pyarrow
 from .tables import Layout, check_name, named_path, sample_writer
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
-from .workers import run_chunks
+from .workers import part_file, read_part, run_chunks
 
 MANIFEST: Final = "manifest.json"
 
@@ -37,7 +36,7 @@ class Stage(StrEnum):
     """What a run is doing."""
 
     READING = "reading the input"
-    """To tell by its content whether it is the input of an earlier run; in bytes."""
+    """To tell by its content whether an earlier run had the same input; progress is in bytes."""
     TOKENIZING = "tokenizing"
 
 
@@ -47,27 +46,27 @@ class Progress:
 
     counts: Counts
     done: int
-    """How much of the sources, in the units of `Source.size`."""
+    """How much of the sources is done, in the units of `Source.size`."""
     total: int
     resumed: bool = False
-    """This much was there already when the run began."""
+    """The chunk was done by an earlier run."""
     stage: Stage = Stage.TOKENIZING
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a run came to, and where it is."""
+    """The result of a run, and where it is."""
 
     output: Path
     bad_rows: Path | None
-    """The side file; None where every row gave a sample."""
+    """The file of bad rows; None where every row gave a sample."""
     counts: Counts
     resumed_chunks: int
     chunks: int
 
 
 def bad_rows_path(output: Path) -> Path:
-    """The side file of an output."""
+    """The file of the bad rows of an output."""
     name = output.name.removesuffix(".gz").removesuffix(".parquet").removesuffix(".jsonl")
     return output.with_name(f"{name}.bad.jsonl")
 
@@ -91,13 +90,13 @@ def tokenize_files(
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``, ``.jsonl.gz``).
 
-    A file that is there already is replaced only with `overwrite`. What an earlier run with the same input and
-    settings left behind is gone on with; parts of another one are an InputError, unless `restart` discards them.
-    Rows that give no sample are in the side file, with their line and the reason. `run` works through the chunks:
-    here on processes of this machine, in `data.cluster` on Ray. Where the system refuses to write, WriteError names
-    the file and how many rows are safe: the same call goes on with them.
+    An existing file is replaced only with `overwrite`. An unfinished run with the same input and settings is continued;
+    the parts of another run are an InputError, unless `restart` discards them. Rows that give no sample go to the
+    file of bad rows, with their line and the reason. `run` works through the chunks: on processes of this machine, or
+    on Ray (`data.cluster`). Where the system refuses to write, WriteError names the file and how many rows are safe:
+    the same call continues from there.
     """
-    tables("pyarrow")
+    pyarrow()
     path = named_path(output)
     check_name(path)
     instance("settings", settings, TokenizeSettings, SampleError)
@@ -110,16 +109,17 @@ def tokenize_files(
     with writing(parts):
         parts.mkdir(exist_ok=True)
     with _held(parts, restart):
-        sources = find_sources(inputs, parts / "unpacked", split=split)
+        found = find_sources(inputs, parts / "unpacked", split=split)
         tokenizer = RowTokenizer(settings)
-        seen = [_seen(source) for source in sources]
-        digests = _digests(sources, progress)
-        described = {**tokenizer.described(), "sources": list(map(_described, sources, digests))}
+        seen = [_seen(source) for source in found]
+        sources = _hashed(found, progress)
+        listed = [{"name": source.name, "size": source.size, "digest": source.digest} for source in sources]
+        described = {**tokenizer.described(), "sources": listed}
         _check_manifest(parts, described)
         work = _Work(parts, settings, sources, described, progress)
         with _safe(work):
             counts = work.run(run, workers or min(available_cores(), work.useful_workers))
-            _check_unchanged(sources, seen, digests, parts)
+            _check_unchanged(sources, seen, parts)
             finished = work.assemble(path, counts)
         shutil.rmtree(parts)
     return finished
@@ -131,17 +131,13 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _described(source: Source, digest: str) -> dict[str, Any]:
-    return {"name": source.name, "size": source.size, "digest": digest}
-
-
 def _seen(source: Source) -> tuple[int, int]:
     about = os.stat(source.path)
     return about.st_size, about.st_mtime_ns
 
 
-def _digests(sources: Sequence[Source], progress: Callable[[Progress], None] | None) -> list[str]:
-    """The digest of each source, by its content: times tell neither that a file changed nor that it did not."""
+def _hashed(sources: Sequence[Source], progress: Callable[[Progress], None] | None) -> list[Source]:
+    """The sources with the digest of their content. Modification times do not tell whether a file changed."""
     done, total = 0, sum(os.path.getsize(source.path) for source in sources if not source.hashed)
 
     def more(size: int) -> None:
@@ -150,15 +146,12 @@ def _digests(sources: Sequence[Source], progress: Callable[[Progress], None] | N
         if progress is not None and before // _TELL != done // _TELL:
             progress(Progress(Counts(), done, total, stage=Stage.READING))
 
-    return [source.hashed or file_digest(source.path, more) for source in sources]
+    return [replace(source, hashed=source.hashed or file_digest(source.path, more)) for source in sources]
 
 
-def _check_unchanged(
-    sources: Sequence[Source], seen: Sequence[tuple[int, int]], digests: Sequence[str], parts: Path
-) -> None:
-    """Make sure that what was tokenized is what the digests are of."""
-    for source, before, digest in zip(sources, seen, digests, strict=True):
-        if _seen(source) != before and source.digest != digest:
+def _check_unchanged(sources: Sequence[Source], seen: Sequence[tuple[int, int]], parts: Path) -> None:
+    for source, before in zip(sources, seen, strict=True):
+        if _seen(source) != before and file_digest(source.path) != source.digest:
             raise InputError(
                 f"{source.name} changed while it was read, and {parts} holds rows of both: restart to discard it"
             )
@@ -166,18 +159,18 @@ def _check_unchanged(
 
 @contextlib.contextmanager
 def _safe(work: _Work) -> Iterator[None]:
-    """Say what is safe where a file cannot be written."""
+    """Add to a WriteError how many rows are safe."""
     try:
         yield
     except WriteError as error:
         rows = work.counts.rows
         kept = f"{rows:,} row{'' if rows == 1 else 's'} {'is' if rows == 1 else 'are'} safe in {work.parts}"
-        said = f"{error.problem}; {kept}: make room and run the same again, it goes on from there"
+        said = f"{error.problem}; {kept}: make room and run the same again, it continues from there"
         raise WriteError(said, path=error.path, rows=rows) from error
 
 
 def _where(source: Source, output: Path) -> str | None:
-    """Where a source is, seen from the folder of the output: both may move together."""
+    """The path of a source, relative to the folder of the output: both may move together."""
     if not source.given:
         return None
     given = os.path.abspath(source.given)
@@ -189,7 +182,7 @@ def _where(source: Source, output: Path) -> str | None:
 
 @contextlib.contextmanager
 def _held(folder: Path, restart: bool) -> Iterator[None]:
-    """Hold a folder for this process alone; it goes if no chunk was done in it. The lock goes with the process."""
+    """Hold a folder for this process alone. After an error it is removed if no chunk was done in it."""
     with writing(folder):
         file = (folder / "lock").open("w")
     with file:
@@ -209,7 +202,7 @@ def _held(folder: Path, restart: bool) -> Iterator[None]:
 
 
 def _check_manifest(parts: Path, described: dict[str, Any]) -> None:
-    """Make sure that parts of an earlier run are of this very job."""
+    """Check that parts of an earlier run belong to this job."""
     path = parts / MANIFEST
     now = json.dumps(described, sort_keys=True, ensure_ascii=False, indent=1)
     if path.is_file():
@@ -234,10 +227,9 @@ def _changed(before: Any, now: Any, place: str = "") -> Iterator[str]:
         yield place
 
 
-# -- all of them
-
-
 class _Work:
+    """The state of a run: which chunks are done, and what they came to."""
+
     def __init__(
         self,
         parts: Path,
@@ -257,8 +249,8 @@ class _Work:
 
     @property
     def useful_workers(self) -> int:
-        """How many processes have something to do; a small input is done sooner than a second one has started."""
-        chunks = sum(-(-source.size // source.chunk_size) for source in self.sources)
+        """How many processes are worth starting: a small input is done before a second one is ready."""
+        chunks = sum(-(-source.size // chunk_size(source)) for source in self.sources)
         return max(1, chunks // 4)
 
     def run(self, run: Callable[..., Iterable[tuple[Chunk, Counts]]], workers: int) -> Counts:
@@ -295,27 +287,18 @@ class _Work:
             for row, source in zip(self.described["sources"], self.sources, strict=True)
         ]
         metadata = {**self.described, "sources": sources, "counts": counts.described()}
-        writer = sample_writer(path, Layout(labels=self.settings.labels), metadata)
         try:
-            with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
-                for index in range(self.chunks):
-                    table, about = read_part(part_file(self.parts, index))
-                    _write_lines(bad_rows, about["bad"])
-                    writer.write(table)
-            has_bad = draft.stat().st_size > 0
-            if has_bad:
-                os.replace(draft, side)
-            else:
-                draft.unlink()
-                side.unlink(missing_ok=True)
-            writer.close()
-        except BaseException:
-            writer.abandon()
+            with sample_writer(path, Layout(labels=self.settings.labels), metadata) as write:
+                with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
+                    for index in range(self.chunks):
+                        table, about = read_part(part_file(self.parts, index))
+                        bad_rows.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in about["bad"])
+                        write(table)
+                has_bad = draft.stat().st_size > 0
+                if has_bad:
+                    os.replace(draft, side)
+                else:
+                    side.unlink(missing_ok=True)
+        finally:
             draft.unlink(missing_ok=True)
-            raise
         return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks)
-
-
-def _write_lines(file: IO[str], rows: Iterable[dict[str, Any]]) -> None:
-    for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")

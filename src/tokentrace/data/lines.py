@@ -1,26 +1,25 @@
-"""Samples as JSON Lines: the rows of a Parquet file of samples, an object a line, for programs that read no Parquet.
+"""Samples as JSON Lines: the rows of a Parquet file of samples, one object per line.
 
-What a Parquet file says in its metadata stands in a file beside it: `metadata_path`.
+What a Parquet file says in its metadata is in a file beside it: `metadata_path`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
 from ..errors import InputError
-from ..files import sync, write_whole, writing
-from .sources import tables
+from .sources import pyarrow
 
 _ROWS: Final = 256
-"""So many lines are read at a time."""
+"""How many lines are read at a time."""
 
 
 def metadata_path(path: Path) -> Path:
@@ -28,46 +27,26 @@ def metadata_path(path: Path) -> Path:
     return path.with_name(path.name + ".metadata")
 
 
-class LinesWriter:
-    """Writes tables of samples as JSON Lines, packed if the name ends in ``.gz``. The same rows are the same bytes.
+class LineWriter:
+    """Writes tables of samples as JSON Lines; `packed` by gzip. The same rows are the same bytes."""
 
-    The file has its name only when it is whole.
-    """
-
-    def __init__(self, path: Path, metadata: str) -> None:
-        self._path = path
-        self._metadata = metadata
-        self._unfinished = path.with_name(path.name + ".unfinished")
-        with writing(path):
-            self._file: IO[bytes] = self._unfinished.open("wb")
-            self._out: IO[bytes] = self._file
-            if path.suffix == ".gz":  # without name and time, which say nothing about the rows
-                packed: Any = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._file, mtime=0)
-                self._out = packed
+    def __init__(self, path: Path, packed: bool) -> None:
+        self._file: IO[bytes] = path.open("wb")
+        self._out: Any = self._file
+        if packed:  # without name and time, which say nothing about the rows
+            self._out = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._file, mtime=0)
 
     def write(self, table: Any) -> None:
-        """Add the rows of a table."""
-        with writing(self._path):
-            for row in table.to_pylist():
-                self._out.write(_line(row))
+        self._out.writelines(map(_line, table.to_pylist()))
 
-    def close(self) -> None:
-        """Finish the file, on disk and under its name."""
-        with writing(self._path):
-            self._out.close()
-            self._file.close()
-            sync(self._unfinished)
-            write_whole(metadata_path(self._path), self._metadata.encode("utf-8"))
-            os.replace(self._unfinished, self._path)
+    def finish(self) -> None:
+        self._out.close()
+        self._file.close()
 
     def abandon(self) -> None:
-        """Remove what was written."""
         for file in (self._out, self._file):
-            try:
+            with contextlib.suppress(OSError):
                 file.close()
-            except OSError:  # what could not be written is thrown away
-                continue
-        self._unfinished.unlink(missing_ok=True)
 
 
 def _line(row: dict[str, Any]) -> bytes:
@@ -89,7 +68,7 @@ def _without_nan(value: Any) -> Any:
 
 def read_line_tables(path: Path, schema: Any) -> Iterator[Any]:
     """The rows of a file of lines as tables with those columns of `schema` that they have."""
-    pa = tables("pyarrow")
+    pa = pyarrow()
     number = 0
     rows = _rows(path)
     while group := list(itertools.islice(rows, _ROWS)):

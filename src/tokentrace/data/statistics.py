@@ -1,4 +1,4 @@
-"""What a file of samples comes to: lengths, trained tokens, and how they are spread."""
+"""Statistics of a file of samples: lengths, trained tokens, and how they are distributed."""
 
 from __future__ import annotations
 

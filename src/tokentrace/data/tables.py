@@ -6,30 +6,44 @@ docs/rows.md is the specification of the columns.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
-from ..errors import InputError, SampleError, WriteError, shown
-from ..files import owned, sync, writing
+from ..errors import InputError, SampleError, shown
+from ..files import owned, sync, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .lines import LinesWriter, metadata_path, read_line_tables
-from .sources import tables
+from .lines import LineWriter, metadata_path, read_line_tables
+from .sources import parquet_file, pyarrow
 
 METADATA_KEY: Final = "tokentrace"
 """The key of the file's metadata under which JSON says how the rows were made."""
 
 GROUP_TOKENS: Final = 1 << 20
 GROUP_ROWS: Final = 4096
-"""A row group is closed when it has so many rows, or tokens."""
+"""A row group is closed when it has this many rows, or tokens."""
+
+
+_PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
+    "input_ids": ("ids", np.int32),
+    "loss_mask": ("mask", np.bool_),
+    "labels": ("labels", np.int32),
+    "message_indices": ("messages", np.int32),
+    "kinds": ("kinds", np.uint8),
+    "parts": ("parts", np.uint8),
+    "logprobs": ("logprobs", np.float32),
+    "advantages": ("advantages", np.float32),
+}
+"""Columns with an entry for each token: the attribute of a `Sample`, and its type in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a sample comes from: the row of a source, counted from 1, and the how-manieth sample of that row."""
+    """Where a sample comes from: the row of a source, counted from 1, and which sample of that row, counted from 0."""
 
     source: str
     row: int
@@ -66,16 +80,10 @@ class Place:
 
 def schema(layout: Layout) -> Any:
     """The Arrow schema of a file of samples."""
-    pa = tables("pyarrow")
+    pa = pyarrow()
+    has = dataclasses.asdict(layout)
     fields = [
-        ("input_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        *([("labels", pa.list_(pa.int32()))] if layout.labels else []),
-        ("message_indices", pa.list_(pa.int32())),
-        ("kinds", pa.list_(pa.uint8())),
-        *([("parts", pa.list_(pa.uint8()))] if layout.parts else []),
-        *([("logprobs", pa.list_(pa.float32()))] if layout.logprobs else []),
-        *([("advantages", pa.list_(pa.float32()))] if layout.advantages else []),
+        *((name, pa.list_(pa.from_numpy_dtype(kind))) for name, (_, kind) in _PER_TOKEN.items() if has.get(name, True)),
         ("num_tokens", pa.int32()),
         ("num_trained", pa.int32()),
         ("num_messages", pa.int32()),
@@ -102,7 +110,7 @@ def samples_table(
     samples: Sequence[Sample], places: Sequence[Place] | None = None, layout: Layout | None = None
 ) -> Any:
     """Samples as an Arrow table. Without `places`, they are rows 1, 2, 3… of what their names say."""
-    pa = tables("pyarrow")
+    pa = pyarrow()
     layout = layout or Layout.of(samples)
     where = places or [
         Place(sample.name, at, 0, int(sample.messages.max(initial=-1)) + 1) for at, sample in enumerate(samples, 1)
@@ -117,15 +125,9 @@ def samples_table(
         values = pa.array(flat, from_pandas=False)
         return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(missing) if missing.any() else None)
 
+    made = schema(layout)
     columns: dict[str, Any] = {
-        "input_ids": lists("ids", np.int32),
-        "loss_mask": lists("mask", np.bool_),
-        "labels": lists("labels", np.int32) if layout.labels else None,
-        "message_indices": lists("messages", np.int32),
-        "kinds": lists("kinds", np.uint8),
-        "parts": lists("parts", np.uint8) if layout.parts else None,
-        "logprobs": lists("logprobs", np.float32) if layout.logprobs else None,
-        "advantages": lists("advantages", np.float32) if layout.advantages else None,
+        **{name: lists(*about) for name, about in _PER_TOKEN.items() if name in made.names},
         "num_tokens": np.diff(offsets),
         "num_trained": np.asarray([sample.trained for sample in samples], np.int32),
         "num_messages": np.asarray([place.messages for place in where], np.int32),
@@ -144,7 +146,6 @@ def samples_table(
             for sample in samples
         ],
     }
-    made = schema(layout)
     return pa.table({field.name: pa.array(columns[field.name], field.type) for field in made}, schema=made)
 
 
@@ -156,14 +157,13 @@ def _filled(sample: Sample, name: str, dtype: Any) -> Any:
 def table_samples(table: Any) -> Iterator[Sample]:
     """The samples of a table that `samples_table` made, or of a batch of its rows."""
     for row in _rows(table):
+        arrays = {
+            attribute: row[name].astype(kind, copy=False)
+            for name, (attribute, kind) in _PER_TOKEN.items()
+            if row.get(name) is not None and name != "labels"
+        }
         yield Sample(
-            ids=row["input_ids"].astype(np.int32, copy=False),
-            mask=row["loss_mask"].astype(np.bool_, copy=False),
-            messages=row["message_indices"].astype(np.int32, copy=False),
-            kinds=row["kinds"].astype(np.uint8, copy=False),
-            parts=row.get("parts"),
-            logprobs=row.get("logprobs"),
-            advantages=row.get("advantages"),
+            **arrays,
             reward=row.get("reward"),
             versions=tuple(
                 VersionSpan(json.loads(span["version"]), span["start"], span["stop"])
@@ -179,9 +179,6 @@ def table_samples(table: Any) -> Iterator[Sample]:
         )
 
 
-_ARRAYS: Final = ("input_ids", "loss_mask", "message_indices", "kinds", "parts", "logprobs", "advantages")
-
-
 def _rows(table: Any) -> Iterator[dict[str, Any]]:
     """Rows as dicts; lists of numbers as arrays."""
     names = list(table.schema.names)
@@ -193,7 +190,7 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {}
         for name, column in zip(names, columns, strict=True):
             value = column[at]
-            if name in _ARRAYS:
+            if name in _PER_TOKEN:
                 row[name] = value.values.to_numpy(zero_copy_only=False) if value.is_valid else None
             else:
                 row[name] = value.as_py()
@@ -207,78 +204,82 @@ _SUFFIXES: Final = (".parquet", ".jsonl", ".jsonl.gz")
 
 
 def check_name(path: Path) -> None:
-    """Make sure that a file of samples can have this name: it says how the file is written."""
+    """Check that a file of samples can have this name: its suffix says how the file is written."""
     if not path.name.endswith(_SUFFIXES):
         raise InputError(f"samples are written to {', '.join(_SUFFIXES)}, and {path.name!r} is none of these")
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file to write")
 
 
-class Writer(Protocol):
-    """What writes tables of samples to a file that has its name only when it is whole."""
-
-    def write(self, table: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
-def sample_writer(path: Path, layout: Layout, metadata: Mapping[str, Any]) -> Writer:
-    """The writer for a file of samples, by its name: Parquet, or JSON Lines."""
-    check_name(path)
-    if path.name.endswith(".parquet"):
-        return SampleWriter(path, layout, metadata)
-    return LinesWriter(path, _metadata_text(metadata))
+_LEGEND: Final = {
+    "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
+    "parts": {str(part.value): part.name.lower() for part in Part},
+}
 
 
 def _metadata_text(metadata: Mapping[str, Any]) -> str:
     try:
         return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SampleError(f"the metadata of a file has to be what JSON can hold: {error}") from error
+        raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
 
 
-class SampleWriter:
-    """Writes tables of samples to one Parquet file, in row groups that depend on nothing but the rows.
+@contextlib.contextmanager
+def sample_writer(
+    path: Path, layout: Layout, metadata: Mapping[str, Any], *, more: Sequence[Any] = (), private: bool = False
+) -> Iterator[Callable[[Any], None]]:
+    """Writes tables of samples to a file: Parquet, or JSON Lines if its name says so.
 
-    The file has its name only when it is whole. `more` are Arrow fields that the tables have beside those of the
-    layout; a `private` file is for its owner alone.
+    The file has its name only after the block, when it is whole; WriteError where the system refuses. Parquet's row
+    groups depend on the rows alone. `more` are Arrow fields that the tables have beside those of the layout; a
+    `private` file is for its owner alone.
     """
+    check_name(path)
+    text = _metadata_text(metadata)
+    draft = path.with_name(path.name + ".unfinished")
+    out: LineWriter | _RowGroups | None = None
 
-    def __init__(
-        self,
-        path: Path,
-        layout: Layout,
-        metadata: Mapping[str, Any],
-        *,
-        more: Sequence[Any] = (),
-        private: bool = False,
-    ) -> None:
-        parquet, pa = tables("pyarrow.parquet"), tables("pyarrow")
-        self._path = path
-        self._unfinished = path.with_name(path.name + ".unfinished")
-        made = schema(layout)
-        self._schema = pa.schema([*made, *more]).with_metadata({METADATA_KEY: _metadata_text(metadata)})
-        try:
-            with writing(path):
-                if private:
-                    self._unfinished.unlink(missing_ok=True)
-                    with open(self._unfinished, "xb", opener=owned):  # Parquet's own writer then keeps its mode
-                        pass
-                self._writer = parquet.ParquetWriter(str(self._unfinished), self._schema, compression="zstd")
-        except WriteError:
-            self._unfinished.unlink(missing_ok=True)
-            raise
-        self._pa = pa
+    def write(table: Any) -> None:
+        assert out is not None
+        with writing(path):
+            out.write(table)
+
+    try:
+        with writing(path):
+            if private:
+                draft.unlink(missing_ok=True)
+                open(draft, "xb", opener=owned).close()  # Parquet's own writer then keeps its mode
+            if path.name.endswith(".parquet"):
+                fields = pyarrow().schema([*schema(layout), *more])
+                out = _RowGroups(draft, fields.with_metadata({METADATA_KEY: text}))
+            else:
+                out = LineWriter(draft, packed=path.suffix == ".gz")
+        yield write
+        with writing(path):
+            out.finish()
+            sync(draft)
+            if isinstance(out, LineWriter):
+                write_whole(metadata_path(path), text.encode("utf-8"))
+            os.replace(draft, path)
+    except BaseException:
+        if out is not None:
+            out.abandon()
+        draft.unlink(missing_ok=True)
+        raise
+
+
+class _RowGroups:
+    """Collects tables, and writes a row group of a Parquet file whenever there are enough rows or tokens."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._schema = schema
+        self._writer = pyarrow("pyarrow.parquet").ParquetWriter(str(path), schema, compression="zstd")
         self._waiting: list[Any] = []
         self._rows = self._tokens = 0
 
     def write(self, table: Any) -> None:
-        """Add the rows of a table."""
-        lengths = table.column("num_tokens").to_numpy()
         start = 0
-        for at, length in enumerate(lengths.tolist()):
+        for at, length in enumerate(table.column("num_tokens").to_pylist()):
             self._rows += 1
             self._tokens += length
             if self._rows >= GROUP_ROWS or self._tokens >= GROUP_TOKENS:
@@ -290,30 +291,17 @@ class SampleWriter:
 
     def _flush(self) -> None:
         if self._waiting:
-            group = self._pa.concat_tables(self._waiting).cast(self._schema).combine_chunks()
-            with writing(self._path):
-                self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
+            group = pyarrow().concat_tables(self._waiting).cast(self._schema).combine_chunks()
+            self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
         self._waiting, self._rows, self._tokens = [], 0, 0
 
-    def close(self) -> None:
-        """Finish the file, on disk and under its name."""
+    def finish(self) -> None:
         self._flush()
-        with writing(self._path):
-            self._writer.close()
-            sync(self._unfinished)
-            os.replace(self._unfinished, self._path)
+        self._writer.close()
 
     def abandon(self) -> None:
-        """Remove what was written."""
-        with contextlib.suppress(OSError):  # what could not be written is thrown away
+        with contextlib.suppress(OSError):
             self._writer.close()
-        self._unfinished.unlink(missing_ok=True)
-
-
-_LEGEND: Final = {
-    "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
-    "parts": {str(part.value): part.name.lower() for part in Part},
-}
 
 
 def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping[str, Any] | None = None) -> None:
@@ -327,13 +315,8 @@ def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping
         instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)
     held = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
-    writer = sample_writer(named_path(path), layout, held)
-    try:
-        writer.write(samples_table(rows, layout=layout))
-        writer.close()
-    except BaseException:
-        writer.abandon()
-        raise
+    with sample_writer(named_path(path), layout, held) as write:
+        write(samples_table(rows, layout=layout))
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
@@ -343,7 +326,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 
 def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The rows of a file of samples as tables, with these columns or all; InputError where the file has them not."""
+    """The rows of a file of samples as tables, with these columns or all; InputError where the file lacks one."""
     file = named_path(path)
     if not file.name.endswith(".parquet") and file.name.endswith(_SUFFIXES):
         everything = schema(Layout(**dict.fromkeys(Layout.__dataclass_fields__, True)))
@@ -389,14 +372,11 @@ def named_path(given: Any) -> Path:
 
 
 def _parquet_file(path: Path) -> Any:
-    parquet = tables("pyarrow.parquet")
+    pyarrow()
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise InputError(f"{path} {what}: name a file of samples")
-    try:
-        return parquet.ParquetFile(str(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no Parquet file: {error}") from error
+    return parquet_file(str(path))
 
 
 def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: str | Path) -> None:
@@ -406,7 +386,7 @@ def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: st
 
 
 def _placed(samples: Iterator[Sample], path: str | Path) -> Iterator[Sample]:
-    """Samples; what is wrong with a row's values is an InputError with the file."""
+    """The samples; a row with wrong values is an InputError that names the file."""
     try:
         with _reading(path):
             yield from samples

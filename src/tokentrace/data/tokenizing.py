@@ -1,4 +1,4 @@
-"""Rows of a dataset to samples: the one function that the local job, Ray and the check of a dataset share."""
+"""Rows of a dataset to samples: what the local job, Ray and the check of a dataset share."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
 from ..samples.sample import Sample
-from ..samples.supervised import Supervised, Supervision, Supervisor
+from ..samples.supervised import SampleBuilder, SampleSettings
 from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, whole
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
+from .chunks import ROW_BYTES, Row
 from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
-from .sources import ROW_BYTES, Format, Row
+from .sources import Format
 
 _MANY_SETTINGS: Final = 32
-"""Renderers are kept for so many combinations of template variables that rows bring along."""
+"""For how many combinations of the rows' own template variables a renderer is kept."""
+
+
+_NOT_DESCRIBED: Final = ("tokenizer", "chat_template", "samples")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeSettings:
-    """What makes samples of rows. Two runs with equal settings over equal rows give equal samples."""
+    """How rows become samples: equal settings and equal rows give equal samples."""
 
     tokenizer: str | Tokenizer
     renderer: str = "auto"
@@ -43,14 +47,14 @@ class TokenizeSettings:
     control_tokens: str = "literal"
     messages: str = "adapt"
     lost: str = "error"
-    """What becomes of a row of which some text reaches no token: ``"error"`` makes it a bad row, ``"warn"`` notes it on
-    the samples, ``"ignore"`` says nothing."""
+    """What to do with a row whose text does not all reach a token: ``"error"`` makes it a bad row, ``"warn"`` adds a
+    note to its samples, ``"ignore"`` does nothing."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
-    supervision: Supervision = field(default_factory=Supervision)
+    samples: SampleSettings = field(default_factory=SampleSettings)
     columns: Columns = field(default_factory=Columns)
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """The tools of rows that bring none."""
+    """The tools of rows that have none of their own."""
     parse_arguments: bool = False
     """Parse arguments that are JSON strings before the template sees them, as inference servers do."""
     max_length: int | None = None
@@ -65,7 +69,7 @@ class TokenizeSettings:
             if value is not None or name == "row_bytes":
                 object.__setattr__(self, name, whole(name, value, least=1, error=SampleError))
         choose(LostPolicy, "lost", self.lost, SampleError)
-        instance("supervision", self.supervision, Supervision, SampleError)
+        instance("samples", self.samples, SampleSettings, SampleError)
         instance("columns", self.columns, Columns, SampleError)
         instance("template_kwargs", self.template_kwargs, Mapping, SampleError)  # type: ignore[type-abstract]
         if isinstance(self.tokenizer, os.PathLike):
@@ -83,51 +87,34 @@ class TokenizeSettings:
         try:
             json.dumps(self.described())
         except (TypeError, ValueError, RecursionError) as error:
-            raise SampleError(f"settings have to be what JSON can hold: {error}") from None
+            raise SampleError(f"settings must be what JSON can hold: {error}") from None
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them."""
-        supervision = self.supervision
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NOT_DESCRIBED}
+        columns = {name: getattr(self.columns, name) for name in Columns.__dataclass_fields__}
         return {
-            "renderer": self.renderer,
+            **plain,
+            **self.samples.described(),
             "template_kwargs": dict(self.template_kwargs),
-            "control_tokens": self.control_tokens,
-            "messages": self.messages,
-            "lost": self.lost,
-            "preserve_thinking_between_tool_calls": self.preserve_thinking_between_tool_calls,
-            "use_patched": self.use_patched,
-            "turns": str(supervision.turns),
-            "parts": sorted(part.name.lower() for part in supervision.parts),
-            "roles": sorted(supervision.roles),
-            "past": None if supervision.past is None else str(supervision.past),
-            "final_stop": supervision.final_stop,
-            "columns": {
-                name: value
-                for name in Columns.__dataclass_fields__
-                if (value := getattr(self.columns, name)) is not None
-            },
+            "columns": {name: column for name, column in columns.items() if column is not None},
             "tools": None if self.tools is None else [dict(tool) for tool in self.tools],
-            "parse_arguments": self.parse_arguments,
-            "max_length": self.max_length,
             "overlong": str(self.overlong),
-            "row_bytes": self.row_bytes,
-            "labels": self.labels,
         }
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
-        """The settings that `described` stands for: the inverse of the method of that name, for this tokenizer.
+        """The settings that `described` gave, for this tokenizer; what is not named is the default.
 
-        What it does not name is the default. The source of a template is not among what is described; it may be given
-        as ``chat_template``. SampleError or RendererError for settings that there are none of.
+        The source of a template is not described; it may be given as ``chat_template``. SampleError or RendererError
+        for settings that do not exist.
         """
-        known = {"turns", "parts", "roles", "past", "final_stop"}
-        supervision = {name: value for name, value in described.items() if name in known}
-        plain = {name: value for name, value in described.items() if name in cls.__dataclass_fields__}
-        strange = sorted(set(described) - set(plain) - known)
-        if strange:
-            raise SampleError(f"there is no setting {', '.join(map(repr, strange))}")
-        plain |= {"tokenizer": tokenizer, "supervision": Supervision.of(**supervision)}
+        own, choice = cls.__dataclass_fields__, SampleSettings.__dataclass_fields__
+        if unknown := sorted(set(described) - set(own) - set(choice)):
+            raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
+        plain = {name: value for name, value in described.items() if name in own}
+        plain["tokenizer"] = tokenizer
+        plain["samples"] = SampleSettings(**{name: value for name, value in described.items() if name in choice})
         try:
             if "columns" in plain:
                 plain["columns"] = Columns(**plain["columns"])
@@ -135,8 +122,6 @@ class TokenizeSettings:
                 plain["tools"] = tuple(plain["tools"])
         except TypeError as error:
             raise SampleError(f"the settings cannot be read: {error}") from None
-        if "overlong" in plain:
-            plain["overlong"] = choose(Overlong, "overlong", plain["overlong"])
         return cls(**plain)
 
 
@@ -160,35 +145,42 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tokenized:
-    """What became of a row: samples with what they were rendered from, or what is wrong."""
+class RowResult:
+    """The samples of a row, and the problems of those that it does not give."""
 
     row: Row
     samples: tuple[Sample, ...] = ()
-    made: tuple[Supervised, ...] = ()
     messages: int = 0
-    bad: BadRow | None = None
-    left_out: tuple[BadRow, ...] = ()
-    """Samples of an expanded row that could not be kept, beside others that could."""
+    problems: tuple[BadRow, ...] = ()
+
+    @property
+    def bad(self) -> BadRow | None:
+        """Why the row gave no sample; None where it gave one."""
+        return None if self.samples else self.problems[0]
+
+    @property
+    def left_out(self) -> tuple[BadRow, ...]:
+        """The other samples of an expanded row that could not be kept."""
+        return self.problems if self.samples else self.problems[1:]
 
 
 class RowTokenizer:
-    """Makes samples of rows. Errors of a row are its own: they never end a run."""
+    """Makes samples of rows. An error in a row is part of its result, and never ends a run."""
 
     def __init__(self, settings: TokenizeSettings) -> None:
         self.settings = settings
         self._tokenizer = load_tokenizer(settings.tokenizer)
-        self._supervisors: dict[str, Supervisor] = {}
-        self.renderer = self._supervisor({}).renderer
+        self._builders: dict[str, SampleBuilder] = {}
+        self.renderer = self._builder({}).renderer
 
-    def _supervisor(self, variables: Mapping[str, Any]) -> Supervisor:
-        """The supervisor for rows with these template variables of their own."""
+    def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
+        """The builder for rows with these template variables of their own."""
         key = json.dumps(variables, sort_keys=True, default=repr)
-        if key not in self._supervisors:
-            if len(self._supervisors) >= _MANY_SETTINGS:
-                self._supervisors.clear()
-            self._supervisors[key] = Supervisor(self._renderer(variables), self.settings.supervision)
-        return self._supervisors[key]
+        if key not in self._builders:
+            if len(self._builders) >= _MANY_SETTINGS:
+                self._builders.clear()
+            self._builders[key] = SampleBuilder(self._renderer(variables), self.settings.samples)
+        return self._builders[key]
 
     def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
         settings = self.settings
@@ -206,48 +198,51 @@ class RowTokenizer:
             **{**settings.template_kwargs, **variables},
         )
 
-    def tokenize(self, row: Row, source: str, form: Format = Format.LINES) -> Tokenized:
+    def tokenize(self, row: Row, source: str, form: Format = Format.LINES) -> RowResult:
         """The samples of one row, or why there are none."""
         if row.problem is not None:
-            return Tokenized(row, bad=BadRow(source, row.number, row.line, "unreadable", row.problem))
+            return _failed(row, source, "unreadable", row.problem)
         try:
             return self._tokenize(row, source, form)
         except TokentraceError as error:
-            return Tokenized(row, bad=self._bad(row, source, error))
+            reason = " ".join(str(error).split())
+            if isinstance(error, TemplateError) and _has_text_arguments(row.value):
+                reason += "; its arguments are JSON strings, which some templates cannot show: see --parse-arguments"
+            message = getattr(error, "message", None)
+            named = getattr(error, "field", None) if isinstance(error, InputError) else None
+            return _failed(row, source, type(error).__name__, reason[:2000], message, named)
         except RecursionError:
-            reason = "the row is nested too deeply"
-            return Tokenized(row, bad=BadRow(source, row.number, row.line, "RecursionError", reason))
+            return _failed(row, source, "RecursionError", "the row is nested too deeply")
 
-    def _tokenize(self, row: Row, source: str, form: Format) -> Tokenized:
+    def _tokenize(self, row: Row, source: str, form: Format) -> RowResult:
         conversation = self.conversation(row.value, form)
-        made = self._supervisor(conversation.variables).samples(
+        built = self._builder(conversation.variables).build(
             conversation.messages, conversation.tools, conversation.completion_from or 0
         )
-        if not any(one.sample.trained for one in made):
+        if not any(sample.trained for sample in built):
             raise SampleError(_nothing_trained(conversation))
         samples: list[Sample] = []
-        kept: list[Supervised] = []
-        left_out: list[BadRow] = []
-        for one in made:
-            sample, reason = one.sample, None
-            if self.settings.lost == LostPolicy.WARN:
-                lost = [f"{place(row.message, row.field)}{row.why}" for row in one.rendered.lost]
-                sample = sample.replace(notes=(*sample.notes, *dict.fromkeys(lost)))
-            if not sample.trained:
-                reason = "nothing in it carries loss"
-            elif self.settings.max_length is not None:
-                cut = truncate(sample, self.settings.max_length, self.settings.overlong)
-                reason = cut.reason
-                sample = cut.sample if cut.sample is not None else sample
-            if reason is None:
-                samples.append(sample)
-                kept.append(one)
-            else:
-                which = f"sample of message {one.trained[-1]}: " if len(made) > 1 and one.trained else ""
-                left_out.append(BadRow(source, row.number, row.line, "left out", f"{which}{reason}"))
-        if not samples:
-            return Tokenized(row, messages=len(conversation.messages), bad=left_out[0], left_out=tuple(left_out[1:]))
-        return Tokenized(row, tuple(samples), tuple(kept), len(conversation.messages), None, tuple(left_out))
+        problems: list[BadRow] = []
+        for sample in built:
+            kept, reason = self._fitted(sample)
+            if kept is not None:
+                samples.append(kept)
+                continue
+            which = f"sample of message {sample.messages.max()}: " if len(built) > 1 else ""
+            problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{reason}"))
+        return RowResult(row, tuple(samples), len(conversation.messages), tuple(problems))
+
+    def _fitted(self, sample: Sample) -> tuple[Sample | None, str | None]:
+        """The sample as it is written, or why it is left out."""
+        if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
+            lost = (f"{place(one.message, one.field)}{one.why}" for one in sample.rendered.lost)
+            sample = sample.replace(notes=(*sample.notes, *dict.fromkeys(lost)))
+        if not sample.trained:
+            return None, "nothing in it carries loss"
+        if self.settings.max_length is None:
+            return sample, None
+        cut = truncate(sample, self.settings.max_length, self.settings.overlong)
+        return cut.sample, cut.reason
 
     def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
         """The conversation of a row, as the template will be shown it."""
@@ -263,17 +258,8 @@ class RowTokenizer:
             messages = [dict(message) for message in parsed_arguments(checked)]
         return Conversation(messages, tools, found.completion_from, found.variables)
 
-    @staticmethod
-    def _bad(row: Row, source: str, error: TokentraceError) -> BadRow:
-        reason = " ".join(str(error).split())
-        if isinstance(error, TemplateError) and _has_text_arguments(row.value):
-            reason += "; its arguments are JSON strings, which some templates cannot show: see --parse-arguments"
-        message = getattr(error, "message", None)
-        named = getattr(error, "field", None) if isinstance(error, InputError) else None
-        return BadRow(source, row.number, row.line, type(error).__name__, reason[:2000], message, named)
-
     def described(self) -> dict[str, Any]:
-        """What made the samples: for the metadata of a file, and to tell whether a run can go on."""
+        """What made the samples: for the metadata of a file, and to tell whether a run can be continued."""
         return {
             "tokentrace": version("tokentrace"),
             "tokenizer": self.renderer.tokenizer.name,
@@ -284,6 +270,10 @@ class RowTokenizer:
         }
 
 
+def _failed(row: Row, source: str, kind: str, reason: str, *where: Any) -> RowResult:
+    return RowResult(row, problems=(BadRow(source, row.number, row.line, kind, reason, *where),))
+
+
 def _nothing_trained(conversation: Conversation) -> str:
     if not any(message.get("role") == "assistant" for message in conversation.messages):
         return "there is no assistant turn, so nothing carries loss"
@@ -291,7 +281,7 @@ def _nothing_trained(conversation: Conversation) -> str:
 
 
 def _has_text_arguments(value: Any) -> bool:
-    """Whether a row has tool calls with arguments that are strings, wherever they stand."""
+    """Whether a row has tool calls with arguments that are strings, anywhere in it."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -301,7 +291,7 @@ def _has_text_arguments(value: Any) -> bool:
 
 @dataclass(slots=True)
 class Counts:
-    """What a run came to."""
+    """The counts of a run."""
 
     rows: int = 0
     samples: int = 0
@@ -311,9 +301,9 @@ class Counts:
     left_out: int = 0
     """Samples of expanded rows that were left out beside others that were kept."""
     notes: Counter[str] = field(default_factory=Counter)
-    """How many samples each note is about, without the messages it names."""
+    """How many samples have each note; the messages that a note names are left off."""
 
-    def add(self, one: Tokenized) -> None:
+    def add(self, one: RowResult) -> None:
         self.rows += 1
         self.left_out += len(one.left_out)
         if one.bad is not None:
@@ -345,14 +335,14 @@ class Counts:
 
 
 def without_place(note: str) -> str:
-    """A note without the messages it is about, or the numbers of a cut: what it says in general."""
+    """A note without the messages it names, or the numbers of a cut."""
     head, colon, rest = note.partition(": ")
     if colon and head.startswith("message"):
         return rest
     return "cut to fit" if note.startswith("cut to the ") else note
 
 
-def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -> Iterator[Tokenized]:
+def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -> Iterator[RowResult]:
     """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1."""
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):

@@ -1,12 +1,13 @@
-"""Worker processes for chunks.
+"""Workers: what each makes of a chunk, wherever it runs, and processes of this machine that do it.
 
-A worker holds one end of a pipe, and nobody else does: when the process that began it dies, however it dies, the
-pipe ends and the worker goes.
+The samples of a chunk go to a part file, written whole or not at all. A worker process holds one end of a pipe that
+nobody else holds: when the process that started it dies, however it dies, the pipe ends and the worker ends too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator
@@ -14,19 +15,64 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, cast
 
-from ..errors import SampleError, TokentraceError, WriteError
-from .chunks import tokenize_chunk
-from .sources import Chunk
+from ..errors import InputError, SampleError, TokentraceError, WriteError
+from ..files import write_whole, writing
+from .chunks import Chunk, read_rows
+from .sources import pyarrow
+from .tables import METADATA_KEY, Layout, Place, samples_table
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 
 _AHEAD: Final = 2
 """How many chunks a worker has waiting, so that it never waits itself."""
 
 
+def part_file(parts: Path, index: int) -> Path:
+    """The file with the samples of a chunk; it is there once the chunk is done."""
+    return parts / f"{index:08d}.arrow"
+
+
+def tokenize_chunk(tokenizer: RowTokenizer, chunk: Chunk, parts: Path) -> Counts:
+    """Tokenize a chunk into its part file. What every worker does, here and on Ray."""
+    pa, ipc = pyarrow(), pyarrow("pyarrow.ipc")
+    counts = Counts()
+    samples, places, bad = [], [], []
+    for row in read_rows(chunk, row_bytes=tokenizer.settings.row_bytes):
+        result = tokenizer.tokenize(row, chunk.source.name, chunk.source.format)
+        counts.add(result)
+        samples += [sample.replace(rendered=None) for sample in result.samples]
+        places += [Place(chunk.source.name, row.number, at, result.messages) for at in range(len(result.samples))]
+        bad += [problem.described() for problem in result.problems]
+    table = samples_table(samples, places, Layout(labels=tokenizer.settings.labels))
+    about = {"counts": counts.described(), "bad": bad, "size": chunk.size}
+    table = table.replace_schema_metadata({METADATA_KEY: json.dumps(about)})
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, table.schema, options=ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(table)
+    path = part_file(parts, chunk.index)
+    with writing(path):
+        write_whole(path, sink.getvalue().to_pybytes())
+    return counts
+
+
+def read_part(path: Path, *, rows: bool = True) -> tuple[Any, dict[str, Any]]:
+    """The samples of a part file, if `rows`, and what it says about itself."""
+    pa, ipc = pyarrow(), pyarrow("pyarrow.ipc")
+    try:
+        with pa.memory_map(str(path)) as file:
+            reader = ipc.open_stream(file)
+            about = json.loads(reader.schema.metadata[METADATA_KEY.encode()])
+            return (reader.read_all() if rows else None), about
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a part of a run: {error}; restart to discard what is there") from error
+
+
+# -- processes
+
+
 def run_chunks(
     chunks: Iterable[Chunk], settings: TokenizeSettings, parts: Path, workers: int
 ) -> Iterator[tuple[Chunk, Counts]]:
-    """Tokenize chunks on so many processes (in this one, if it is one); yields each as it is done."""
+    """Tokenize chunks on `workers` processes (in this process if it is 1); yields each chunk when it is done."""
     if workers == 1:
         tokenizer = RowTokenizer(settings)
         for chunk in chunks:
@@ -62,7 +108,7 @@ class _Worker:
 
     def give(self, chunk: Chunk | None) -> None:
         if chunk is not None:
-            with contextlib.suppress(BrokenPipeError):  # `take` says that it is gone, and with what
+            with contextlib.suppress(BrokenPipeError):  # `take` reports that it is gone, and why
                 self.pipe.send(chunk)
             self.waiting.append(chunk)
 
@@ -72,10 +118,9 @@ class _Worker:
             found = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
-            rows = f"rows {chunk.first} to {chunk.first + chunk.rows - 1} of {chunk.source.name}"
             raise SampleError(
-                f"a worker died ({_how(self.process.exitcode)}) on {rows}, perhaps for want of memory; what is done is "
-                "kept: run again to go on, with fewer workers"
+                f"a worker died ({_how(self.process.exitcode)}) on {chunk.described}, perhaps for lack of memory; "
+                "what is done is kept: run again, with fewer workers, to continue"
             ) from None
         if isinstance(found, TokentraceError):
             raise found
@@ -95,8 +140,8 @@ def _how(code: int | None) -> str:
 
 
 def _work(pipe: Connection[Any, Any], settings: TokenizeSettings, parts: Path) -> None:
-    """What a worker does: chunks in, counts out, until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who began it decides
+    """The loop of a worker: chunks in, counts out, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it decides
     tokenizer: RowTokenizer | None = None
     while True:
         try:

@@ -24,7 +24,7 @@ class RememberingEngine(EmbeddedEngine):
         self._known: dict[tuple[bytes, SamplingParams], Completion] = {}
 
     async def _generate(self, request: GenerateRequest) -> Completion:
-        """Sample a completion, or give the one that is known; nothing is said then of cached tokens."""
+        """Sample a completion, or return the known one, with no count of cached tokens."""
         if request.sampling.seed is None and request.sampling.temperature > 0:
             return await super()._generate(request)
         key = _bytes(request.prompt_ids), request.sampling

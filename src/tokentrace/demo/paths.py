@@ -26,8 +26,8 @@ from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Messages, Rollout, Task
 from ..samples.sample import Sample
-from ..samples.trajectories import trajectory_samples
-from ..tokens.differences import unequal
+from ..samples.trajectories import report_rollouts, trajectory_samples
+from ..tokens.alignment import align
 from ..tokens.tokenizer import Ids
 from .memory import RememberingEngine, RememberingScorer, Scorer
 from .rollouts import FollowUps, question_reward, question_tasks
@@ -119,7 +119,7 @@ class MessageAgent(Agent):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """The row that a trainer of a path gets, held against what was sampled."""
+    """The row that a trainer of a path gets, compared with what was sampled."""
 
     ids: Ids
     mask: Mask
@@ -138,8 +138,8 @@ class Scored:
 def score_row(rollout: Rollout, row: Row, model: Scorer) -> Scored:
     """Align the sampled turns of a rollout with the turns of a row, and score the row.
 
-    The n-th turn is held against the n-th run of tokens that carry loss. Tokens that an alignment of the two leaves
-    over are mismatched on one side, foreign on the other.
+    The n-th turn is aligned with the n-th run of tokens that carry loss. Tokens without a partner are mismatched on
+    one side, foreign on the other.
     """
     ids, mask = row
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
@@ -169,7 +169,7 @@ def _paired(one: Ids, other: Ids) -> list[tuple[int, int]]:
     """The places of tokens that two runs have in common, in order."""
     pairs: list[tuple[int, int]] = []
     at, other_at = 0, 0
-    for start, stop, other_start, other_stop in unequal(one.tolist(), other.tolist()):
+    for start, stop, other_start, other_stop in align(one, other):
         pairs += zip(range(at, start), range(other_at, other_start), strict=True)
         at, other_at = stop, other_stop
     pairs += zip(range(at, len(one)), range(other_at, len(other)), strict=True)
@@ -181,7 +181,7 @@ def _paired(one: Ids, other: Ids) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathReport:
-    """What one path came to. Everything in it was measured."""
+    """What was measured of one path."""
 
     path: ClientPath
     rollouts: list[Rollout]
@@ -247,6 +247,15 @@ class PathReport:
         return said.count("user") - len(self.rollouts)
 
     @property
+    def tokens_in_samples(self) -> int:
+        return report_rollouts(rollout.trajectory for rollout in self.rollouts).tokens_in_rows
+
+    @property
+    def cache_lost(self) -> int:
+        """How many tokens of streams come after the place of a break."""
+        return sum(found.stream_length - found.position for some in self.breaks.values() for found in some)
+
+    @property
     def causes(self) -> dict[str, int]:
         """Why streams broke, the most frequent first."""
         counts = Counter(branch.cause for rollout in self.rollouts for branch in rollout.trajectory.branches[1:])
@@ -280,9 +289,9 @@ async def roll_out(
     temperature: float = TEMPERATURE,
     renderer: Renderer,
     engine: Engine,
-    done: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> PathReport:
-    """Run tasks by a path, `seed` for the sampling. `done` is called with how many rollouts have ended."""
+    """Run tasks by a path, `seed` for the sampling."""
     settings: dict[str, Any] = {
         "sampling": SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=temperature),
         "interaction": FollowUps(),
@@ -297,8 +306,8 @@ async def roll_out(
 
     def end(rollout: Rollout) -> None:
         ended[rollout.task.name] = rollout
-        if done is not None:
-            done(len(ended))
+        if progress is not None:
+            progress(str(path), len(ended), len(tasks))
 
     await run_rollouts(agent, tasks, done=end, seed=seed)
     rollouts = [ended[task.name] for task in tasks]
@@ -328,11 +337,13 @@ async def compare_paths(
     *,
     rollouts: int = 64,
     seed: int = 0,
+    temperature: float = TEMPERATURE,
+    score: bool = True,
     model: PocketModel | None = None,
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> list[PathReport]:
-    """All paths, one after another, on the same held-back questions and seeds, rows scored.
+    """All paths, one after another, on the same held-back questions and seeds; with `score` their rows are scored.
 
     Where two paths make the same request (same prompt, same seed), or get the same row, it is computed once.
     """
@@ -342,17 +353,17 @@ async def compare_paths(
     reports = []
     try:
         for path in ClientPath:
-            done = counting(progress, str(path), rollouts)
-            report = await roll_out(path, tasks, seed=seed, renderer=renderer, engine=own, done=done)
-            reports.append(await score_path(report, renderer, scorer))
+            report = await roll_out(
+                path,
+                tasks,
+                seed=seed,
+                temperature=temperature,
+                renderer=renderer,
+                engine=own,
+                progress=progress,
+            )
+            reports.append(await score_path(report, renderer, scorer) if score else report)
     finally:
         if engine is None:
             await own.close()
     return reports
-
-
-def counting(progress: Progress | None, label: str, total: int, before: int = 0) -> Callable[[int], None] | None:
-    """What to call with how many are done, after `before` others."""
-    if progress is None:
-        return None
-    return lambda done: progress(label, before + done, total)

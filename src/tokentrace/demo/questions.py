@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from .calculator import calculate
-from .names import FIRST, GOODS, plural
 from .script import GIVES, LOOKING, Script, Use, listed, spread
-from .wording import AGE, ASK_FACT, ASK_STOCK, DISTANCE, FACTS, PEOPLE, PRICE, TELL_STOCK, TOPICS, WEIGHT, Topic
+from .words import TOPICS, WORDS, Topic, plural, words
+
+PRICE: Final = TOPICS["price"]
 
 
 def lookup(script: Script) -> None:
@@ -17,7 +18,7 @@ def lookup(script: Script) -> None:
     if rng.random() < 0.15:
         stock(script, known=True)
         return
-    topic = rng.choice(TOPICS)
+    topic = rng.choice(list(TOPICS.values()))
     (name,) = script.draw_names(topic.sort, 1)
     (value,) = script.fill(topic, [name])
     the = topic.the(name)
@@ -39,11 +40,11 @@ def stock(script: Script, known: bool) -> None:
     script.table.pop(name, None)
     script.table.pop(many, None)
     script.table[key] = value = spread(script.rng, 2, 900)
-    script.ask(*ASK_STOCK, n=many)
+    script.ask(*WORDS["stock"]["ask"], n=many)
     script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Use.LOOK_UP, many))
     if not known:
         retry(script, many, name)
-    script.tell(value, ("There are {v}.", "The answer is {v}.", ""), TELL_STOCK)
+    script.tell(value, ("There are {v}.", "The answer is {v}.", ""), WORDS["stock"]["tell"])
 
 
 def retry(script: Script, many: str, name: str) -> None:
@@ -66,12 +67,12 @@ def missing(script: Script) -> None:
         many = plural(name)
         script.field_name = "stock"
         script.table = {row: spread(rng, 2, 900) for row in script.draw_names("item", 4) if row != name}
-        script.ask(*ASK_STOCK, n=many)
+        script.ask(*WORDS["stock"]["ask"], n=many)
         script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Use.LOOK_UP, many))
         retry(script, many, name)
         lost, the = many, many
     else:
-        topic = rng.choice(TOPICS)
+        topic = rng.choice(list(TOPICS.values()))
         wanted = script.draw_names(topic.sort, 2 if way == "two" else 1)
         script.fill(topic, wanted)
         lost = rng.choice(wanted)
@@ -101,7 +102,7 @@ def amounts(script: Script, topic: Topic, count: int) -> tuple[list[str], str, s
 def total(script: Script) -> None:
     """Two or three look-ups, one after the other, then one calculation."""
     rng = script.rng
-    topic = rng.choice((PRICE, PRICE, WEIGHT))
+    topic = rng.choice((PRICE, PRICE, TOPICS["weight"]))
     wanted, said, expression = amounts(script, topic, rng.choice((1, 2, 2, 3)))
     script.ask(*topic.ask_sum, all=said)
     script.look_up(topic, *wanted, together=False)
@@ -113,7 +114,7 @@ def total(script: Script) -> None:
 def parallel(script: Script) -> None:
     """Two or three look-ups in one reply, then one calculation."""
     rng = script.rng
-    topic = rng.choice(TOPICS)
+    topic = rng.choice(list(TOPICS.values()))
     wanted = script.draw_names(topic.sort, rng.choice((2, 2, 3)))
     values = script.fill(topic, wanted)
     script.ask(*topic.ask_sum, all=listed([topic.the(name) for name in wanted]))
@@ -126,7 +127,7 @@ def parallel(script: Script) -> None:
 def compare(script: Script) -> None:
     """Which of two is less or more, and by how much: the sign of the difference tells."""
     rng = script.rng
-    topic = rng.choice(TOPICS)
+    topic = rng.choice(list(TOPICS.values()))
     one, two = wanted = script.draw_names(topic.sort, 2)
     first, second = script.fill(topic, wanted)
     if first == second:
@@ -152,92 +153,51 @@ def compare(script: Script) -> None:
 
 def chain(script: Script) -> None:
     """A calculation whose result goes into the next one."""
-    result, second, says = script.rng.choice((_spent, _spent, _loaded, _shared, _driven, _taxed, _aged))(script)
+    chains = WORDS["chains"]
+    one = script.rng.choice([chains[0], *chains])  # the first is twice as likely
+    result, number = {"bought": _bought, "driven": _driven, "summed": _summed}[one["kind"]](script, one)
+    second = one["second"].format(result=result, k=number)
     value = script.calculate(second, f"That is {result}. Now {{e}}.", f"The result is {result}. So {{e}}.")
-    script.tell(value, GIVES, says)
+    script.tell(value, GIVES, one["tell"])
 
 
-Begun = tuple[int, str, tuple[str, ...]]
-"""A chain's first result, its second expression, and how the answer is told."""
-
-
-def _bought(script: Script, topic: Topic, wanted: Sequence[str], expression: str) -> int:
-    script.look_up(topic, *wanted, together=len(wanted) > 1 and script.rng.random() < 0.5)
-    told = script.told(topic, *wanted)
-    return script.calculate(expression, told + " First the total: {e}.", told + " All of it: {e}.")
-
-
-def _spent(script: Script) -> Begun:
-    wanted, said, expression = amounts(script, PRICE, script.rng.choice((1, 2)))
-    paid = calculate(expression).numerator + spread(script.rng, 1, 1000)
-    script.ask(
-        "I buy {all} and pay with {k} coins. How much change do I get?",
-        "I have {k} coins and buy {all}. How many coins are left?",
-        all=said,
-        k=paid,
-    )
-    result = _bought(script, PRICE, wanted, expression)
-    return result, f"{paid} - {result}", ("You have {v} coins left.", "The change is {v} coins.")
-
-
-def _loaded(script: Script) -> Begun:
-    wanted, said, expression = amounts(script, WEIGHT, script.rng.choice((1, 2)))
-    limit = calculate(expression).numerator + spread(script.rng, 1, 1000)
-    script.ask("A cart can carry {k} kg. I load {all}. How many kg are left?", all=said, k=limit)
-    result = _bought(script, WEIGHT, wanted, expression)
-    return result, f"{limit} - {result}", ("It can carry {v} kg more.", "There are {v} kg left.")
-
-
-def _shared(script: Script) -> Begun:
-    wanted, said, expression = amounts(script, PRICE, script.rng.choice((1, 2)))
+def _bought(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
+    """What several things come to, and a number that the user gives."""
+    rng, topic = script.rng, TOPICS[one["topic"]]
+    wanted, said, expression = amounts(script, topic, rng.choice((1, 2)))
     whole = calculate(expression).numerator
-    friends = script.rng.choice([n for n in range(2, 13) if whole % n == 0] or [1])
-    script.ask(
-        "{k} friends buy {all} and share the cost equally. How much does each pay?",
-        "What do {all} cost if {k} people share the price? How much is it for each?",
-        all=said,
-        k=friends,
-    )
-    result = _bought(script, PRICE, wanted, expression)
-    return result, f"{result} / {friends}", ("Each pays {v} coins.",)
+    if one["shared"]:
+        number = rng.choice([n for n in range(2, 13) if whole % n == 0] or [1])
+    else:
+        number = whole + spread(rng, 1, 1000)
+    script.ask(*one["ask"], all=said, k=number)
+    script.look_up(topic, *wanted, together=len(wanted) > 1 and rng.random() < 0.5)
+    told = script.told(topic, *wanted)
+    return script.calculate(expression, told + " First the total: {e}.", told + " All of it: {e}."), number
 
 
-def _driven(script: Script) -> Begun:
-    (name,) = script.draw_names("town", 1)
-    (value,) = script.fill(DISTANCE, [name])
+def _driven(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
+    """How far there and back is, and how often."""
+    topic = TOPICS[one["topic"]]
+    (name,) = script.draw_names(topic.sort, 1)
+    (value,) = script.fill(topic, [name])
     times = script.rng.randint(2, 20)
-    script.ask(
-        "I drive to {n} and back {k} times. How many km is that?",
-        "How many km do I drive if I go to {n} and back {k} times?",
-        n=name,
-        k=times,
-    )
-    script.look_up(DISTANCE, name, together=False)
-    told = script.told(DISTANCE, name)
-    result = script.calculate(f"2 * {value}", told + " There and back is {e}.", told + " One trip is {e}.")
-    return result, f"{result} * {times}", ("That is {v} km.", "In all you drive {v} km.")
+    script.ask(*one["ask"], n=name, k=times)
+    script.look_up(topic, name, together=False)
+    told = script.told(topic, name)
+    return script.calculate(f"2 * {value}", told + " There and back is {e}.", told + " One trip is {e}."), times
 
 
-def _summed(script: Script, topic: Topic, number: int, *texts: str) -> int:
+def _summed(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
+    """The sum of two values, and a number that the user gives."""
+    rng, topic = script.rng, TOPICS[one["topic"]]
+    number = rng.randint(2, 30)
     wanted = script.draw_names(topic.sort, 2)
     first, second = script.fill(topic, wanted)
-    script.ask(*texts, all=listed(wanted), k=number)
-    script.look_up(topic, *wanted, together=script.rng.random() < 0.6)
+    script.ask(*one["ask"], all=listed(wanted), k=number)
+    script.look_up(topic, *wanted, together=rng.random() < 0.6)
     told = script.told(topic, *wanted)
-    return script.calculate(f"{first} + {second}", told + " The sum is {e}.", told + " Together: {e}.")
-
-
-def _taxed(script: Script) -> Begun:
-    coins = script.rng.randint(2, 30)
-    result = _summed(script, PEOPLE, coins, "Everyone in {all} pays {k} coins. How many coins is that?")
-    return result, f"{result} * {coins}", ("That makes {v} coins.",)
-
-
-def _aged(script: Script) -> Begun:
-    years = script.rng.randint(2, 30)
-    texts = ("How old will {all} be together in {k} years?", "What is the sum of the ages of {all} in {k} years?")
-    result = _summed(script, AGE, years, *texts)
-    return result, f"{result} + 2 * {years}", ("Together they will be {v}.",)
+    return script.calculate(f"{first} + {second}", told + " The sum is {e}.", told + " Together: {e}."), number
 
 
 def arithmetic(script: Script) -> None:
@@ -245,29 +205,16 @@ def arithmetic(script: Script) -> None:
     rng = script.rng
     a, b, c, d = (spread(rng, 2, 1000) for _ in range(4))
     small = rng.randint(2, 20)
-    expression, words = rng.choice(
-        (
-            (f"{a} + {b}", f"{a} plus {b}"),
-            (f"{a} * {b}", f"{a} times {b}"),
-            (f"{a} - {b}", f"{a} minus {b}"),
-            (f"{a * small} / {small}", f"{a * small} divided by {small}"),
-            (f"{a} * {small} + {b}", f"{a} times {small} plus {b}"),
-            (f"({a} + {b}) * {small}", ""),
-            (f"({a} - {b}) * {small}", ""),
-            (f"{a} + {b} + {c}", f"the sum of {a}, {b} and {c}"),
-            (f"{a} * {b} - {c}", f"{a} times {b} minus {c}"),
-            (f"{small} * ({a} + {b}) - {c}", ""),
-            (f"{a} + {b} - {c} + {d}", f"{a} plus {b} minus {c} plus {d}"),
-        )
-    )
+    values = {"a": a, "b": b, "c": c, "d": d, "small": small, "whole": a * small}
+    signs, said = (text.format(**values) for text in rng.choice(WORDS["arithmetic"]["expressions"]))
     if a < 10 and b < 10:  # those need no tool
-        expression, words = f"{a} * {b} * {c}", f"{a} times {b} times {c}"
+        signs, said = f"{a} * {b} * {c}", f"{a} times {b} times {c}"
     script.ask(
         *("What is {e}?", "How much is {e}?", "Please compute {e}.", "Calculate {e}."),
-        e=words if words and rng.random() < 0.5 else expression,
+        e=said if said and rng.random() < 0.5 else signs,
     )
-    value = script.calculate(expression)
-    script.tell(value, GIVES, ("The answer is {v}.", f"{expression} = {{v}}", "It is {v}."))
+    value = script.calculate(signs)
+    script.tell(value, GIVES, ("The answer is {v}.", f"{signs} = {{v}}", "It is {v}."))
     if rng.random() < 0.3:
         script.uses = (Use.CALCULATE,)
 
@@ -275,67 +222,12 @@ def arithmetic(script: Script) -> None:
 def word_problem(script: Script) -> None:
     """A small word problem: one or two calculations, nothing to look up."""
     rng = script.rng
-    one, two = rng.sample(FIRST, 2)
-    goods = rng.choice(GOODS)
+    one, two = rng.sample(words("first"), 2)
+    goods = rng.choice(words("goods"))
     a, b, c = spread(rng, 2, 500), spread(rng, 2, 500), rng.randint(2, 20)
-    texts: tuple[tuple[str, str, str], ...] = (
-        (
-            f"{one} has {a + b} {goods} and gives {b} to {two}. Then {one} buys {c} more. How many {goods} does "
-            f"{one} have now?",
-            f"{a + b} - {b}",
-            f"{a} + {c}",
-        ),
-        (
-            f"{one} buys {c} boxes with {a} {goods} each and gives {c} to {two}. How many {goods} are left?",
-            f"{c} * {a}",
-            f"{c * a} - {c}",
-        ),
-        (
-            f"{one} has {a} {goods}, and {two} has {b} more than {one}. How many {goods} do they have together?",
-            f"{a} + {b}",
-            f"{a} + {a + b}",
-        ),
-        (
-            f"{one} has {a} {goods}. {two} has {c} times as many. How many {goods} do they have together?",
-            f"{c} * {a}",
-            f"{a} + {c * a}",
-        ),
-        (
-            f"{one} saves {b} coins a week for {c} weeks, and then spends {c}. How many coins are left?",
-            f"{b} * {c}",
-            f"{b * c} - {c}",
-        ),
-        (
-            f"{c} friends share {a * c} {goods} equally. Then {one} gets {b} more. How many {goods} does {one} have?",
-            f"{a * c} / {c}",
-            f"{a} + {b}",
-        ),
-        (
-            f"A shelf holds {a} {goods}. There are {c} shelves, and {b} {goods} lie on the floor. How many {goods} "
-            f"are there?",
-            f"{a} * {c}",
-            f"{a * c} + {b}",
-        ),
-        (
-            f"{one} reads {c} pages a day. The book has {a * c + b} pages, and {b} are read already. How many days "
-            f"does {one} still need?",
-            f"{a * c + b} - {b}",
-            f"{a * c} / {c}",
-        ),
-        (
-            f"{one} and {two} pick {goods}. {one} picks {a} and {two} picks {b}. They give away {min(a, b)}. How many "
-            f"{goods} do they keep?",
-            f"{a} + {b}",
-            f"{a + b} - {min(a, b)}",
-        ),
-        (
-            f"One of the {goods} costs {c} coins. {one} buys {a} and {two} buys {b}. How many coins do they pay "
-            f"together?",
-            f"{a} + {b}",
-            f"{a + b} * {c}",
-        ),
-    )
-    text, first, second = rng.choice(texts)
+    sums = {"ab": a + b, "ac": a * c, "bc": b * c, "acb": a * c + b, "least": min(a, b)}
+    values = {"one": one, "two": two, "goods": goods, "a": a, "b": b, "c": c, **sums}
+    text, first, second = (part.format(**values) for part in rng.choice(WORDS["problems"]).values())
     script.ask(text)
     result = script.calculate(first, "First {e}.", "I start with {e}.", "First step: {e}.")
     value = script.calculate(second, f"That is {result}. Now {{e}}.", f"So {result}. Then {{e}}.")
@@ -353,8 +245,8 @@ def direct(script: Script) -> None:
     a, b = rng.randint(1, 9), rng.randint(1, 9)
     thoughts: tuple[str, ...] = ("I know this.", "This needs no tool.", "")
     if way == "fact":
-        said, value = rng.choice(FACTS)
-        script.ask(*ASK_FACT, f=said)
+        said, value = rng.choice(WORDS["facts"]["known"])
+        script.ask(*WORDS["facts"]["ask"], f=said)
         script.tell(value, thoughts, ("{v}.", "The answer is {v}.", "It is {v}."))
         return
     if way == "sum":

@@ -1,14 +1,20 @@
-"""Pocket's questions as tasks: their tools, the follow-ups of a simulated user, and the reward."""
+"""Pocket's questions as tasks: their tools, the follow-ups of a simulated user, and the reward.
+
+`SOURCES` is what ``data: {questions: …}`` of a rollout's configuration stands for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from ..rollout.config import Section
 from ..rollout.interactions import BaseInteraction, Reply
 from ..rollout.loop import Rollout, Task
+from ..rollout.setup import TaskSet, TaskSource
 from ..rollout.tools import BaseTool
-from .tasks import Question, follow_up, make_questions, reward, run_tool
+from .questions import KINDS
+from .tasks import SPLITS, Question, follow_up, make_questions, reward, run_tool
 
 
 class QuestionTool(BaseTool):
@@ -59,3 +65,19 @@ def question_tasks(seed: int, count: int, split: str = "held_back") -> list[Task
 def question_reward(rollout: Rollout) -> float:
     """1.0 for the right answer."""
     return reward(rollout.task.interaction_settings["question"], rollout.messages)
+
+
+def question_source(asked: Section, limit: int | None) -> TaskSet:
+    """Questions with their tools, a user who asks what else they have, and the reward."""
+    asked.check_keys(["count", "seed", "split", "kinds"])
+    kinds = asked.read("kinds", list, default=list(KINDS))
+    if unknown := [kind for kind in kinds if not isinstance(kind, str) or kind not in KINDS]:
+        raise asked.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}", "kinds")
+    count = asked.count("count", 64)
+    split = asked.choice("split", SPLITS, "held_back")
+    count = count if limit is None else min(count, limit)
+    made = make_questions(asked.read("seed", int, default=0), count, split, kinds=kinds or tuple(KINDS))
+    return TaskSet([question_task(question) for question in made], FollowUps(), question_reward)
+
+
+SOURCES: Final[dict[str, TaskSource]] = {"questions": question_source}

@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from .calculator import calculate
-from .names import names
-from .wording import Topic
+from .words import Topic, names
 
 
 class Use(StrEnum):
@@ -77,7 +76,7 @@ class Script:
         self.step([text.format(e=expression) for text in thoughts or plain], CALCULATING, (Use.CALCULATE, expression))
         value = calculate(expression)
         if value.denominator != 1:
-            raise ValueError(f"{expression} is no whole number")
+            raise ValueError(f"{expression} is not a whole number")
         return value.numerator
 
     def look_up(self, topic: Topic, *wanted: str, together: bool) -> None:
@@ -111,7 +110,7 @@ class Script:
         return self.rng.sample(names(sort, self.held_back), count)
 
     def fill(self, topic: Topic, wanted: Sequence[str]) -> list[int]:
-        """Values for names, and a few other rows that nobody asks for."""
+        """Values for names, and a few rows beside them."""
         self.field_name, self.known = topic.key, topic
         others = [name for name in self.draw_names(topic.sort, 3) if name not in wanted]
         for name in [*wanted, *others]:

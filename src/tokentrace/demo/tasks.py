@@ -3,7 +3,7 @@
 Every question has a small table of its own that only the look-up tool can read; the prompt does not show it. The same
 seed always gives the same questions. What training sees and what is held back never meet: names are like "green lamp",
 "Oakford" or "Ada Stone", and one in eight occurs only in held-back questions; one in eight questions, by the hash of
-what is asked, is only ever held back (see `names.is_held_back`). The words that names are made of, and the ways to
+what is asked, is only ever held back (see `words.is_held_back`). The words that names are made of, and the ways to
 ask, are the same on both sides.
 
 >>> question = make_questions(0, 3, "held_back")[2]
@@ -23,35 +23,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .calculator import CalculatorError, calculate
-from .names import is_held_back
 from .questions import KINDS
 from .script import Script, Step, Use
-from .wording import CLOSINGS, OPENINGS, SYSTEMS
+from .words import WORDS, is_held_back
 
 SPLITS: Final = ("train", "held_back")
 
 UNKNOWN: Final = "could not find"
 """What an answer has to say where there is none."""
-
-_TOOLS: Final[dict[Use, tuple[tuple[str, str, str], ...]]] = {
-    Use.CALCULATE: (
-        ("calculator", "expression", "Evaluate an arithmetic expression."),
-        ("compute", "formula", "Compute the value of a formula."),
-        ("calc", "expression", "A calculator."),
-        ("evaluate", "input", "Evaluate + - * / on numbers."),
-    ),
-    Use.LOOK_UP: (
-        ("lookup", "item", "Look up the {field} of an entry."),
-        ("search", "query", "Search the {field} list for a name."),
-        ("get_{field}", "name", "The {field} that belongs to a name."),
-        ("find", "key", "Find an entry by its key."),
-    ),
-    Use.CHECK: (
-        ("check_answer", "answer", "Check whether an answer is correct."),
-        ("calc_gsm8k_reward", "answer", "Calculate the reward of an answer: 1.0 if it is correct, else 0.0."),
-    ),
-}
-"""For each use the tools that serve it: name, parameter, description. The first is by far the most frequent."""
 
 _LAST_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)")
 
@@ -109,13 +88,15 @@ def _make(seed: int, index: int, split: str, kind: str) -> Question:
             break
     asked = list(script.asked)
     if rng.random() < 0.1:
-        asked[0] = rng.choice(OPENINGS) + asked[0]
+        asked[0] = rng.choice(WORDS["around"]["openings"]) + asked[0]
     if rng.random() < 0.1:
-        asked[-1] += rng.choice(CLOSINGS)
+        asked[-1] += rng.choice(WORDS["around"]["closings"])
     prompt = [{"role": "user", "content": asked[0]}]
     if rng.random() < 0.4:
-        prompt.insert(0, {"role": "system", "content": rng.choice(SYSTEMS)})
-    chosen = {use: _TOOLS[use][0] if rng.random() < 0.75 else rng.choice(_TOOLS[use]) for use in script.uses}
+        prompt.insert(0, {"role": "system", "content": rng.choice(WORDS["around"]["systems"])})
+    chosen = {
+        use: WORDS["tools"][use][0] if rng.random() < 0.75 else rng.choice(WORDS["tools"][use]) for use in script.uses
+    }
     field = script.field_name
     rows = [
         (use, name.format(field=field), parameter, about.format(field=field))
@@ -273,17 +254,8 @@ def _reply(question: Question, rng: random.Random, step: Step, thought: str) -> 
         yield {"role": "tool", "tool_call_id": f"call_{at}", "content": result}
 
 
-_BROKEN: Final = (
-    "Error: the call is not valid JSON",
-    "Error: invalid JSON in tool call",
-    "Error: the call is not closed",
-    "Error: the call could not be read",
-)
-_FAILED: Final = ("Error: timeout", "Error: the tool timed out", "Error: the tool failed", "Error: try again later")
-
-
 def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
-    """A reply that goes wrong and what comes back: a slip of the pen, a call that is no JSON, a tool that fails."""
+    """A reply that goes wrong and what comes back: a slip of the pen, a call that is not JSON, a tool that fails."""
     use, value = step.calls[0]
     at = rng.randrange(len(value))
     spoiled = value[:at] + rng.choice("?&_x") + value[at + rng.randrange(2) :]
@@ -294,9 +266,9 @@ def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> I
         text = json.dumps({"name": function["name"], "arguments": function["arguments"]})
         text = rng.choice((text[:-1], text[:-2], text.replace('"', "", 1)))
         messages[0]["content"] = f"<tool_call>\n{text}\n</tool_call>"
-        messages[1]["content"] = rng.choice(_BROKEN)
+        messages[1]["content"] = rng.choice(WORDS["slips"]["unreadable"])
     elif way < 0.6:
-        messages[1]["content"] = rng.choice(_FAILED)
+        messages[1]["content"] = rng.choice(WORDS["slips"]["failed"])
     elif not messages[1]["content"].startswith("Error"):
         return
     messages[0]["train"] = False

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..compare.breaks import BreakCause
+from ..compare.breaks import Cause
 from ..pocket import NOISE, POCKET
 from ..pocket.model import load_pocket
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 from .memory import RememberingEngine
-from .paths import TEMPERATURE, ClientPath, PathReport, Progress, compare_paths, counting, roll_out
-from .rollouts import question_tasks
+from .paths import TEMPERATURE, ClientPath, PathReport, Progress, compare_paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +27,16 @@ class Pretrained:
     model: str
     rollouts: int
     broken: int
-    cause: BreakCause
+    cause: Cause
 
 
-PRETRAINED: Final = Pretrained("SmolLM2-135M", 384, 6, BreakCause.BPE_REMERGE)
+PRETRAINED: Final = Pretrained("SmolLM2-135M", 384, 6, Cause.BPE_REMERGE)
 """A small model on these tasks that was trained on text as its tokenizer encodes it, with no noise added."""
 
-WORDS: Final[Mapping[BreakCause, str]] = {
-    BreakCause.BPE_REMERGE: "the same text, encoded again, is other tokens",
-    BreakCause.JSON_FORMAT: "the same call, written again, has other spacing",
-    BreakCause.STRIPPED_REASONING: "the template leaves out reasoning that was sampled",
+WORDS: Final[Mapping[Cause, str]] = {
+    Cause.BPE_REMERGE: "the same text, encoded again, is other tokens",
+    Cause.JSON_FORMAT: "the same call, written again, has other spacing",
+    Cause.STRIPPED_REASONING: "the template leaves out reasoning that was sampled",
 }
 """Causes that the demo is about, for people; docs/breaks.md tells the others."""
 
@@ -98,7 +97,7 @@ class Trial:
         return sorted(totals, key=lambda cause: (-totals[cause], cause))
 
     def of(self, path: ClientPath) -> PathReport:
-        """What one path came to."""
+        """The report of one path."""
         return next(report for report in self.reports if report.path is path)
 
 
@@ -117,28 +116,29 @@ async def run_demo(renderer: Renderer, *, rollouts: int = 64, seed: int = 0, pro
     """The comparison, then the same questions with the noise out of the way, under both templates."""
     engine = RememberingEngine(load_pocket())
 
-    async def greedily(name: str, other: Renderer) -> list[PathReport]:
-        tasks, total = question_tasks(seed, rollouts), rollouts * len(ClientPath)
-        reports: list[PathReport] = []
-        for path in ClientPath:
-            done = counting(progress, name, total, before=rollouts * len(reports))
-            reports.append(
-                await roll_out(path, tasks, seed=seed, temperature=0.0, renderer=other, engine=engine, done=done)
-            )
-        return reports
+    async def compare(name: str, other: Renderer, temperature: float) -> Trial:
+        def tell(label: str, done: int, total: int) -> None:
+            if progress is not None:
+                progress(f"{name}: {label}", done, total)
+
+        reports = await compare_paths(
+            other,
+            rollouts=rollouts,
+            seed=seed,
+            temperature=temperature,
+            score=name == SAMPLED,
+            engine=engine,
+            progress=tell,
+        )
+        return Trial(name, ABOUT_TRIALS[name], temperature, name == FORGETFUL, reports)
 
     try:
-        paths = await compare_paths(renderer, rollouts=rollouts, seed=seed, engine=engine, progress=progress)
-        plain = await greedily(GREEDY, renderer)
-        dropped = await greedily(FORGETFUL, forgetful_renderer())
+        sampled = await compare(SAMPLED, renderer, TEMPERATURE)
+        greedy = await compare(GREEDY, renderer, 0.0)
+        dropped = await compare(FORGETFUL, forgetful_renderer(), 0.0)
     finally:
         await engine.close()
-    trials = (
-        Trial(SAMPLED, ABOUT_TRIALS[SAMPLED], TEMPERATURE, False, paths),
-        Trial(GREEDY, ABOUT_TRIALS[GREEDY], 0.0, False, plain),
-        Trial(FORGETFUL, ABOUT_TRIALS[FORGETFUL], 0.0, True, dropped),
-    )
-    return Demo(seed, paths, trials)
+    return Demo(seed, sampled.reports, (sampled, greedy, dropped))
 
 
 # -- what has to be said with the numbers
@@ -172,7 +172,7 @@ def _of_pretrained() -> str:
 def _of_reasoning(demo: Demo) -> list[str]:
     trial = next(trial for trial in demo.trials if trial.drops_reasoning)
     report = trial.of(ClientPath.RERENDER)
-    asked, broke = report.later_user_turns, report.causes.get(BreakCause.STRIPPED_REASONING, 0)
+    asked, broke = report.later_user_turns, report.causes.get(Cause.STRIPPED_REASONING, 0)
     if not asked:
         return [
             "No noise is needed where a template drops past reasoning, but none of these questions goes on after its "

@@ -9,22 +9,22 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..compare.breaks import Break, BreakCause
-from ..compare.token_diff import DiffOp, token_text
+from ..compare.breaks import Break, Cause
+from ..compare.texts import DiffOp, token_text
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
-from ..samples.trajectories import report_rollouts
-from ..show.html import _counted, _text, _token, framed
-from ..show.pieces import _BY_ROLE, KINDS, Kind
-from ..tokens.differences import unequal
+from ..show.page import Row, Stretch, Token, make_page
+from ..show.pieces import Kind, kind_of
+from ..tokens.alignment import align
 from ..tokens.kinds import Kind as Origin
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from .paths import ABOUT, TEMPERATURE, ClientPath, PathReport
 from .trials import PRETRAINED, WORDS, Demo, Trial, remarks
 
@@ -37,89 +37,119 @@ NO_GAP: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One line of the table, and what it counts."""
+    """One line of the table, and what it counts. `name` is its key in JSON."""
 
+    name: str
     label: str
     about: str
-    value: Callable[[PathReport], str]
+    number: Callable[[PathReport], float]
     key: bool = False
-    good: Callable[[PathReport], bool] | None = None
+    show: Callable[[float, int], str] = lambda number, _: f"{number:,}"
+    """The number for people, given how many rollouts there are."""
+    good: Callable[[float, int], bool] | None = None
+
+    def value(self, report: PathReport) -> str:
+        return self.show(self.number(report), len(report.rollouts))
+
+    def tone(self, report: PathReport) -> str:
+        """``"good"``, ``"bad"``, or ``""`` where it is neither."""
+        if self.good is None:
+            return ""
+        return "good" if self.good(self.number(report), len(report.rollouts)) else "bad"
 
 
-def _gap(value: float) -> str:
+def _gap(value: float, _: int) -> str:
     return "0" if value == 0 else f"{value:.1e}" if value < 1e-4 else f"{value:.4f}"
+
+
+def _none(number: float, _: int) -> bool:
+    return number == 0
+
+
+def _no_gap(number: float, _: int) -> bool:
+    return number < NO_GAP
 
 
 MEASURES: Final = (
     Measure(
         "breaks",
+        "breaks",
         "prompts that do not begin with the stream so far, id for id",
-        lambda one: f"{one.num_breaks:,}",
-        True,
-        lambda one: one.num_breaks == 0,
+        lambda one: one.num_breaks,
+        key=True,
+        good=_none,
     ),
     Measure(
         "samples",
+        "samples",
         "rows that it takes to train each sampled token after the very prompt it was sampled from",
-        lambda one: f"{one.samples:,} from {len(one.rollouts):,}",
-        True,
-        lambda one: one.samples == len(one.rollouts),
+        lambda one: one.samples,
+        key=True,
+        show=lambda number, rollouts: f"{number:,} from {rollouts:,}",
+        good=lambda number, rollouts: number == rollouts,
     ),
     Measure(
+        "mismatched_tokens",
         "mismatched tokens",
         "sampled tokens that are not in the row, where a rollout is trained as one row",
-        lambda one: f"{one.mismatched:,}",
-        True,
-        lambda one: one.mismatched == 0,
+        lambda one: one.mismatched,
+        key=True,
+        good=_none,
     ),
     Measure(
+        "never_sampled_tokens",
         "tokens never sampled",
         "tokens of those rows that carry loss, and that no engine returned",
-        lambda one: f"{one.foreign:,}",
-        False,
-        lambda one: one.foreign == 0,
+        lambda one: one.foreign,
+        good=_none,
     ),
     Measure(
+        "mean_logprob_gap",
         "logprob gap, mean",
         "|engine's logprob - that of the same weights in one pass over the row|, over sampled tokens still in the row",
-        lambda one: _gap(one.mean_gap),
-        True,
-        lambda one: one.mean_gap < NO_GAP,
+        lambda one: one.mean_gap,
+        key=True,
+        show=_gap,
+        good=_no_gap,
     ),
     Measure(
+        "largest_logprob_gap",
         "logprob gap, largest",
         "the same, of the token where it is largest",
-        lambda one: _gap(one.largest_gap),
-        True,
-        lambda one: one.largest_gap < NO_GAP,
+        lambda one: one.largest_gap,
+        key=True,
+        show=_gap,
+        good=_no_gap,
     ),
-    Measure("rollouts with a break", "those with at least one", lambda one: f"{one.broken:,} of {len(one.rollouts):,}"),
     Measure(
+        "broken_rollouts",
+        "rollouts with a break",
+        "those with at least one",
+        lambda one: one.broken,
+        show=lambda number, rollouts: f"{number:,} of {rollouts:,}",
+    ),
+    Measure(
+        "tokens_in_samples",
         "tokens in the samples",
         "the length of those rows together; what two rows share is in both",
-        lambda one: f"{_in_rows(one):,}",
+        lambda one: one.tokens_in_samples,
     ),
     Measure(
+        "cache_lost",
         "cache lost",
         "tokens of streams after the place of a break: what a prefix cache held and could not serve",
-        lambda one: f"{_lost(one):,}",
+        lambda one: one.cache_lost,
     ),
     Measure(
         "solved",
+        "solved",
         "questions answered rightly; one more or less is no finding",
-        lambda one: f"{100 * one.solved:.1f} %",
+        lambda one: one.solved,
+        show=lambda number, _: f"{100 * number:.1f} %",
     ),
-    Measure("turns", "completions that were sampled, calls and answers alike", lambda one: f"{one.turns:,}"),
-    Measure("sampled tokens", "of all turns, stop tokens among them", lambda one: f"{one.sampled:,}"),
+    Measure("turns", "turns", "completions that were sampled, calls and answers alike", lambda one: one.turns),
+    Measure("sampled_tokens", "sampled tokens", "of all turns, stop tokens among them", lambda one: one.sampled),
 )
-
-
-def _in_rows(report: PathReport) -> int:
-    return report_rollouts(rollout.trajectory for rollout in report.rollouts).tokens_in_rows
-
-
-def _lost(report: PathReport) -> int:
-    return sum(found.stream_length - found.position for some in report.breaks.values() for found in some)
 
 
 # -- for programs
@@ -139,19 +169,7 @@ def demo_json(demo: Demo) -> dict[str, Any]:
             "measured": "apart, not in this run",
         },
         "paths": {
-            str(one.path): {
-                **_json_breaks(one),
-                "samples": one.samples,
-                "tokens_in_samples": _in_rows(one),
-                "cache_lost": _lost(one),
-                "mismatched_tokens": one.mismatched,
-                "never_sampled_tokens": one.foreign,
-                "mean_logprob_gap": one.mean_gap,
-                "largest_logprob_gap": one.largest_gap,
-                "solved": one.solved,
-                "turns": one.turns,
-                "sampled_tokens": one.sampled,
-            }
+            str(one.path): {**_json_breaks(one), **{measure.name: measure.number(one) for measure in MEASURES}}
             for one in demo.paths
         },
         "trials": [
@@ -196,7 +214,7 @@ def _cause_lines(trial: Trial) -> list[tuple[str, str, list[str]]]:
 
 
 def _words(cause: str) -> str:
-    return WORDS.get(BreakCause(cause), "docs/breaks.md tells what that is")
+    return WORDS.get(Cause(cause), "docs/breaks.md tells what that is")
 
 
 # -- for terminals
@@ -209,7 +227,7 @@ def demo_text(demo: Demo) -> RenderableType:
     """The table, what its lines are, why streams broke and one example, and what has to be known to read it."""
     table = _columns([str(one.path) for one in demo.paths])
     for measure in MEASURES:
-        cells = [Text(measure.value(one), _style(measure, one)) for one in demo.paths]
+        cells = [Text(measure.value(one), _STYLES[measure.tone(one)]) for one in demo.paths]
         table.add_row(Text(measure.label, "bold" if measure.key else "dim"), *cells)
     parts: list[RenderableType] = [table, Text()]
     parts += [Text.assemble(f"  {measure.label}: ", (measure.about, "dim")) for measure in MEASURES]
@@ -247,10 +265,7 @@ def _trial_table(trial: Trial) -> Table:
     return table
 
 
-def _style(measure: Measure, report: PathReport) -> str:
-    if measure.good is None:
-        return ""
-    return "bold green" if measure.good(report) else "bold red"
+_STYLES: Final = {"": "", "good": "bold green", "bad": "bold red"}
 
 
 # -- for browsers
@@ -259,96 +274,46 @@ def _style(measure: Measure, report: PathReport) -> str:
 def demo_page(demo: Demo, renderer: Renderer) -> str:
     """The demo as a page that needs nothing but itself; every text escaped."""
     reports = demo.paths
-    said = "".join(f"<li>{_text(remark)}</li>" for remark in remarks(demo))
-    body = "".join(
-        [
-            f'<p class="tt-lead">{_counted(len(reports[0].rollouts), "rollout")} of the pocket model on held-back '
-            f"questions, at temperature {TEMPERATURE:g}, by {len(reports)} client paths: the same questions, tools, "
-            f"weights and seeds (--seed {demo.seed}). All numbers of the tables were counted in this run. A request "
-            "that two paths make alike, same prompt and same seed, was computed once.</p>",
-            f'<h2>What to know when reading this</h2><ul class="tt-said">{said}</ul>',
-            "<h2>What each path comes to</h2>",
-            _table(reports),
-            "<h2>Why streams broke</h2>"
-            '<p class="tt-lead">Breaks by cause, on the same questions: with the noise that pocket was trained on, '
-            "without it, and under a template that drops past reasoning.</p>",
-            _causes_table(demo),
-            "<h2>Where streams broke</h2>"
-            f'<p class="tt-lead">At temperature {TEMPERATURE:g}, one line for each rollout: the last prompt and what '
-            "was sampled after it. A history that was encoded anew does not hold sampled tokens any more: what was "
-            "green has turned grey.</p>",
-            _streams(reports),
-            _examples(demo, renderer.tokenizer),
-            _whole(reports, renderer),
-        ]
-    )
-    styles = ("report.css", "histories.css", "demo.css")
-    return framed("Three ways to the next turn", "tokentrace demo", "", body, styles=styles)
-
-
-def _table(reports: Sequence[PathReport]) -> str:
-    heads = "".join(f"<th>{_text(one.path)}<small>{_text(ABOUT[one.path])}</small></th>" for one in reports)
-    lines = []
-    for measure in MEASURES:
-        cells = "".join(f"<td{_class(measure, one)}>{_text(measure.value(one))}</td>" for one in reports)
-        about = f"<small>{_text(measure.about)}</small>" if measure.about else ""
-        key = ' class="key"' if measure.key else ""
-        lines.append(f"<tr{key}><td>{_text(measure.label)}{about}</td>{cells}</tr>")
-    return f'<div class="tt-wide"><table class="tt-paths"><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>'
-
-
-def _causes_table(demo: Demo) -> str:
-    heads = "".join(f"<th>{_text(one.path)}</th>" for one in demo.paths)
-    lines = []
-    for trial in demo.trials:
-        about = f"{_text(trial.name)}<small>{_text(trial.about)}</small>"
-        lines.append(f'<tr class="trial"><th colspan="{len(trial.reports) + 1}">{about}</th></tr>')
-        for label, words, numbers in _cause_lines(trial):
-            cells = "".join(f"<td>{_text(number)}</td>" for number in numbers)
-            more = f"<small>{_text(words)}</small>" if words else ""
-            lines.append(f"<tr><td>{_text(label)}{more}</td>{cells}</tr>")
-    return f'<div class="tt-wide"><table class="tt-paths"><tr><th></th>{heads}</tr>{"".join(lines)}</table></div>'
-
-
-def _class(measure: Measure, report: PathReport) -> str:
-    if measure.good is None:
-        return ""
-    return ' class="good"' if measure.good(report) else ' class="bad"'
-
-
-def _streams(reports: Sequence[PathReport]) -> str:
     longest = max((len(one.trajectory) for report in reports for one in report.rollouts), default=1)
-    figures = "".join(_figure(report, longest) for report in reports)
-    return (
-        f'<div class="tt-streams">{figures}</div><p class="tt-lights"><b><span class="s"></span></b>prompt, tool '
-        'results, scaffold <b><span class="w"></span></b>sampled <b><span class="x"></span></b>break</p>'
+    return make_page(
+        "demo.html",
+        "Three ways to the next turn",
+        "tokentrace demo",
+        scripted=False,
+        seed=demo.seed,
+        temperature=f"{TEMPERATURE:g}",
+        rollouts=counted(len(reports[0].rollouts), "rollout"),
+        remarks=remarks(demo),
+        measures=MEASURES,
+        reports=reports,
+        paths={report.path: ABOUT[report.path] for report in reports},
+        trials=[(trial, _cause_lines(trial)) for trial in demo.trials],
+        figures=[_figure(report, longest) for report in reports],
+        examples=_example_rows(demo, renderer.tokenizer),
+        whole=_whole(reports, renderer),
     )
 
 
-def _figure(report: PathReport, longest: int) -> str:
-    rows = []
+def _figure(report: PathReport, longest: int) -> dict[str, Any]:
+    """The streams of a path as bars, one line for each rollout."""
+    bars: list[tuple[str, object, int, object, int]] = []
     step = 8
     wide = max(2.0, longest / 130)
     for at, rollout in enumerate(report.rollouts):
         trajectory, y = rollout.trajectory, at * step + 3
-        rows.append(f'<rect class="s" x="0" y="{y}" width="{len(trajectory)}" height="5"/>')
+        bars.append(("s", 0, y, len(trajectory), 5))
         edges = np.flatnonzero(np.diff(trajectory.loss_mask(once=False), prepend=False, append=False)).tolist()
-        rows += [
-            f'<rect class="w" x="{start}" y="{y}" width="{stop - start}" height="5"/>'
-            for start, stop in zip(edges[::2], edges[1::2], strict=True)
-        ]
-        rows += [
-            f'<rect class="x" x="{branch.start - wide / 2:.1f}" y="{y - 1}" width="{wide:.1f}" height="7"/>'
-            for branch in trajectory.branches[1:]
-        ]
-    high = len(report.rollouts) * step + 4
-    return (
-        f"<figure><figcaption>{_text(report.path)}<small>{_counted(report.num_breaks, 'break')}, "
-        f"{_counted(report.samples, 'sample')}</small></figcaption>"
-        f'<svg viewBox="-{wide:.1f} 0 {longest + 2 * wide:.1f} {high}" preserveAspectRatio="none" '
-        f'height="{max(60, min(420, 6 * len(report.rollouts)))}" role="img" '
-        f'aria-label="Streams of the path {_text(report.path)}">{"".join(rows)}</svg></figure>'
-    )
+        bars += [("w", start, y, stop - start, 5) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+        bars += [("x", f"{one.start - wide / 2:.1f}", y - 1, f"{wide:.1f}", 7) for one in trajectory.branches[1:]]
+    return {
+        "path": report.path,
+        "about": f"{counted(report.num_breaks, 'break')}, {counted(report.samples, 'sample')}",
+        "bars": bars,
+        "wide": f"{wide:.1f}",
+        "width": f"{longest + 2 * wide:.1f}",
+        "high": len(report.rollouts) * step + 4,
+        "height": max(60, min(420, 6 * len(report.rollouts))),
+    }
 
 
 def _examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
@@ -360,126 +325,109 @@ def _examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
     return list(found.values())
 
 
-def _examples(demo: Demo, tokenizer: Tokenizer) -> str:
-    shown: dict[str, str] = {}
+def _example_rows(demo: Demo, tokenizer: Tokenizer) -> list[tuple[Break, str, list[Row]]]:
+    """For a few causes a break, where it is, and both of its sides."""
+    shown: dict[str, tuple[Break, str, list[Row]]] = {}
     for trial in demo.trials:
         for path, name, found in _examples_of(trial):
             if found.cause not in shown and len(shown) < _EXAMPLES:
-                shown[found.cause] = _example(f"{trial.name}, {path}, {name}", found, tokenizer)
-    if not shown:
-        return ""
-    return (
-        "<h2>What a break looks like</h2>"
-        '<p class="tt-lead">The shortest one of each cause. Above what the model sampled, below what the client sent '
-        "for the next turn in its place.</p>" + "".join(shown.values())
-    )
+                place = f"{trial.name}, {path}, {name}, token {found.position:,} of {found.stream_length:,}"
+                sides = (("sampled", DiffOp.REMOVED, "del"), ("next prompt", DiffOp.ADDED, "ins"))
+                shown[found.cause] = found, place, [_side(found, tokenizer, *side) for side in sides]
+    return list(shown.values())
 
 
-def _example(where: str, found: Break, tokenizer: Tokenizer) -> str:
+def _side(found: Break, tokenizer: Tokenizer, label: str, own: DiffOp, tag: str) -> Row:
+    """One side of a break: what both have, and what only this side has."""
     control = tokenizer.vocabulary.is_control
-    sides = {"sampled": (DiffOp.REMOVED, "del"), "next prompt": (DiffOp.ADDED, "ins")}
-    rows = []
-    for label, (own, tag) in sides.items():
-        body, last = "", DiffOp.EQUAL
-        for row in found.tokens:
-            tokens = "".join(_token(text, bool(control[index])) for text, index in zip(row.texts, row.ids, strict=True))
-            if row.op is DiffOp.EQUAL:
-                body += f'<s class="k8">{tokens}</s>'
-            elif row.op is DiffOp.SKIPPED and last is own:
-                body += f'<span class="tt-skip">{_counted(row.count, "token")}</span>'
-            elif row.op is own:
-                body += f'<{tag}><s class="k8">{tokens}</s></{tag}>'
-            last = last if row.op is DiffOp.SKIPPED else row.op
-        rows.append(
-            f'<section class="tt-row"><div class="tt-gutter"><p>{label}</p></div><div class="tt-tokens">{body}</div>'
-            "</section>"
-        )
-    place = f"{where}, token {found.position:,} of {found.stream_length:,}"
-    return (
-        f'<div class="tt-example"><p><b>{_text(found.cause)}</b><small>{_text(place)}</small><br>{_text(found.detail)}'
-        f'</p><div class="tt-rows">{"".join(rows)}</div></div>'
-    )
+    row, last = Row(-1, label), DiffOp.EQUAL
+    for part in found.tokens:
+        if part.op is DiffOp.SKIPPED:
+            if last is own:
+                row.parts.append(counted(part.count))
+            continue
+        last = part.op
+        if part.op in (DiffOp.EQUAL, own):
+            tokens = [Token(text, bool(control[index])) for text, index in zip(part.texts, part.ids, strict=True)]
+            row.parts.append(Stretch(Kind.SCAFFOLD, 0, tokens, tag=tag if part.op is own else ""))
+    return row
 
 
 # -- one rollout
 
 
-def _whole(reports: Sequence[PathReport], renderer: Renderer) -> str:
+def _whole(reports: Sequence[PathReport], renderer: Renderer) -> dict[str, Any] | None:
     """A rollout of tokentrace; where some broke by another path, one of those."""
     ours = next((one for one in reports if one.path is ClientPath.TOKENTRACE), None)
     if ours is None or not ours.rollouts:
-        return ""
-    chosen, spans = min(
+        return None
+    chosen, differs = min(
         ((one, _respelled(one, renderer)) for one in ours.rollouts),
-        key=lambda pair: (not pair[1], pair[0].turns < 3, len(pair[0].trajectory)),
+        key=lambda pair: (not pair[1].any(), pair[0].turns < 3, len(pair[0].trajectory)),
     )
-    marks = (
-        "Tokens in a frame are those that encoding the text again would have replaced."
-        if spans
-        else "Encoding its text again would give the same tokens."
-    )
-    return (
-        "<h2>One rollout, whole</h2>"
-        f'<p class="tt-lead">{_text(chosen.task.name)} by tokentrace: one stream, one row, '
-        f"{_counted(chosen.turns, 'turn')}. Underlined tokens were sampled and carry loss; their titles tell id and "
-        f"logprob. {marks}</p>"
-        f'<div class="tt-rows tt-whole">{_stream_rows(chosen, renderer.tokenizer, spans)}</div>'
-    )
+    return {
+        "name": chosen.task.name,
+        "turns": counted(chosen.turns, "turn"),
+        "differs": bool(differs.any()),
+        "rows": _stream_rows(chosen, renderer.tokenizer, differs),
+    }
 
 
-def _respelled(rollout: Rollout, renderer: Renderer) -> list[tuple[int, int]]:
-    """Where the stream has other tokens than a render of its final messages."""
+def _respelled(rollout: Rollout, renderer: Renderer) -> npt.NDArray[np.bool_]:
+    """True where the stream has other tokens than a render of its final messages."""
     stream = rollout.trajectory.stream()
     rendered = renderer.render(rollout.messages, tools=rollout.schemas)
-    parts = unequal(stream.tolist(), rendered.token_ids)
-    return [(start, stop) for start, stop, _, _ in parts if start < stop]
+    differs = np.zeros(len(stream), np.bool_)
+    for start, stop, _, _ in align(stream, rendered.ids):
+        differs[start:stop] = True
+    return differs
 
 
-def _stream_rows(rollout: Rollout, tokenizer: Tokenizer, marked: Sequence[tuple[int, int]]) -> str:
+def _stream_rows(rollout: Rollout, tokenizer: Tokenizer, framed: npt.NDArray[np.bool_]) -> list[Row]:
     """The stream message by message, tokens coloured by who they are from."""
     trajectory = rollout.trajectory
     kinds, owners = trajectory.kinds(), trajectory.message_indices()
-    frames = np.zeros(len(kinds), np.bool_)
-    for start, stop in marked:
-        frames[start:stop] = True
     tokens = _stream_tokens(rollout, tokenizer)
-    cuts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(kinds)]
-    out = []
-    for first, last in itertools.pairwise(cuts):
+    rows = []
+    for first, last in itertools.pairwise(_cuts(owners, 0, len(owners))):
         message = int(owners[first])
         role = str(rollout.messages[message]["role"]) if message >= 0 else "template"
-        edges = np.flatnonzero(np.diff(kinds[first:last]) | np.diff(frames[first:last])) + first + 1
-        body = ""
-        for start, stop in itertools.pairwise([first, *edges.tolist(), last]):
-            origin = Origin(int(kinds[start]))
-            shown = _KINDS.get(origin) or _BY_ROLE.get(role, Kind.USER if role == "user" else Kind.SCAFFOLD)
-            classes = f"k{KINDS.index(shown)}{' on' if origin is Origin.SAMPLED else ''}{' o' if start % 2 else ''}"
-            piece = f'<s class="{classes}">{"".join(tokens[start:stop])}</s>'
-            body += f"<mark>{piece}</mark>" if frames[start] else piece
-        number = "" if message < 0 else f"<b>{message}</b>"
         drawn = int(np.count_nonzero(kinds[first:last] == Origin.SAMPLED))
-        more = f"<small>{drawn:,} sampled</small>" if drawn else ""
-        out.append(
-            f'<section class="tt-row"><div class="tt-gutter"><p>{number}{_text(role)}</p>'
-            f"<small>{_counted(last - first, 'token')}</small>{more}</div>"
-            f'<div class="tt-tokens">{body}</div></section>'
-        )
-    return "".join(out)
+        row = Row(message, role, [counted(last - first), *([f"{drawn:,} sampled"] if drawn else [])])
+        for start, stop in itertools.pairwise(_cuts(2 * kinds + framed, first, last)):
+            origin = Origin(int(kinds[start]))
+            row.parts.append(
+                Stretch(
+                    _KINDS.get(origin) or (kind_of(role, "content") if message >= 0 else Kind.SCAFFOLD),
+                    start,
+                    tokens[start:stop],
+                    marked=origin is Origin.SAMPLED,
+                    tag="mark" if framed[start] else "",
+                )
+            )
+        rows.append(row)
+    return rows
+
+
+def _cuts(values: npt.NDArray[Any], start: int, stop: int) -> list[int]:
+    """The places from `start` to `stop` between which all values are the same."""
+    return [start, *(np.flatnonzero(np.diff(values[start:stop])) + start + 1).tolist(), stop]
 
 
 _KINDS: Final = {Origin.SCAFFOLD: Kind.SCAFFOLD, Origin.SYNTHETIC: Kind.UNKNOWN}
 
 
-def _stream_tokens(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
+def _stream_tokens(rollout: Rollout, tokenizer: Tokenizer) -> list[Token]:
     """Each token of the stream; a sampled one with a title."""
-    trajectory = rollout.trajectory
-    control = tokenizer.vocabulary.is_control
-    out = []
-    for index, logprob in zip(trajectory.stream().tolist(), trajectory.logprobs().tolist(), strict=True):
-        made = _token(token_text(tokenizer.vocabulary, index), bool(control[index]))
-        title = "" if math.isnan(logprob) else f' title="{index} · {logprob:.4f}"'
-        out.append(made[:2] + title + made[2:])  # after the name of the element, <i or <b
-    return out
+    trajectory, vocabulary = rollout.trajectory, tokenizer.vocabulary
+    return [
+        Token(
+            token_text(vocabulary, index),
+            bool(vocabulary.is_control[index]),
+            "" if math.isnan(logprob) else f"{index} · {logprob:.4f}",
+        )
+        for index, logprob in zip(trajectory.stream().tolist(), trajectory.logprobs().tolist(), strict=True)
+    ]
 
 
 __all__ = ["MEASURES", "Measure", "demo_json", "demo_page", "demo_text"]

@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..data.sources import tables
+from ..data.sources import pyarrow
 from ..samples.sample import Sample
 from ..trajectory.trajectory import Trajectory
 
 
 def rollout_fields() -> list[Any]:
     """The columns as fields of an Arrow schema."""
-    pa = tables("pyarrow")
+    pa = pyarrow()
     turn = pa.struct(
         [
             ("start", pa.int32()),
@@ -35,7 +35,7 @@ def rollout_fields() -> list[Any]:
 
 def rollout_columns(rows: Sequence[tuple[Mapping[str, Any], Trajectory, Sample]]) -> Iterator[tuple[Any, Any]]:
     """The columns of some rows: what the journal says of the rollout, its trajectory, and the row."""
-    pa = tables("pyarrow")
+    pa = pyarrow()
     values = [
         [row["metrics"]["end"] for row, _, _ in rows],
         [json.dumps(row["metrics"], default=str) for row, _, _ in rows],

@@ -17,6 +17,7 @@ import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,7 +103,7 @@ class RolloutStore:
         file = f"{TRAJECTORIES}/{file_name(name)}.tt"
         save_trajectory(rollout.trajectory, self.folder / file)
         row: dict[str, Any] = {"event": "finished", "name": name, "file": file, "metrics": rollout.metrics()}
-        row |= {"turns": [turn.described() for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
+        row |= {"turns": [asdict(turn) for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
         row |= {"messages": list(rollout.messages), "notes": rollout.notes}
         self._write(row)
         os.fsync(self._journal.fileno())
@@ -182,7 +183,7 @@ class RolloutStore:
         Beside the columns of all rows there are ``end``, ``metrics`` (JSON, of the rollout) and ``turns``: what is
         known of each turn that the row trains. docs/rows.md has them.
         """
-        from ..data.tables import Layout, Place, SampleWriter, samples_table
+        from ..data.tables import Layout, Place, sample_writer, samples_table
         from .columns import rollout_columns, rollout_fields
 
         layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True)
@@ -191,8 +192,7 @@ class RolloutStore:
             groups[_group(row)].append(row["name"])
         path = self.folder / ROWS
         told = {**(metadata or {}), "advantages": advantages, "groups": groups}
-        writer = SampleWriter(path, layout, told, more=rollout_fields(), private=True)
-        try:
+        with sample_writer(path, layout, told, more=rollout_fields(), private=True) as write:
             numbers = itertools.count(1)
             made = ((row, trajectory, one) for row, trajectory, all_ in self._rows(advantages) for one in all_)
             while some := list(itertools.islice(made, 256)):
@@ -202,11 +202,7 @@ class RolloutStore:
                 table = samples_table(samples, places, layout)
                 for field, column in rollout_columns(some):
                     table = table.append_column(field, column)
-                writer.write(table)
-        except BaseException:
-            writer.abandon()
-            raise
-        writer.close()
+                write(table)
         return path
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ _PADDING: Final[dict[str, Any]] = {
     "version_ids": -1,
 }
 MOST_TOKENS: Final = 1 << 27
-"""Of one batch, padding included: more is a mistake in a length, and takes gigabytes to make."""
+"""The most tokens of one batch, padding included: more comes from a wrong length, and would take gigabytes."""
 
 
 def collate(
@@ -44,18 +44,18 @@ def collate(
     ====================  ==========  ============================================================
     ``input_ids``         int64       `pad_id` on padding
     ``attention_mask``    int64       1 on tokens, 0 on padding
-    ``position_ids``      int64       from 0 over the tokens of a row, wherever they stand; 0 on padding
+    ``position_ids``      int64       from 0 over the tokens of a row, wherever they are; 0 on padding
     ``labels``            int64       the id where a token carries loss, else -100; not shifted
     ``loss_mask``         int64       1 where `labels` is not -100
     ``logprobs``          float32     NaN on padding and wherever nothing was sampled, never 0
     ``advantages``        float32     0 wherever `loss_mask` is 0
-    ``version_ids``       int64       which of `versions` sampled a token; -1 on padding and where nobody said
+    ``version_ids``       int64       which of `versions` sampled a token; -1 on padding and where it is not known
     ``rewards``           float32     one for each row
-    ``versions``          list        the versions of the weights, each once, in the order in which they are met
+    ``versions``          list        the versions of the weights, each once, in the order in which they occur
     ====================  ==========  ============================================================
 
-    The last five are there if the samples have them. The first token of a row never carries loss: nothing precedes
-    it that could predict it. `SampleError` where there is no sample or an empty one, where one is longer than
+    The last five are there if the samples have them. The first token of a row never carries loss: nothing before it
+    could predict it. `SampleError` where there is no sample or an empty one, where one is longer than
     `length`, where some have logprobs, advantages or a reward and others do not, and where a token carries loss and
     has no logprob in a sample that has them.
 
@@ -65,103 +65,108 @@ def collate(
     >>> batch["input_ids"].tolist(), batch["labels"].tolist()
     ([[5, 6, 7, 0]], [[-100, 6, 7, -100]])
     """
-    to_tensor = converter(tensors)
-    samples = as_samples(samples)
-    as_index(pad_id, "pad_id", 0)
+    rows = Rows(samples, pad_id, tensors)
     if not isinstance(side, str) or side not in ("right", "left"):
         raise SampleError(f"side is 'right' or 'left', not {shown(side)}")
-    optional, versions = optional_columns(samples), known_versions(samples)
-    width = max(map(len, samples)) if length is None else as_index(length, "length", 1)
+    width = max(rows.lengths) if length is None else as_index(length, "length", 1)
     width = rounded_up(width, length, multiple_of)
-    if len(samples) * width > MOST_TOKENS:
-        raise SampleError(f"{len(samples)} rows of {width} tokens: a batch has at most {MOST_TOKENS}, padding included")
-    batch: Columns = {}
-    for number, sample in enumerate(samples):
-        count = len(sample)
-        if count > width:
-            raise SampleError(f"{called(samples, number)} has {count} tokens, and length is {width}: truncate() it")
-        place = slice(0, count) if side == "right" else slice(width - count, width)
-        for name, values in columns_of(samples, number, optional, versions).items():
-            if name not in batch:
-                batch[name] = np.full((len(samples), width), padding_of(name, pad_id), values.dtype)
-            batch[name][number, place] = values
-    if has_all(samples, "reward"):
-        batch["rewards"] = np.array([sample.reward for sample in samples], np.float32)
-    converted: dict[str, Any] = {name: to_tensor(values) for name, values in batch.items()}
-    return converted | {"versions": list(versions)} if versions else converted
-
-
-def known_versions(samples: Sequence[Sample]) -> dict[Version, int]:
-    """The versions of the weights that sampled something, by the number that stands for each in `version_ids`."""
-    found = dict.fromkeys(span.version for sample in samples for span in sample.versions)
-    return {version: number for number, version in enumerate(found)}
-
-
-def optional_columns(samples: Sequence[Sample]) -> list[str]:
-    """Which of logprobs and advantages the samples have: all of them, or none."""
-    return [name for name in ("logprobs", "advantages") if has_all(samples, name)]
-
-
-def columns_of(samples: Sequence[Sample], number: int, optional: list[str], versions: Mapping[Version, int]) -> Columns:
-    """The per-token arrays of a sample as a trainer takes them: new ones, checked."""
-    sample = samples[number]
-    if not len(sample):
-        raise SampleError(f"{called(samples, number)} has no tokens: leave it out")
-    labels, loss = sample.labels, sample.mask.astype(np.int64)
-    labels[0], loss[0] = IGNORE, 0
-    columns: Columns = {
-        "input_ids": sample.ids.astype(np.int64),
-        "attention_mask": sample.attention_mask,
-        "position_ids": sample.position_ids,
-        "labels": labels,
-        "loss_mask": loss,
-    }
-    for name in optional:
-        columns[name] = getattr(sample, name).astype(np.float32)
-    if "logprobs" in optional:
-        missing = sample.mask & ~np.isfinite(columns["logprobs"])
-        if missing.any():
-            raise SampleError(
-                f"{called(samples, number)} has no logprob for token {int(missing.argmax())}, which carries loss"
-            )
-    if "advantages" in optional:
-        columns["advantages"][loss == 0] = 0
-    if versions:
-        columns["version_ids"] = np.full(len(sample), -1, np.int64)
-        for version, start, stop in sample.versions:
-            columns["version_ids"][start:stop] = versions[version]
-    return columns
-
-
-def has_all(samples: Sequence[Sample], name: str) -> bool:
-    """Whether all samples have it; `SampleError` where only some do."""
-    having = [getattr(sample, name) is not None for sample in samples]
-    if any(having) and not all(having):
-        with_it, without = having.index(True), having.index(False)
+    if len(rows.samples) * width > MOST_TOKENS:
         raise SampleError(
-            f"{called(samples, with_it)} has {name} and {called(samples, without)} has none: give it to all or to none"
+            f"{len(rows.samples)} rows of {width} tokens: a batch has at most {MOST_TOKENS}, padding included"
         )
-    return all(having)
+    rows.check_fit(width)
+    batch: Columns = {}
+    for number, count in enumerate(rows.lengths):
+        place = slice(0, count) if side == "right" else slice(width - count, width)
+        for name, values in rows.columns(number).items():
+            if name not in batch:
+                batch[name] = rows.padding(name, (len(rows.samples), width), values.dtype)
+            batch[name][number, place] = values
+    made = rows.as_tensors(batch | rows.rewards(range(len(rows.samples))))
+    return made | {"versions": list(rows.versions)} if rows.versions else made
 
 
-def padding_of(name: str, pad_id: int) -> Any:
-    """What a per-token array holds where there is no token."""
-    return pad_id if name == "input_ids" else _PADDING[name]
+class Rows:
+    """Samples that are batched or packed together: checked, and as the arrays that a trainer takes."""
+
+    def __init__(self, samples: Sequence[Sample], pad_id: int, tensors: Tensors) -> None:
+        self._to_tensor = _converter(tensors)
+        self.samples = as_samples(samples)
+        self.lengths = [len(sample) for sample in self.samples]
+        self._pad_id = as_index(pad_id, "pad_id", 0)
+        self._optional = [name for name in ("logprobs", "advantages") if self._all_have(name)]
+        self._rewarded = self._all_have("reward")
+        found = dict.fromkeys(span.version for sample in self.samples for span in sample.versions)
+        self.versions: dict[Version, int] = {version: number for number, version in enumerate(found)}
+        """The versions of the weights that sampled something, and the number of each in `version_ids`."""
+
+    def columns(self, number: int) -> Columns:
+        """The per-token arrays of a sample: new ones, checked."""
+        sample = self.samples[number]
+        if not len(sample):
+            raise SampleError(f"{self._called(number)} has no tokens: leave it out")
+        labels, loss = sample.labels, sample.mask.astype(np.int64)
+        labels[0], loss[0] = IGNORE, 0
+        columns: Columns = {
+            "input_ids": sample.ids.astype(np.int64),
+            "attention_mask": sample.attention_mask,
+            "position_ids": sample.position_ids,
+            "labels": labels,
+            "loss_mask": loss,
+        }
+        for name in self._optional:
+            columns[name] = getattr(sample, name).astype(np.float32)
+        if "logprobs" in columns:
+            missing = sample.mask & ~np.isfinite(columns["logprobs"])
+            if missing.any():
+                raise SampleError(
+                    f"{self._called(number)} has no logprob for token {int(missing.argmax())}, which carries loss"
+                )
+        if "advantages" in columns:
+            columns["advantages"][loss == 0] = 0
+        if self.versions:
+            columns["version_ids"] = np.full(len(sample), -1, np.int64)
+            for version, start, stop in sample.versions:
+                columns["version_ids"][start:stop] = self.versions[version]
+        return columns
+
+    def rewards(self, numbers: Sequence[int]) -> Columns:
+        """The rewards of these samples, where samples have them."""
+        values = [self.samples[number].reward for number in numbers]
+        return {"rewards": np.array(values, np.float32)} if self._rewarded else {}
+
+    def padding(self, name: str, shape: int | tuple[int, int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of what a column holds where there is no token."""
+        return np.full(shape, self._pad_id if name == "input_ids" else _PADDING[name], dtype)
+
+    def as_tensors(self, columns: Columns) -> dict[str, Any]:
+        return {name: self._to_tensor(values) for name, values in columns.items()}
+
+    def check_fit(self, width: int) -> None:
+        for number, count in enumerate(self.lengths):
+            if count > width:
+                raise SampleError(f"{self._called(number)} has {count} tokens, and length is {width}: truncate() it")
+
+    def _all_have(self, name: str) -> bool:
+        having = [getattr(sample, name) is not None for sample in self.samples]
+        if any(having) and not all(having):
+            some, others = self._called(having.index(True)), self._called(having.index(False))
+            raise SampleError(f"{some} has {name} and {others} has none: give it to all or to none")
+        return all(having)
+
+    def _called(self, number: int) -> str:
+        name = self.samples[number].name
+        return f"sample {number} ({name!r})" if name else f"sample {number}"
 
 
 def rounded_up(width: int, length: int | None, multiple_of: int | None) -> int:
-    """The next multiple, which a `length` that was asked for has to be already."""
+    """The next multiple; a `length` that was asked for has to be one already."""
     if multiple_of is None:
         return width
     step = as_index(multiple_of, "multiple_of", 1)
     if length is not None and length % step:
-        raise SampleError(f"length is {length}, which is no multiple of {step}")
+        raise SampleError(f"length is {length}, which is not a multiple of {step}")
     return -(-width // step) * step
-
-
-def called(samples: Sequence[Sample], number: int) -> str:
-    name = samples[number].name
-    return f"sample {number} ({name!r})" if name else f"sample {number}"
 
 
 def as_index(value: Any, what: str, least: int) -> int:
@@ -171,8 +176,8 @@ def as_index(value: Any, what: str, least: int) -> int:
     return int(value)
 
 
-def converter(tensors: Any) -> Any:
-    """Makes what was asked for of a numpy array; torch is imported here and nowhere else."""
+def _converter(tensors: Any) -> Any:
+    """What makes a tensor of a numpy array; torch is imported here and nowhere else."""
     if isinstance(tensors, str) and tensors == "numpy":
         return np.asarray
     if not isinstance(tensors, str) or tensors != "torch":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -12,22 +12,8 @@ import numpy.typing as npt
 
 from ..errors import SampleError, shown
 from ..tokens.tokenizer import Ids
-from .collation import (
-    MOST_TOKENS,
-    Columns,
-    Tensors,
-    Version,
-    as_index,
-    called,
-    columns_of,
-    converter,
-    has_all,
-    known_versions,
-    optional_columns,
-    padding_of,
-    rounded_up,
-)
-from .sample import Sample, as_samples
+from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, as_index, rounded_up
+from .sample import Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +49,7 @@ class Pack:
     rewards: Any = None
     """One for each document."""
     version_ids: Any = None
-    """Which of `versions` sampled a token; -1 on padding and where nobody said. None where nobody said of any."""
+    """Which of `versions` sampled a token; -1 on padding and where it is not known. None where no sample says."""
     versions: tuple[Version, ...] = ()
     """The versions of the weights that sampled the samples given, each once; the same for all rows."""
 
@@ -93,7 +79,7 @@ def pack(
     """Rows of at most `length` tokens that hold every sample once, by `first_fit_decreasing`.
 
     Rows are padded to `length`; with ``pad_to_length=False`` only up to a multiple of `multiple_of`, or not at all.
-    In a row, samples stand in the order in which they were given. dtypes and refusals are those of `collate`; a
+    In a row, samples are in the order in which they were given. dtypes and refusals are those of `collate`; a
     sample longer than `length` is a `SampleError`.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
@@ -106,23 +92,15 @@ def pack(
     >>> row.position_ids.tolist(), row.cu_seqlens.tolist()
     ([0, 1, 2, 0, 1, 2, 0, 1], [0, 3, 6, 8])
     """
-    to_tensor = converter(tensors)
-    samples = as_samples(samples)
-    as_index(pad_id, "pad_id", 0)
+    rows = Rows(samples, pad_id, tensors)
     capacity = rounded_up(as_index(length, "length", 1), length, multiple_of)
     if capacity > MOST_TOKENS:
         raise SampleError(f"length is {capacity}: a row has at most {MOST_TOKENS} tokens, padding included")
-    optional, rewarded = optional_columns(samples), has_all(samples, "reward")
-    versions = known_versions(samples)
-    lengths = [len(sample) for sample in samples]
-    for number, count in enumerate(lengths):
-        if count > capacity:
-            raise SampleError(f"{called(samples, number)} has {count} tokens, and length is {capacity}: truncate() it")
+    rows.check_fit(capacity)
     packs = []
-    for members in first_fit_decreasing(lengths, capacity):
-        used = sum(lengths[number] for number in members)
-        width = capacity if pad_to_length else rounded_up(used, None, multiple_of)
-        packs.append(_lay_out(samples, members, width, pad_id, optional, rewarded, versions, to_tensor))
+    for members in first_fit_decreasing(rows.lengths, capacity):
+        used = sum(rows.lengths[number] for number in members)
+        packs.append(_laid_out(rows, members, capacity if pad_to_length else rounded_up(used, None, multiple_of)))
     return packs
 
 
@@ -134,10 +112,8 @@ def flatten(samples: Sequence[Sample], *, tensors: Tensors = "numpy") -> Pack:
     >>> flatten([sample, sample.slice(0, 2)]).input_ids.tolist()
     [5, 6, 7, 5, 6]
     """
-    to_tensor = converter(tensors)
-    samples = as_samples(samples)
-    optional, rewarded, versions = optional_columns(samples), has_all(samples, "reward"), known_versions(samples)
-    return _lay_out(samples, range(len(samples)), sum(map(len, samples)), 0, optional, rewarded, versions, to_tensor)
+    rows = Rows(samples, 0, tensors)
+    return _laid_out(rows, range(len(rows.samples)), sum(rows.lengths))
 
 
 def unpack(row: Pack) -> list[Ids]:
@@ -148,32 +124,22 @@ def unpack(row: Pack) -> list[Ids]:
     return [ids[start:stop] for start, stop in row.spans]
 
 
-def _lay_out(
-    samples: Sequence[Sample],
-    members: Sequence[int],
-    width: int,
-    pad_id: int,
-    optional: list[str],
-    rewarded: bool,
-    versions: Mapping[Version, int],
-    to_tensor: Any,
-) -> Pack:
-    lengths = [len(samples[number]) for number in members]
+def _laid_out(rows: Rows, members: Sequence[int], width: int) -> Pack:
+    """These samples one after another in a row of `width` tokens."""
+    lengths = [rows.lengths[number] for number in members]
     used = sum(lengths)
-    documents = [columns_of(samples, number, optional, versions) for number in members]
+    documents = [rows.columns(number) for number in members]
     row: Columns = {}
     for name, first in documents[0].items():
-        row[name] = np.full(width, padding_of(name, pad_id), first.dtype)
+        row[name] = rows.padding(name, width, first.dtype)
         np.concatenate([document[name] for document in documents], out=row[name][:used])
     row["position_ids"][used:] = np.arange(width - used)
     row["document_ids"] = np.full(width, -1, np.int64)
     row["document_ids"][:used] = np.repeat(np.arange(len(members)), lengths)
     sequences = [*lengths, width - used] if used < width else lengths
     row["cu_seqlens"] = np.cumsum([0, *sequences], dtype=np.int32)
-    if rewarded:
-        row["rewards"] = np.array([samples[number].reward for number in members], np.float32)
-    tensors = {name: to_tensor(values) for name, values in row.items()}
-    return Pack(**tensors, max_seqlen=max(sequences), samples=tuple(members), versions=tuple(versions))
+    tensors = rows.as_tensors(row | rows.rewards(members))
+    return Pack(**tensors, max_seqlen=max(sequences), samples=tuple(members), versions=tuple(rows.versions))
 
 
 def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: int) -> list[list[int]]:
@@ -181,7 +147,7 @@ def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: in
 
     The longest go first, the earlier of equals before the later, each into the first bin that has room, or into a
     new one. Bins come in the order in which they were opened, and indices in a bin in growing order. It takes
-    O(n log n). `SampleError` names the first length that is no length, or that fits no bin.
+    O(n log n). `SampleError` names the first length that is negative, or larger than a bin.
 
     >>> first_fit_decreasing([3, 5, 4, 2, 1], 8)
     [[0, 1], [2, 3, 4]]

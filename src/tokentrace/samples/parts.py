@@ -55,7 +55,7 @@ class PartFinder:
         return parts, kinds
 
     def _mark_inline(self, rendered: RenderedTokens, start: int, parts: Parts, tools: bool) -> None:
-        """Reasoning that stands in the content itself, up to its closing tag, which the template may write anew."""
+        """Mark reasoning that is part of the content, up to its closing tag (which the template may have written)."""
         reasoning = self._grammar(tools).reasoning
         codes = parts.tobytes()
         first = codes.find(Part.CONTENT)
@@ -86,8 +86,8 @@ class PartFinder:
             else:
                 cut = start + self._closed(ids[start:stop], tools)
                 if cut == start and left is Part.REASONING and right is not Part.TOOL_CALLS:
-                    cut = stop  # nothing is known to close it: all of this is the reasoning's
-                parts[start:cut] = left or Part.REASONING  # Harmony ends all that is said alike
+                    cut = stop  # no known tag closes it: all of this belongs to the reasoning
+                parts[start:cut] = left or Part.REASONING  # Harmony ends reasoning and content alike
                 after = right or left
                 if after is None or (after is Part.REASONING and cut > start):
                     after = Part.CONTENT
@@ -111,7 +111,7 @@ class PartFinder:
         return found
 
     def _closed_by(self, ids: Ids, close: str) -> int:
-        """How many tokens it takes to spell all up to a closing tag, and the white space after it; 0 without one."""
+        """How many tokens spell everything up to a closing tag and the white space after it; 0 without one."""
         spelled = [self._vocabulary.token_bytes(index) for index in ids.tolist()]
         before, found, _ = b"".join(spelled).partition(close.encode())
         if not found:
@@ -128,7 +128,7 @@ class PartFinder:
         if tools not in self._grammars:
             try:
                 self._grammars[tools] = self._renderer.grammar([] if tools else None)
-            except TokentraceError:  # a template that refuses every turn that it is asked about
+            except TokentraceError:  # a template that refuses every turn that it is shown
                 self._grammars[tools] = TurnGrammar()
         return self._grammars[tools]
 

@@ -1,15 +1,14 @@
-"""Past turns: where a template writes a turn otherwise once it is no longer the last, or than it asks for it.
+"""Past turns: where a template writes a turn differently once it is no longer the last, or than it prompts for it.
 
-Reasoning that is left out of the past the trace of a row shows. All else (an empty thinking block that only the last
-turn has, a stop token that history replaces) is found out once for every kind of turn, on a small conversation:
-written as the last message, and again with others after it.
+The trace of a row shows which reasoning is left out of the past. All else (an empty thinking block that only the last
+turn has, a stop token that history replaces) is found once for each kind of turn, with a small conversation: the turn
+is rendered as the last message, and again with other messages after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -17,13 +16,14 @@ from ..errors import TokentraceError
 from ..rendering.history import reasoning_of
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..study.turns import sections, stringified
+from ..study.probes import stringified
+from ..study.turns import turn_spans
 from ..template.origin import Origin
 from ..template.trace import Rendering
 
 Messages = Sequence[Mapping[str, Any]]
 TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
-"""Has reasoning, tags of it in the content, content (its outline), calls; a user speaks later, an answer follows;
+"""Has reasoning, has it in the content, the content (its outline), has calls; a user speaks later, an answer follows;
 there are tools."""
 
 REASONING_LEFT_OUT: Final = (
@@ -37,7 +37,7 @@ WRITTEN_OTHERWISE: Final = (
 )
 
 _SHOWN: Final = 48
-"""So many characters of a prompt are shown, the last ones."""
+"""How many characters of a prompt are shown, from its end."""
 
 _USER: Final = {"role": "user", "content": "question"}
 _ANSWER: Final = {"role": "assistant", "content": "reply"}
@@ -45,19 +45,20 @@ _CALL: Final = {"id": "call00001", "type": "function", "function": {"name": "pro
 _RESULT: Final = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": "result"}
 
 
-@dataclass(frozen=True, slots=True)
-class Remarks:
-    """What is to be said about the turns of a row."""
+class HistoryWarning(UserWarning):
+    """A row trains turns as inference never shows them."""
 
-    untrue: tuple[str, ...] = ()
-    """Turns that are not written as they were sampled."""
-    starts: tuple[str, ...] = ()
-    """Turns that do not go on from the prompt that inference asks for them with."""
-    plain: tuple[str, ...] = ()
+
+class TurnStartWarning(UserWarning):
+    """A row trains a turn that does not continue the prompt that inference asks for it with."""
+
+
+Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
+"""What to know about the turns of a row: a note, or a note that is also a warning."""
 
 
 class PastTurns:
-    """What becomes of turns that are no longer the last, for one renderer."""
+    """How one renderer writes turns that are no longer the last."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer.silent()
@@ -66,8 +67,8 @@ class PastTurns:
         self._stops: dict[tuple[str, bool], int | None] = {}
         self._remedies: dict[tuple[bool, bool, bool], str] = {}
 
-    def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> Remarks:
-        """What is to be said about the chosen turns of a row."""
+    def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> list[Remark]:
+        """What to know about the chosen turns of a row."""
         nowhere: list[int] = []
         silent: list[int] = []
         changed: list[int] = []
@@ -90,16 +91,16 @@ class PastTurns:
             if is_past and self._is_changed(message, thought is not None, at < last_user, at < last_answer, tools):
                 changed.append(at)
         found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE))
-        return Remarks(
-            untrue=tuple(f"{listed(who)}: {what}" for who, what in found if who),
-            starts=self.starts(rendered, messages, tools, set(chosen) - {*silent, *changed}),
-            plain=(f"{listed(nowhere)}: {REASONING_NOWHERE}",) if nowhere else (),
-        )
+        return [
+            *(HistoryWarning(f"{listed(who)}: {what}") for who, what in found if who),
+            *self.starts(rendered, messages, tools, set(chosen) - {*silent, *changed}),
+            *([f"{listed(nowhere)}: {REASONING_NOWHERE}"] if nowhere else []),
+        ]
 
     def starts(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Collection[int]
-    ) -> tuple[str, ...]:
-        """What is to be said about chosen turns that do not go on from their generation prompt."""
+    ) -> list[TurnStartWarning]:
+        """A warning for chosen turns that do not continue their generation prompt."""
         found: dict[str, list[int]] = {}
         for turn in rendered.turns:
             if turn.other_prompt and turn.message in chosen:
@@ -109,21 +110,21 @@ class PastTurns:
                     f"from there, so it trains a start that inference never gives. {remedy}"
                 )
                 found.setdefault(said, []).append(turn.message)
-        return tuple(f"{listed(who)}: {what}" for what, who in found.items())
+        return [TurnStartWarning(f"{listed(who)}: {what}") for what, who in found.items()]
 
     def _remedy(self, message: Mapping[str, Any], tools: Any) -> str:
-        """What would make a turn of this kind go on from its prompt, as far as trying it on a small one tells."""
+        """What would make a turn of this kind continue its prompt, as far as trying it on a small turn shows."""
         kind = (reasoning_of(message) is not None, bool(message.get("tool_calls")), bool(tools))
         if kind not in self._remedies:
             thought, called, _ = kind
             renderer, ways = self._renderer, []
-            if _goes_on(renderer, thought, called, tools):
+            if _continues(renderer, thought, called, tools):
                 ways.append("take white space off the beginning of their text")
             else:
                 for name, value in renderer.switches():
-                    if _goes_on(renderer.with_variables({name: value}), thought, called, tools):
+                    if _continues(renderer.with_variables({name: value}), thought, called, tools):
                         ways.append(f"set {name}={value}")
-                if not thought and _goes_on(renderer, True, called, tools):
+                if not thought and _continues(renderer, True, called, tools):
                     ways.append("give them their reasoning")
             said = ", or ".join((*ways, "leave them out: turns='flagged'"))
             self._remedies[kind] = said[0].upper() + said[1:]
@@ -133,19 +134,12 @@ class PastTurns:
         """Whether the template shows the reasoning of such a turn when it is the last."""
         kind = (field, bool(message.get("content")), bool(message.get("tool_calls")), bool(tools))
         if kind not in self._thinking:
-            turn: dict[str, Any] = {"role": "assistant", "content": "answer" if kind[1] else "", field: "thought"}
-            if field == "content":
-                turn["content"] = "<think>\nthought\n</think>\n\nanswer"
-            if message.get("tool_calls"):
-                turn["tool_calls"] = [_CALL]
+            turn = _small_turn(True, kind[2], "answer" if kind[1] else "", field)
             try:
-                self._thinking[kind] = "thought" in self._asked([_USER, turn], tools=tools).text
-            except TokentraceError:  # the template refuses the probe: all that is known is that this row left it out
+                self._thinking[kind] = "thought" in _rendered(self._renderer, [_USER, turn], tools).text
+            except TokentraceError:  # the template refuses it: only this row, which left it out, is known
                 self._thinking[kind] = True
         return self._thinking[kind]
-
-    def _asked(self, messages: Messages, tools: Any) -> RenderedTokens:
-        return _rendered(self._renderer, messages, tools)
 
     def _is_changed(
         self, message: Mapping[str, Any], thought: bool, user_follows: bool, answered: bool, tools: Any
@@ -158,35 +152,29 @@ class PastTurns:
         return self._changed[kind]
 
     def _probe(self, kind: TurnKind, tools: Any) -> bool:
-        """Whether a turn of this kind is written otherwise when others follow; False where none of it can be shown."""
+        """Whether a turn of this kind is written differently when others follow; False if the template refuses it."""
         thought, inline, spoken, called, user_follows, answered, _ = kind
-        turn: dict[str, Any] = {"role": "assistant", "content": spoken}
-        if inline:
-            turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
-        elif thought:
-            turn["reasoning_content"] = "thought"
-        if called:
-            turn["tool_calls"] = [_CALL]
+        turn = _small_turn(thought, called, spoken, "content" if inline else "reasoning_content")
         answer = [_ANSWER] if answered else []
         later = [_RESULT, *answer] if called else []
         if user_follows or not called:
             later += [_USER, *answer]
         try:
-            alone = self._asked([_USER, turn], tools=tools)
-            whole = self._asked([_USER, turn, *later], tools=tools)
+            alone = _rendered(self._renderer, [_USER, turn], tools)
+            whole = _rendered(self._renderer, [_USER, turn, *later], tools)
         except TokentraceError:
             return False
         stop = max((one.stop for one in alone.turns if one.message == 1), default=0)
         return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
 
-    def as_asked(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
+    def after_prompt(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
         """A conversation up to an assistant's turn, with the history that the prompt for that turn shows.
 
-        Some templates write what comes before a turn otherwise once it is there: Harmony's leaves out the reasoning
-        beside calls that are answered, Mistral's the system message. Then the turn is put after its prompt's history.
+        Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
+        calls that are answered, Mistral's the system message. Then the turn is put after the history of its prompt.
         """
         renderer, at = self._renderer, len(messages) - 1
-        own = next((section for section in sections(rendered.rendering) if section.message == at), None)
+        own = next((turn for turn in turn_spans(rendered.rendering) if turn.message == at), None)
         try:
             asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True).rendering
         except TokentraceError:  # nothing comes before it, or nothing that may be answered
@@ -208,13 +196,21 @@ class PastTurns:
         return self._stops[key]
 
 
-def _goes_on(renderer: Renderer, thought: bool, called: bool, tools: Any) -> bool:
-    """Whether a small turn begins with the very ids of the prompt for it."""
-    turn: dict[str, Any] = {"role": "assistant", "content": "answer"}
-    if thought:
-        turn["reasoning_content"] = "thought"
+def _small_turn(thought: bool, called: bool, content: str, field: str = "reasoning_content") -> dict[str, Any]:
+    """An assistant's turn to try on a template, with its reasoning in a field, or in its content."""
+    turn: dict[str, Any] = {"role": "assistant", "content": content}
+    if field == "content":
+        turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
+    elif thought:
+        turn[field] = "thought"
     if called:
-        turn |= {"content": "", "tool_calls": [_CALL]}
+        turn["tool_calls"] = [_CALL]
+    return turn
+
+
+def _continues(renderer: Renderer, thought: bool, called: bool, tools: Any) -> bool:
+    """Whether a small turn begins with the ids of the prompt for it."""
+    turn = _small_turn(thought, called, "" if called else "answer")
     try:
         asked = renderer.render_ids([_USER], tools=tools, add_generation_prompt=True)
         plain = renderer.render_ids([_USER], tools=tools)
@@ -229,7 +225,7 @@ def _goes_on(renderer: Renderer, thought: bool, called: bool, tools: Any) -> boo
 
 
 def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTokens:
-    """A probe, with arguments as a mapping or, where the template wants that, as a JSON string."""
+    """A small conversation, with arguments as a mapping or, if the template refuses that, as a JSON string."""
     try:
         return renderer.render(messages, tools=tools)
     except TokentraceError:
@@ -237,23 +233,14 @@ def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTok
 
 
 def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
-    """What a prompt shows up to its generation prompt, then a rendering from `start` on."""
-    out = Rendering(asked.text[: asked.tail] + whole.text[start:])
-    shift = asked.tail - start
-    for source, first, last, moved in ((asked, 0, asked.tail, 0), (whole, start, len(whole.text), shift)):
-        begin = 0
-        for end, turn, origin in zip(source.ends, source.turns, source.origins, strict=True):
-            if max(begin, first) < min(end, last):
-                out.ends.append(min(end, last) + moved)
-                out.turns.append(turn)
-                out.origins.append(origin)
-            begin = end
+    """A prompt up to its generation prompt, then another rendering from `start` on."""
+    out = Rendering.of([*asked.spans(0, asked.tail), *whole.spans(start)])
     out.tail = len(out.text)
     return out
 
 
 def _outline(content: Any) -> str:
-    """A short text that begins and ends with the same white space, some of which templates strip off the past."""
+    """A short text that begins and ends with the same white space, which some templates strip off past turns."""
     if not isinstance(content, str) or not content.strip():
         return "answer" if content else ""
     head, tail = content[:8], content[-8:]
@@ -261,7 +248,7 @@ def _outline(content: Any) -> str:
 
 
 def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], rendered: RenderedTokens) -> bool:
-    """Whether a message's reasoning stands in the rendering."""
+    """Whether a message's reasoning is in the rendering."""
     reasoning, field = thought
     if field != "content":
         return (at, field) in shown

@@ -1,4 +1,4 @@
-"""Samples: rows for a trainer, from trajectories and from conversations alike."""
+"""Samples: rows for a trainer, from trajectories and from conversations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,15 @@ from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind, VersionSpan
 
+if TYPE_CHECKING:
+    from ..rendering.rendered import RenderedTokens
+
 IGNORE: Final = -100
 """The label of a token that carries no loss."""
 
 _PER_TOKEN: Final = ("mask", "messages", "kinds", "parts", "logprobs", "advantages")
 _CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "parts": "iu"}
-"""The kind of number that each array holds; floats where nothing is said."""
+"""The kind of number that each array holds; floats by default."""
 Span = TypeVar("Span", VersionSpan, "CompletionSpan")
 
 
@@ -66,13 +69,19 @@ class Sample:
     versions: tuple[VersionSpan, ...] = ()
     """Which weights sampled which tokens; positions are those of the row."""
     completions: tuple[CompletionSpan, ...] = ()
-    """What the engine returned at once, with what was sampled how; empty for rows of conversations."""
+    """What the engine returned at once, and how it was sampled; empty for rows of conversations."""
     name: str = ""
     """What it was made from: the name of a trajectory, the file of a conversation."""
     branch: int = -1
     """The branch of the trajectory; -1 where there is none."""
     notes: tuple[str, ...] = ()
-    """What is to be known about it before it is trained on."""
+    """What to know about it before it is trained on."""
+    warnings: tuple[Warning, ...] = ()
+    """Those of the notes that `build_supervised_sample` gives as warnings."""
+    rendered: RenderedTokens | None = None
+    """What it was rendered from, where a `SampleBuilder` made it; a stop token that it added is not in there."""
+    offset: int = 0
+    """The token of `rendered` that the row begins with: not 0 where its beginning was cut off."""
 
     def __post_init__(self) -> None:
         for name in ("ids", *_PER_TOKEN):
@@ -94,7 +103,7 @@ class Sample:
             for span in spans:
                 if not _is_place(span.start) or not _is_place(span.stop) or not span.start <= span.stop <= len(self):
                     where = f"{shown(span.start)}..{shown(span.stop)}"
-                    raise SampleError(f"{name}: a span of {where} lies outside of the {len(self)} tokens")
+                    raise SampleError(f"{name}: a span of {where} is outside the {len(self)} tokens")
 
     @property
     def token_ids(self) -> list[int]:
@@ -127,10 +136,15 @@ class Sample:
         """How many tokens carry loss."""
         return int(np.count_nonzero(self.mask))
 
+    @property
+    def trained_messages(self) -> list[int]:
+        """The messages that have tokens that carry loss, in order."""
+        return cast(list[int], np.unique(self.messages[self.mask & (self.messages >= 0)]).tolist())
+
     def slice(self, start: int, stop: int) -> Sample:
         """The tokens `start` to `stop` as a sample of their own."""
         if not _is_place(start) or not _is_place(stop) or not start <= stop <= len(self):
-            raise SampleError(f"{shown(start)}..{shown(stop)} is no part of {len(self)} tokens")
+            raise SampleError(f"{shown(start)}..{shown(stop)} is not a range of the {len(self)} tokens")
         arrays: dict[str, Any] = {
             name: getattr(self, name)[start:stop] for name in _PER_TOKEN if getattr(self, name) is not None
         }
@@ -139,6 +153,7 @@ class Sample:
             ids=self.ids[start:stop],
             versions=_cut(self.versions, start, stop),
             completions=_cut(self.completions, start, stop),
+            offset=self.offset + start,
             **arrays,
         )
 
@@ -165,7 +180,7 @@ _WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
 
 
 def as_samples(samples: Any) -> list[Sample]:
-    """Samples in a row, checked: `SampleError` where there is none, or something else."""
+    """A list of samples, checked: `SampleError` where it is empty, or holds something else."""
     if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
         raise SampleError(f"samples must be a list of samples, not {_described(samples)}")
     found = items("samples", samples, SampleError)

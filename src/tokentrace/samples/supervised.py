@@ -1,19 +1,18 @@
 """Supervised samples: conversations to rows with an exact loss mask, in one render.
 
-A row of several turns can show the model what inference never shows it. A template that leaves past reasoning out
-writes every turn but the last without its own, so that a row trains answers nobody thought about; a row that keeps
-the reasoning shows later turns a past that such a template will not show them. `Past` is that choice. Where nobody
-chose, the template's own way is taken, and `HistoryWarning` says if it makes a difference for this row.
+A row of several turns can show the model what inference never shows it. A template that drops past reasoning writes
+every turn but the last without it, so the row trains answers that follow no reasoning; a row that keeps the reasoning
+shows later turns a past that such a template would not show them. `Past` is that choice. By default the template
+decides, and `HistoryWarning` says where that makes a difference.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
 from ..tokens.kinds import Kind, Part
 from .parts import PartFinder
-from .pasts import PastTurns, Remarks, listed
+from .pasts import HistoryWarning, PastTurns, Remark, listed
 from .sample import Sample
 
 Messages = Sequence[Mapping[str, Any]]
@@ -40,7 +39,7 @@ class Turns(StrEnum):
     ALL = "all"
     LAST = "last"
     FLAGGED = "flagged"
-    """Those that do not say otherwise: a message with ``"train": false`` or ``"weight": 0`` carries none."""
+    """All but messages with ``"train": false`` or ``"weight": 0``."""
 
 
 class Past(StrEnum):
@@ -51,53 +50,58 @@ class Past(StrEnum):
     PRESERVE = "preserve"
     """In one row, with all reasoning kept."""
     EXPAND = "expand"
-    """In as many rows as it takes to show each turn as the model would have seen it when it was its turn."""
-
-
-class HistoryWarning(UserWarning):
-    """A row trains turns as inference never shows them."""
-
-
-class TurnStartWarning(UserWarning):
-    """A row trains a turn that does not go on from the prompt that inference asks for it with."""
+    """In as many rows as needed to show before each turn what the model would have seen when it wrote that turn."""
 
 
 TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
 """All that an assistant samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """What carries loss, and how the past is shown. `build_supervised_sample` has the same as arguments."""
+@dataclass(frozen=True, slots=True, init=False)
+class SampleSettings:
+    """What carries loss in a sample, and how past turns are shown. See `build_supervised_sample`, which takes the same.
 
-    turns: Turns = Turns.ALL
-    parts: frozenset[Part] = frozenset(TRAINED_PARTS)
-    roles: frozenset[str] = frozenset({"assistant"})
-    past: Past | None = None
-    final_stop: bool = False
+    Names stand for the enums; a name that does not exist is a RendererError or SampleError that lists those that do.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    turns: Turns
+    parts: frozenset[Part]
+    roles: frozenset[str]
+    past: Past | None
+    final_stop: bool
+
+    def __init__(
+        self,
         *,
-        turns: Any = Turns.ALL,
-        parts: Iterable[Any] = TRAINED_PARTS,
+        turns: str = Turns.ALL,
+        parts: Iterable[Part | str] = TRAINED_PARTS,
         roles: Iterable[str] = ("assistant",),
-        past: Any = None,
+        past: str | None = None,
         final_stop: bool = False,
-    ) -> Supervision:
-        """The settings that names stand for, or RendererError/SampleError with all there are."""
+    ) -> None:
         given = [parts] if isinstance(parts, str) else items("parts", parts, SampleError)
         whose = [roles] if isinstance(roles, str) else items("roles", roles, SampleError)
         if not all(isinstance(role, str) for role in whose):
-            raise SampleError(f"roles is a list of strings, not {shown(whose)}")
-        return cls(
-            turns=choose(Turns, "turns", turns),
-            parts=frozenset(_part(one) for one in given),
-            roles=frozenset(whose),
-            past=None if past is None else choose(Past, "past", past),
-            final_stop=flag("final_stop", final_stop, SampleError),
-        )
+            raise SampleError(f"roles must be a list of strings, not {shown(whose)}")
+        checked = {
+            "turns": choose(Turns, "turns", turns),
+            "parts": frozenset(_part(one) for one in given),
+            "roles": frozenset(whose),
+            "past": None if past is None else choose(Past, "past", past),
+            "final_stop": flag("final_stop", final_stop, SampleError),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def described(self) -> dict[str, Any]:
+        """The settings as JSON can hold them; ``SampleSettings(**described)`` gives them back."""
+        return {
+            "turns": str(self.turns),
+            "parts": sorted(part.name.lower() for part in self.parts),
+            "roles": sorted(self.roles),
+            "past": None if self.past is None else str(self.past),
+            "final_stop": self.final_stop,
+        }
 
 
 _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
@@ -106,7 +110,7 @@ _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
 def _part(given: Any) -> Part:
     part = given if isinstance(given, Part) else _BY_NAME.get(given) if isinstance(given, str) else None
     if part not in TRAINED_PARTS:
-        raise SampleError(f"parts are of {', '.join(map(repr, _BY_NAME))}, not {shown(given)}")
+        raise SampleError(f"parts are some of {', '.join(map(repr, _BY_NAME))}, not {shown(given)}")
     return part
 
 
@@ -126,16 +130,16 @@ def build_supervised_sample(
 
     - `turns`: which assistant turns carry loss: ``"all"``, ``"last"``, or ``"flagged"`` (all but those whose message
       says ``"train": false`` or ``"weight": 0``); and none before message `since`.
-    - `parts`: what of them does: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with their delimiters), ``"stop"``.
-    - `roles`: whose messages do. Of other roles than the assistant's the text carries loss, and no scaffold.
-    - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default the renderer's own way, with
-      a `HistoryWarning` where that trains turns as inference never shows them.
+    - `parts`: which of their parts do: ``"reasoning"``, ``"content"``, ``"tool_calls"`` (with delimiters), ``"stop"``.
+    - `roles`: whose messages do. For roles other than the assistant only the text carries loss, no scaffold.
+    - `past`: ``"template"`` or ``"preserve"`` (all reasoning kept); see `Past`. By default as the renderer
+      does it, with a `HistoryWarning` where that trains turns as inference never shows them.
       `build_supervised_samples` also takes ``"expand"``.
     - `final_stop`: where the template leaves the last turn without the token that the model ends it with (GLM's next
       role marker), add that token.
 
-    Raises what `render` raises, and SampleError for settings that are none. A conversation without any assistant
-    turn gives a row that trains nothing.
+    Raises what `render` raises, and SampleError for unknown settings. A conversation without an assistant turn gives
+    a row that trains nothing.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -146,25 +150,34 @@ def build_supervised_sample(
     '4<|end|>'
     >>> ids, mask = sample
     """
-    settings = Supervision.of(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
+    settings = SampleSettings(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
     if settings.past is Past.EXPAND:
         raise SampleError("past='expand' makes several rows: call build_supervised_samples")
-    found = supervisor_of(renderer, settings).samples(messages, tools, since)
-    _warn(found)
-    return found[0].sample
+    return _built(renderer, settings, messages, tools, since)[0]
 
 
 def build_supervised_samples(
     renderer: Renderer, messages: Any, *, tools: Any = None, since: int = 0, **settings: Any
 ) -> list[Sample]:
-    """As `build_supervised_sample`, for any `past`: with ``"expand"`` as many rows as it takes.
+    """As `build_supervised_sample`, for any `past`: with ``"expand"`` as many rows as needed.
 
     Each assistant turn then is trained exactly once, in a row that shows what the model would have seen before it. A
-    row goes on with the next turn as long as that is the same history.
+    row continues with the next turn as long as that turn's history is the row so far.
     """
-    found = supervisor_of(renderer, Supervision.of(**settings)).samples(messages, tools, since)
-    _warn(found)
-    return [one.sample for one in found]
+    return _built(renderer, SampleSettings(**settings), messages, tools, since)
+
+
+def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
+    """The rows, after the first warning of each kind was given to the caller of the public function."""
+    builder = renderer.once(settings, lambda: SampleBuilder(renderer, settings))  # it learns about the template
+    samples = builder.build(messages, tools, since)
+    first: dict[type[Warning], Warning] = {}
+    for sample in samples:
+        for warning in sample.warnings:
+            first.setdefault(type(warning), warning)
+    for warning in first.values():
+        warnings.warn(warning, stacklevel=3)
+    return [sample.replace(rendered=None) for sample in samples]
 
 
 def build_prompt_response_sample(
@@ -174,7 +187,7 @@ def build_prompt_response_sample(
 
     `prompt` is a list of messages, rendered with a generation prompt, or a string that is the prompt already. Prompt
     and response are encoded apart, as at inference. `eos` is the tokenizer's own by default; a note says where the
-    template ends turns with another token.
+    template ends turns with a different token.
     """
     tokenizer = renderer.tokenizer
     if not isinstance(response, str):
@@ -182,7 +195,8 @@ def build_prompt_response_sample(
     end = tokenizer.variables.get("eos_token") if eos is None else instance("eos", eos, str, SampleError)
     end_id = tokenizer.token_id(end) if end else None
     if end_id is None:
-        raise SampleError(f"{end!r} is no control token of {tokenizer.name or 'the tokenizer'}; name one with eos=")
+        named = tokenizer.name or "the tokenizer"
+        raise SampleError(f"{end!r} is not a control token of {named}; name one with eos=")
     if isinstance(prompt, str):
         head = tokenizer.encode(prompt)
         owners, kinds = np.zeros(len(head), np.int32), np.full(len(head), Kind.CONTEXT, np.uint8)
@@ -208,50 +222,17 @@ def build_prompt_response_sample(
     )
 
 
-def supervisor_of(renderer: Renderer, settings: Supervision) -> Supervisor:
-    """The supervisor of a renderer for some settings: what it has learned of the template is learned once."""
-    kept = renderer.kept.get(settings)
-    if kept is None:
-        kept = renderer.kept[settings] = Supervisor(renderer, settings)
-    return cast(Supervisor, kept)
+class SampleBuilder:
+    """Builds rows with one renderer and one choice of what carries loss; what it learns about the template is kept."""
 
-
-def _warn(found: Sequence[Supervised]) -> None:
-    for kind, problems in (
-        (HistoryWarning, [problem for one in found for problem in one.untrue]),
-        (TurnStartWarning, [problem for one in found for problem in one.starts]),
-    ):
-        if problems:
-            warnings.warn(problems[0], kind, stacklevel=3)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Supervised:
-    """A row, and what it was rendered from."""
-
-    sample: Sample
-    rendered: RenderedTokens
-    """Its tokens with their origins; without the stop token that `final_stop` added."""
-    untrue: tuple[str, ...] = ()
-    """How it trains what inference never shows, where nobody chose that it should."""
-    starts: tuple[str, ...] = ()
-    """How it trains turns from a start that inference never gives."""
-    trained: tuple[int, ...] = field(default=())
-    """The assistant messages that carry loss."""
-
-
-class Supervisor:
-    """Makes rows with one renderer and one choice of what carries loss; what it learns of the template is kept."""
-
-    def __init__(self, renderer: Renderer, settings: Supervision | None = None) -> None:
-        self.settings = settings or Supervision()
+    def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
+        self.settings = settings or SampleSettings()
         self.renderer = renderer.preserving() if self.settings.past is Past.PRESERVE else renderer
         self._finder = PartFinder(self.renderer)
         self._pasts = PastTurns(self.renderer)
-        self._whole = frozenset(TRAINED_PARTS) == self.settings.parts
 
-    def samples(self, messages: Any, tools: Any = None, since: int = 0) -> list[Supervised]:
-        """The rows of one conversation: one, or several where the past is expanded."""
+    def build(self, messages: Any, tools: Any = None, since: int = 0) -> list[Sample]:
+        """The rows of one conversation, with what they were rendered from: one, or several where it is expanded."""
         checked = self.renderer.check_messages(messages, tools=tools)
         chosen, notes = self._chosen(checked, whole("since", since, error=SampleError))
         if self.settings.turns is Turns.FLAGGED:
@@ -260,15 +241,17 @@ class Supervisor:
             return self._expanded(checked, tools, chosen, notes)
         rendered = self.renderer.render(checked, tools=tools)
         remarks = self._pasts.remarks(rendered, checked, tools, chosen)
-        if self.settings.past is not None:
-            remarks = dataclasses.replace(remarks, untrue=())
-        return [self._finished(rendered, checked, tools, chosen, notes, remarks)]
+        if self.settings.past is not None:  # the user chose how the past is shown
+            remarks = [one for one in remarks if not isinstance(one, HistoryWarning)]
+        return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks])]
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         """The messages that carry loss, assistant's and others'."""
         strange = sorted(self.settings.roles - ROLES - {row["role"] for row in messages})
         if strange:
-            raise SampleError(f"roles names {strange[0]!r}, which is no role of this conversation, nor any known one")
+            raise SampleError(
+                f"roles names {strange[0]!r}, which is neither a role of this conversation nor a known one"
+            )
         whose = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         own = [at for at in whose if messages[at]["role"] == "assistant"]
         flagged = {at: said for at in whose if (said := _flag(at, messages[at])) is not None}
@@ -280,13 +263,13 @@ class Supervisor:
         notes = [f"{listed(refused)}: flagged not to be trained, and trained: use turns='flagged'"] if refused else []
         return whose, notes
 
-    def _expanded(self, messages: Messages, tools: Any, chosen: list[int], notes: list[str]) -> list[Supervised]:
+    def _expanded(self, messages: Messages, tools: Any, chosen: list[int], notes: list[str]) -> list[Sample]:
         rows: list[tuple[RenderedTokens, list[int]]] = []
         for at in chosen:
             if messages[at]["role"] != "assistant":
                 continue
             rendered = self.renderer.silent().render(messages[: at + 1], tools=tools)
-            rendered = self._pasts.as_asked(rendered, messages[: at + 1], tools)
+            rendered = self._pasts.after_prompt(rendered, messages[: at + 1], tools)
             self.renderer.say_lost(rendered, messages[: at + 1], tools=tools)
             if rows and _extends(rendered, *rows[-1]):
                 rows[-1] = (rendered, [*rows[-1][1], at])
@@ -298,43 +281,40 @@ class Supervisor:
         for rendered, own in rows:
             last = own[-1] if own else len(messages) - 1
             others = [at for at in chosen if before < at <= last and messages[at]["role"] != "assistant"]
-            remarks = Remarks(starts=self._pasts.starts(rendered, messages, tools, own))
-            out.append(self._finished(rendered, messages, tools, sorted([*own, *others]), notes, remarks))
+            remarks: list[Remark] = [*notes, *self._pasts.starts(rendered, messages, tools, own)]
+            out.append(self._sample(rendered, messages, tools, sorted([*own, *others]), remarks))
             before = last
         return out
 
-    def _finished(
-        self,
-        rendered: RenderedTokens,
-        messages: Messages,
-        tools: Any,
-        chosen: list[int],
-        notes: Sequence[str],
-        remarks: Remarks,
-    ) -> Supervised:
+    def _sample(
+        self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: list[int], remarks: Sequence[Remark]
+    ) -> Sample:
+        notes = [*rendered.notes, *map(str, remarks)]
+        added: int | None = None
+        last = rendered.turns[-1] if rendered.turns else None
+        if last is not None and last.stop_token is None and last.message in chosen and last.stop == len(rendered.ids):
+            stop, is_sampled = self._left_open(messages, last.message, tools)
+            if is_sampled or self.settings.final_stop:
+                added = stop
+            elif stop is not None:
+                notes.append(
+                    f"message {last.message}: ends without the token {self.renderer.tokenizer.decode([stop])!r} that "
+                    "the model stops with: final_stop=True adds it"
+                )
         parts, kinds = self._finder.find(rendered, tools=tools is not None)
-        mask = self._mask(rendered, messages, parts, chosen)
-        own = [at for at in chosen if messages[at]["role"] == "assistant"]
-        told = [*rendered.notes, *notes, *remarks.untrue, *remarks.starts, *remarks.plain]
         sample = Sample(
             ids=rendered.ids,
-            mask=mask,
+            mask=self._mask(rendered, messages, parts, chosen),
             messages=rendered.messages,
             kinds=kinds,
             parts=parts,
+            notes=tuple(notes),
+            warnings=tuple(one for one in remarks if isinstance(one, Warning)),
+            rendered=rendered,
         )
-        last = rendered.turns[-1] if rendered.turns else None
-        if last is not None and last.stop_token is None and last.message in own and last.stop == len(rendered.ids):
-            stop, is_sampled = self._left_open(messages, last.message, tools)
-            if stop is not None and (is_sampled or self.settings.final_stop):
-                sample = _with_stop(sample, stop, last.message, Part.STOP in self.settings.parts)
-            elif stop is not None:
-                shown = self.renderer.tokenizer.decode([stop])
-                told.append(
-                    f"message {last.message}: ends without the token {shown!r} that the model stops with: "
-                    "final_stop=True adds it"
-                )
-        return Supervised(sample.replace(notes=tuple(told)), rendered, remarks.untrue, remarks.starts, tuple(own))
+        if last is None or added is None:
+            return sample
+        return _with_stop(sample, added, last.message, Part.STOP in self.settings.parts)
 
     def _mask(
         self, rendered: RenderedTokens, messages: Messages, parts: npt.NDArray[np.uint8], chosen: Sequence[int]
@@ -343,7 +323,7 @@ class Supervisor:
         by_message[list(chosen)] = True
         picked = by_message[rendered.messages]
         mask: npt.NDArray[np.bool_] = rendered.mask & picked
-        if not self._whole:
+        if self.settings.parts != frozenset(TRAINED_PARTS):
             wanted = np.zeros(max(Part) + 1, np.bool_)
             wanted[list(self.settings.parts)] = True
             wanted[Part.OTHER] = wanted[Part.CONTENT]
@@ -354,10 +334,10 @@ class Supervisor:
         return mask
 
     def _left_open(self, messages: Messages, at: int, tools: Any) -> tuple[int | None, bool]:
-        """The token that the model stops turn `at` with, which ends a row; and whether the conversation shows it.
+        """The token that the model ends turn `at` with, the last of a row; and whether the conversation shows it.
 
-        A row that expansion ends before the conversation does has to show how this turn stopped: nowhere else is it
-        trained, and a model that never learns to stop after its calls makes hundreds of them.
+        A row that expansion ends before the conversation ends has to show how this turn stopped: no other row trains
+        it, and a model that never learns to stop after its calls makes hundreds of them.
         """
         if at == len(messages) - 1:
             return self._stop_of(messages, tools), False
@@ -367,7 +347,7 @@ class Supervisor:
         return (self._stop_of(messages[: at + 1], tools) if known is None else known), True
 
     def _stop_of(self, messages: Messages, tools: Any) -> int | None:
-        """The token that ends the last turn where another message follows it."""
+        """The token that ends the last turn when another message follows."""
         called = messages[-1].get("tool_calls")
         if called:
             name = (called[0].get("function") or called[0]).get("name", "")
@@ -391,7 +371,7 @@ def _flag(at: int, message: Mapping[str, Any]) -> bool | None:
 
 
 def _extends(rendered: RenderedTokens, before: RenderedTokens, own: Sequence[int]) -> bool:
-    """Whether a rendering goes on with another one, up to the end of that one's last trained turn."""
+    """Whether a rendering begins with another one, up to the end of the last trained turn of that one."""
     stop = max((turn.stop for turn in before.turns if turn.message == own[-1]), default=len(before.ids))
     return bool(np.array_equal(rendered.ids[:stop], before.ids[:stop]))
 

@@ -29,12 +29,12 @@ def trajectory_samples(
 
     Over all rows each sampled token carries loss exactly once, in the branch that owns it. Logprobs, versions and
     completions are those of the whole stream, shared prefixes included; a trajectory that has no logprobs gives rows
-    without. A row whose logprobs are not of the distribution that was sampled from has a note that says so.
+    without them. A row whose logprobs are not of the distribution that was sampled from has a note that says so.
 
     `reward` goes to each row; by default it is the number in ``trajectory.metadata["reward"]``, if there is one.
     `advantage` is a float for all turns, a function that is called once for each turn, or one value for each turn of
-    the whole trajectory in write order, and is laid out over the tokens that carry loss. `SampleError` names the turn
-    whose advantage is no finite float32, and how many values there should be.
+    the whole trajectory in write order; it goes to the tokens of that turn that carry loss. `SampleError` names the
+    turn whose advantage is not a finite float32, or says how many values there should be.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -85,16 +85,21 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
 
 def _completion(turn: Turn) -> CompletionSpan:
     sampling = turn.sampling or {}
-    temperature, top_p, top_k = (sampling.get(name) for name in ("temperature", "top_p", "top_k"))
+    temperature, top_p = (_number(sampling.get(name)) for name in ("temperature", "top_p"))
+    top_k = sampling.get("top_k")
     return CompletionSpan(
         turn.start,
         turn.stop,
         turn.logprobs_kind,
-        temperature if type(temperature) is float else float(temperature) if _is_small(temperature) else None,
-        top_p if type(top_p) is float else float(top_p) if _is_small(top_p) else None,
+        temperature,
+        top_p,
         top_k if _is_small(top_k) else None,
         turn.cached_tokens,
     )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) is float or _is_small(value) else None
 
 
 def _is_small(value: Any) -> TypeGuard[int]:
@@ -102,7 +107,7 @@ def _is_small(value: Any) -> TypeGuard[int]:
 
 
 def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
-    """What is to be known of logprobs that are not of the distribution sampled from."""
+    """A note where logprobs are not of the distribution that was sampled from."""
     odd = [
         f"{kind}, sampled at temperature {temperature:g}"
         for _, _, kind, temperature, *_ in completions
@@ -157,7 +162,7 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
 
 def _check_trajectory(value: Any) -> None:
     if not isinstance(value, Trajectory):
-        raise SampleError(f"rows are made of a Trajectory, not of {shown(value)}")
+        raise SampleError(f"rows are made from a Trajectory, not from {shown(value)}")
 
 
 def _is_number(value: Any) -> bool:
@@ -174,7 +179,7 @@ def _place(turn: Turn) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RolloutReport:
-    """What many rollouts come to as rows. `str()` of it is a few lines for people."""
+    """How many rows and tokens many rollouts give. `str()` of it is a few lines for people."""
 
     rollouts: int
     samples: int
@@ -184,13 +189,13 @@ class RolloutReport:
     tokens: int
     """How many tokens are recorded; one that branches share counts once."""
     sampled: int
-    """How many of them were sampled, and are trained: each once."""
+    """How many of them were sampled; each is trained once."""
     tokens_in_rows: int
     """How many tokens the rows hold: a shared prefix counts in each row that begins with it."""
     unsampled: int
     """How many branches own no sampled token, and make no row."""
     causes: Mapping[str, int] = field(default_factory=dict)
-    """Why histories were rewritten, the most frequent first; ``"unknown"`` where nobody said."""
+    """Why histories were rewritten, the most frequent first; ``"unknown"`` where no cause was given."""
 
     @property
     def samples_per_rollout(self) -> float:
@@ -212,7 +217,7 @@ class RolloutReport:
 
 
 def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
-    """Count samples, breaks with their causes, and tokens; one trajectory is looked at after the other.
+    """Count samples, breaks with their causes, and tokens; trajectories are read one at a time.
 
     >>> trajectory = Trajectory()
     >>> trajectory.begin([1, 2, 3])
@@ -242,13 +247,5 @@ def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
             unsampled=len(branches) - len(rows),
         )
     ordered = dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
-    return RolloutReport(
-        rollouts=counts["rollouts"],
-        samples=counts["samples"],
-        breaks=counts["breaks"],
-        tokens=counts["tokens"],
-        sampled=counts["sampled"],
-        tokens_in_rows=counts["tokens_in_rows"],
-        unsampled=counts["unsampled"],
-        causes=ordered,
-    )
+    names = ("rollouts", "samples", "breaks", "tokens", "sampled", "tokens_in_rows", "unsampled")
+    return RolloutReport(**{name: counts[name] for name in names}, causes=ordered)

@@ -1,4 +1,4 @@
-"""Samples that are too long: refused, left out, or cut where a cut does no harm."""
+"""Samples that are too long: refused, left out, or cut where that does no harm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sample import Sample
 
 
 class Overlong(StrEnum):
-    """What becomes of a sample that is too long."""
+    """What to do with a sample that is too long."""
 
     ERROR = "error"
     """It is refused with `SampleError`."""
@@ -31,19 +31,19 @@ class Overlong(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """What became of a sample."""
+    """A sample that fits, or why it is left out."""
 
     sample: Sample | None
     """None where it is left out."""
     reason: str | None = None
     """Why it is left out; None where it is not."""
     cut: int = 0
-    """How many tokens are gone."""
+    """How many tokens were removed."""
 
 
 @dataclass(slots=True)
 class _Message:
-    """Where a message stands: from its header on, its last own token, and what closes it."""
+    """The place of a message: where its header starts, where its own tokens end, and where its close ends."""
 
     start: int
     end: int
@@ -54,17 +54,17 @@ class _Message:
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     """Make a sample fit into `length` tokens.
 
-    One that fits is returned as it is, the same object. What is kept of another is a run of its tokens, with a note:
+    One that fits is returned as it is, the same object. Of another, a run of its tokens is kept, with a note:
 
     - ``error``: `SampleError`. ``drop``: nothing.
     - ``turns``: as many messages from the beginning as fit whole.
-    - ``right``: as many tokens from the beginning as fit. A cut moves back where it would fall inside a run of
-      scaffold or of a synthetic close within one message, or leave a message of which nothing but scaffold is left.
-    - ``left``: as many messages at the end as fit whole. What stands before all messages (a BOS token, tools) is gone.
+    - ``right``: as many tokens from the beginning as fit. The cut moves back where it would fall inside a run of
+      scaffold or of a synthetic close within one message, or leave only the scaffold of a message.
+    - ``left``: as many messages at the end as fit whole. What comes before all messages (a BOS token, tools) is lost.
 
-    A message has with it the tokens of no message that belong to it: the generation prompt or the header before it,
-    the close after it. A sample of which nothing that carries loss would remain, though it had some, is left out with
-    a reason; so is one of which no whole message fits.
+    Tokens of no message go with the message they belong to: the generation prompt or header before it, the close
+    after it. A sample whose trained tokens would all be cut off is left out with a reason; so is one of which no
+    whole message fits.
 
     >>> codes = np.array([0, 0, 1, 1, 1], np.int32)
     >>> kinds = np.array([0, 0, 1, 1, 1], np.uint8)
@@ -78,7 +78,7 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
         raise SampleError(f"truncate takes a Sample, not {shown(sample)}")
     if not isinstance(policy, str) or policy not in set(Overlong):
         choices = ", ".join(Overlong)
-        raise SampleError(f"there is no policy {shown(policy)} for samples that are too long: choose of {choices}")
+        raise SampleError(f"there is no policy {shown(policy)} for samples that are too long: choose one of {choices}")
     policy = Overlong(policy)
     if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
         raise SampleError(f"length must be a positive integer, not {shown(length)}")
@@ -114,9 +114,9 @@ def _kept(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
         fitting = [message for message in messages if message.end <= length]
         if not fitting:
             return 0, 0
-        last = fitting[-1]  # its close goes with it, or is cut off where it does not fit: nothing learns from it
+        last = fitting[-1]  # its close goes with it, or is cut off where it does not fit: it carries no loss
         return 0, last.stop if last.stop <= length else last.end
-    # A sampled token has its generation prompt in the message before: who spoke would not be said.
+    # The generation prompt of a sampled token is in the message before: the cut would remove the speaker's name.
     opened = sample.mask | (sample.kinds == Kind.SAMPLED)
     starts = [message.start for message in messages if message.start >= count - length and not opened[message.start]]
     return (starts[0], count) if starts else (0, 0)
@@ -141,7 +141,7 @@ def _cut_right(sample: Sample, messages: list[_Message], length: int) -> int:
 
 
 def _messages(sample: Sample) -> list[_Message]:
-    """The messages of a sample, in order: each run of one number, with the tokens of none that go with it."""
+    """The messages of a sample, in order: each run of one number, with the tokens of no message that go with it."""
     scaffold = _scaffold(sample)
     found: list[_Message] = []
     loose: int | None = None

@@ -32,16 +32,7 @@ def json_view(rendered: RenderedTokens) -> dict[str, Any]:
             }
             for turn in rendered.turns
         ],
-        "changes": [
-            {
-                "message": made.message,
-                "field": made.field,
-                "what": made.what,
-                "before": made.before,
-                "after": made.after,
-            }
-            for made in rendered.changes
-        ],
+        "changes": [dataclasses.asdict(made) for made in rendered.changes],
         "lost": [dataclasses.asdict(one) for one in rendered.lost],
         "dropped": [dataclasses.asdict(one) for one in rendered.dropped],
         "notes": list(rendered.notes),

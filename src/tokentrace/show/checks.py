@@ -1,16 +1,19 @@
-"""The view of a check: a verdict, what rows came to and why, and the places where they differ."""
+"""The view of a check: a verdict, the outcomes of rows and their causes, and the places where they differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from ..data.check.deviations import Deviation
 from ..data.check.report import CheckedRow, CheckReport, Outcome
 from ..tokens.visible import visible
+from .terminal import flat, laid_out, plain_lines
 
 COLOURS: Final = {
     Outcome.SAME: "green",
@@ -27,17 +30,17 @@ _PLACES: Final = 3
 """Differences that are shown of a row."""
 
 
-def text_view(report: CheckReport) -> RenderableType:
-    """A report for a terminal."""
-    return Group(*_lines(report))
+def text_view(report: CheckReport) -> Text:
+    """A report for a terminal. Tokens are parted by ``│``; what differs stands in ``⟦⟧``."""
+    return laid_out(*_parts(report))
 
 
 def plain_view(report: CheckReport) -> str:
-    """The same without colours. Tokens are parted by ``│``; what differs stands in ``⟦⟧``."""
-    return "\n".join(line.plain.rstrip() for line in _lines(report))
+    """The same without colours."""
+    return plain_lines(text_view(report))
 
 
-def _lines(report: CheckReport) -> Iterator[Text]:
+def _parts(report: CheckReport) -> Iterator[RenderableType]:
     tone = "green" if report.clean else "red" if report.differing else "yellow"
     yield Text(f"{'✓' if report.clean else '✗' if report.differing else '•'} {report.verdict}", f"bold {tone}")
     for found in report.findings:
@@ -45,12 +48,25 @@ def _lines(report: CheckReport) -> Iterator[Text]:
     yield Text(f"  {_totals(report)}", "dim")
     if report.stopped:
         yield Text(f"  only the first {report.rows:,} rows were looked at", "yellow")
-    if report.rows:
-        yield from _outcomes(report)
-        yield from _causes(report)
-        yield from _masks(report)
-        yield from _reasons(report)
-        yield from _examples(report)
+    if not report.rows:
+        return
+    yield Text()
+    yield _outcomes(report)
+    if report.causes:
+        yield Text()
+        yield _table(["why"], ["rows"], [(str(why), f"{rows:,}") for why, rows in report.causes.most_common()])
+    if report.mask:
+        yield Text()
+        yield _masks(report)
+    if report.reasons:
+        yield Text("\nbad, unchecked, and what else is to be known", "bold")
+        for reason, count in report.reasons.most_common(_REASONS):
+            yield Text(f"  {count:>6,}  {visible(reason)}")
+        if len(report.reasons) > _REASONS:
+            yield Text(f"          and {len(report.reasons) - _REASONS:,} more reasons", "dim")
+    for outcome, examples in sorted(report.examples.items(), key=lambda item: list(Outcome).index(item[0])):
+        for row in examples if outcome not in (Outcome.SAME, Outcome.UNCHECKED) else ():
+            yield from _example(row)
 
 
 def _totals(report: CheckReport) -> str:
@@ -68,28 +84,16 @@ def _totals(report: CheckReport) -> str:
     return " · ".join(said)
 
 
-def _outcomes(report: CheckReport) -> Iterator[Text]:
-    yield Text()
+def _outcomes(report: CheckReport) -> Table:
+    occurring = [one for one in Outcome if report.outcomes[one]]
     rows = [
         (str(one), f"{report.outcomes[one]:,}", f"{100 * report.outcomes[one] / report.rows:.1f} %")
-        for one in Outcome
-        if report.outcomes[one]
+        for one in occurring
     ]
-    tones = [COLOURS[one] for one in Outcome if report.outcomes[one]]
-    yield from _table(("outcome", "rows", ""), rows, tones)
+    return _table(["outcome"], ["rows", ""], rows, [COLOURS[one] for one in occurring])
 
 
-def _causes(report: CheckReport) -> Iterator[Text]:
-    if report.causes:
-        yield Text()
-        rows = [(str(cause), f"{count:,}") for cause, count in report.causes.most_common()]
-        yield from _table(("why", "rows"), rows)
-
-
-def _masks(report: CheckReport) -> Iterator[Text]:
-    if not report.mask:
-        return
-    yield Text()
+def _masks(report: CheckReport) -> Table:
     ranked = sorted(report.mask.items(), key=lambda item: (-item[1].tokens, item[0]))
     rows = [
         (
@@ -102,53 +106,31 @@ def _masks(report: CheckReport) -> Iterator[Text]:
         )
         for (role, part, trained), count in ranked
     ]
-    yield from _table(("role", "part", "mask", "tokens", "turns", "rows"), rows, words=3)
-
-
-def _reasons(report: CheckReport) -> Iterator[Text]:
-    if report.reasons:
-        yield Text()
-        yield Text("bad, unchecked, and what else is to be known", "bold")
-        for reason, count in report.reasons.most_common(_REASONS):
-            yield Text(f"  {count:>6,}  {visible(reason)}")
-        if len(report.reasons) > _REASONS:
-            yield Text(f"          and {len(report.reasons) - _REASONS:,} more reasons", "dim")
+    return _table(["role", "part", "mask"], ["tokens", "turns", "rows"], rows)
 
 
 def _table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], tones: Iterable[str] | None = None, *, words: int = 1
-) -> Iterator[Text]:
-    """Columns that are as wide as they have to be; all but the first `words` of them are numbers."""
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if at < words else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "  ".join(padded)
-
-    yield Text(f"  {line(head)}", "bold")
-    styles = list(tones) if tones is not None else [""] * len(rows)
-    for cells, style in zip(rows, styles, strict=True):
-        yield Text(f"  {line(cells)}", style)
-
-
-def _examples(report: CheckReport) -> Iterator[Text]:
-    for outcome in Outcome:
-        for row in report.examples.get(outcome, ()) if outcome not in (Outcome.SAME, Outcome.UNCHECKED) else ():
-            yield Text()
-            yield from _example(row)
+    words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[str] = ()
+) -> Table:
+    """Columns of words, then columns of numbers."""
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    for head in words:
+        table.add_column(head)
+    for head in numbers:
+        table.add_column(head, justify="right")
+    for cells, tone in itertools.zip_longest(rows, tones, fillvalue=""):
+        table.add_row(*cells, style=tone)
+    return table
 
 
 def _example(row: CheckedRow) -> Iterator[Text]:
     line = f", line {row.line}" if row.line is not None and row.line != row.row else ""
-    head = Text(f"{visible(row.source)}, row {row.row}{line}: ", "bold")
+    head = Text(f"\n{visible(row.source)}, row {row.row}{line}: ", "bold")
     yield head.append(str(row.outcome), f"bold {COLOURS[row.outcome]}")
     if row.reason is not None:
         yield Text(f"  {visible(row.reason)}")
     for found in row.deviations[:_PLACES]:
-        yield Text(f"  {visible(str(found))}".replace("\n", "⏎"))
+        yield Text(f"  {flat(str(found))}")
         yield from _sides(found)
     if len(row.deviations) > _PLACES:
         yield Text(f"  and {len(row.deviations) - _PLACES} more places", "dim")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View, counted
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View
 from ..compare.histories.findings import listed
-from ..rendering.rendered import RenderedTokens
-from ..template.chat_template import REASONING_FIELDS
-from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.visible import visible
-from .html import _asset, _text, _token, framed
-from .pieces import _BY_ROLE, KINDS, Kind, token_texts
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.visible import counted, visible
+from .page import Card, Row, Stretch, Token, make_fragment, make_page
+from .pieces import kind_of, texts_of
+from .terminal import flat, laid_out, plain_lines
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from ..compare.histories.report import HistoryReport, Step
+    from ..compare.histories.differences import Step
+    from ..compare.histories.report import HistoryReport
 
 PAGE_LIMIT: Final = 6_000
 FRAGMENT_LIMIT: Final = 1_500
@@ -123,47 +126,32 @@ def _json_step(step: Step) -> dict[str, Any]:
 
 
 def _json_run(run: Run) -> dict[str, Any]:
-    parts = [
-        {
-            "start": part.start,
-            "stop": part.stop,
-            "message": part.message,
-            "role": part.role,
-            "field": part.field,
-            "text": part.text,
-        }
-        for part in run.parts
-    ]
+    parts = [asdict(part) for part in run.parts]
     return {"start": run.start, "stop": run.stop, "token_ids": list(run.ids), "text": run.text, "parts": parts}
 
 
 # -- for terminals
 
-_Line = list[tuple[str, str]]
-"""Pieces of text with their styles."""
-
 
 def plain_view(report: HistoryReport, *, step: int | None = None) -> str:
-    """A report as plain lines: what it comes to, a table of the steps, and what differs at each, or at one."""
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in _lines(report, step))
+    """A report as plain lines: a summary, a table of the steps, and what differs at each, or at one."""
+    return plain_lines(text_view(report, step=step))
 
 
 def text_view(report: HistoryReport, *, step: int | None = None) -> Text:
     """The same in colours."""
-    from rich.text import Text
-
-    return Text("\n").join(Text.assemble(*line) for line in _lines(report, step))
+    return laid_out(*_parts(report, step))
 
 
-def _lines(report: HistoryReport, only: int | None) -> Iterator[_Line]:
+def _parts(report: HistoryReport, only: int | None) -> Iterator[RenderableType]:
     if only is None:
         for sentence in report.sentences():
-            yield [("• ", "dim"), (_flat(sentence), "bold")]
+            yield Text.assemble(("• ", "dim"), (flat(sentence), "bold"))
         for note in report.notes:
-            yield [(f"note: {_flat(note)}", "yellow")]
+            yield Text(f"note: {flat(note)}", "yellow")
         if report.steps:
-            yield []
-            yield from _table(report)
+            yield Text()
+            yield _table(report)
     before: set[tuple[View, View, Run, Run]] = set()
     for step in report.steps:
         seen = set()
@@ -175,31 +163,37 @@ def _lines(report: HistoryReport, only: int | None) -> Iterator[_Line]:
                 d for d, key in zip(compared.differences, keys, strict=True) if only is not None or key not in before
             ]
             if only in (None, step.index) and fresh:
-                yield []
-                yield from _contrast(report, step, contrast, fresh)
+                yield Text()
+                yield _contrast_head(report, step, contrast, known=len(keys) - len(fresh))
+                yield _differences(report, fresh)
         before = seen
         if only == step.index and step.equal:
-            yield [(f"step {step.index}, {report.place(step)}: all hold the same {counted(len(step.rollout))}", "")]
+            yield Text(f"step {step.index}, {report.place(step)}: all hold the same {counted(len(step.rollout))}")
 
 
-def _table(report: HistoryReport) -> Iterator[_Line]:
-    heads = ["step", "asks for", *(str(view) for view in View), *(f"{left} → {right}" for left, right in PAIRS)]
-    rows = []
+def _table(report: HistoryReport) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("step", justify="right")
+    table.add_column("asks for")
+    for view in View:
+        table.add_column(str(view), justify="right")
+    for left, right in PAIRS:
+        table.add_column(f"{left} → {right}")
+    table.add_column("", style="yellow")
     for step in report.steps:
-        asked = "the turn to come" if step.message is None else f"message {step.message}"
-        sizes = [f"{len(found):,}" if (found := step.shown(view)) is not None else "none" for view in View]
-        rows.append([str(step.index), asked, *sizes, *(_delta(step.compare(*pair)) for pair in PAIRS)])
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    yield [("  ".join(f"{head:<{width}}" for head, width in zip(heads, widths, strict=True)), "dim")]
-    for row, step in zip(rows, report.steps, strict=True):
-        line: _Line = []
-        for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            right = at == 0 or 2 <= at <= 4
-            style = "" if at < 5 else "dim" if cell == "=" else "red"
-            line.append(((f"{cell:>{width}}" if right else f"{cell:<{width}}") + "  ", style))
-        if step.refusal is not None:
-            line.append((f"break: {step.refusal.reason}", "yellow"))
-        yield line
+        deltas = [_delta(step.compare(*pair)) for pair in PAIRS]
+        table.add_row(
+            str(step.index),
+            report.place(step),
+            *_sizes(step),
+            *(Text(delta, "dim" if delta == "=" else "red") for delta in deltas),
+            f"break: {step.refusal.reason}" if step.refusal is not None else "",
+        )
+    return table
+
+
+def _sizes(step: Step) -> list[str]:
+    return ["none" if (found := step.shown(view)) is None else f"{len(found):,}" for view in View]
 
 
 def _delta(compared: Comparison | None) -> str:
@@ -208,274 +202,185 @@ def _delta(compared: Comparison | None) -> str:
     return "=" if compared.equal else f"−{compared.left_tokens:,} +{compared.right_tokens:,}"
 
 
-def _contrast(report: HistoryReport, step: Step, contrast: Contrast, fresh: Sequence[Difference]) -> Iterator[_Line]:
-    known = len(contrast.compared.differences) - len(fresh)
-    yield [
+def _contrast_head(report: HistoryReport, step: Step, contrast: Contrast, known: int) -> Text:
+    return Text.assemble(
         (f"step {step.index}, {report.place(step)}: ", "bold"),
         (f"− {listed(contrast.left)}", "red"),
-        ("   ", ""),
+        "   ",
         (f"+ {listed(contrast.right)}", "green"),
         (f"   and {known} as at the step before" if known else "", "dim"),
-    ]
-    width = max((len(part.field) for d in fresh for run in (d.left, d.right) for part in run.parts), default=0)
+    )
+
+
+def _differences(report: HistoryReport, fresh: Sequence[Difference]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", min_width=9)
+    for _ in ("whose", "field", "in the turn"):
+        grid.add_column(style="dim", min_width=4)
     for difference in fresh:
         for sign, run, style in (("−", difference.left, "red"), ("+", difference.right, "green")):
-            texts = _texts(report.tokenizer, run.ids)
+            texts = _texts(report.tokenizer, np.asarray(run.ids, np.int32))
             for part in run.parts:
                 shown = texts[part.start - run.start : part.stop - run.start]
                 said = "│".join(repr(visible(text))[1:-1] for text in shown[:_PART])
                 more = f" … {len(shown) - _PART} more" if len(shown) > _PART else ""
                 who = "-" if part.role is None else f"{part.message} {part.role}"
-                where = "turn" if difference.in_turn else ""
-                yield [
-                    (f"{part.start:>7} {sign} ", style),
-                    (f"{_flat(who):<12} {_flat(part.field):<{min(width, 32)}}  {where:<4}  ", "dim"),
-                    (said + more, style),
-                ]
+                grid.add_row(
+                    Text(f"{part.start} {sign}", style),
+                    Text(flat(who)),
+                    Text(flat(part.field)),
+                    "turn" if difference.in_turn else "",
+                    Text(said + more, style),
+                )
+    return grid
 
 
-def _flat(text: str) -> str:
-    return visible(text).replace("\n", "⏎")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Ids that can be read: as much of a rendering as `token_texts` needs."""
-
-    ids: Any
-    tokenizer: Tokenizer
-
-    def decode(self, chosen: slice) -> str:
-        return self.tokenizer.decode(self.ids[chosen].tolist())
-
-
-def _texts(tokenizer: Tokenizer, ids: Sequence[int] | Ids) -> list[str]:
-    import numpy as np
-
-    return token_texts(cast(RenderedTokens, _Tokens(np.asarray(ids, np.int32), tokenizer)))
+def _texts(tokenizer: Tokenizer, ids: Any) -> list[str]:
+    return texts_of(ids, lambda chosen: tokenizer.decode(ids[chosen].tolist()))
 
 
 # -- for browsers
 
-_THEME: Final = """
-(() => {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  document.querySelector(".tt-theme").addEventListener("click", () => {
-    const page = document.documentElement;
-    page.dataset.theme = (page.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
-  });
-})();
-"""
-
 
 def html_fragment(report: HistoryReport, *, limit: int = FRAGMENT_LIMIT) -> str:
     """A report for a notebook's cell: styles inline, no scripts."""
-    styles = _asset("report.css") + _asset("histories.css")
-    return f'<style>{styles}</style><div class="tt tt-fragment">{_body(report, limit, None)}</div>'
+    return make_fragment("histories_fragment.html", **_contents(report, limit, None))
 
 
 def html_page(
     report: HistoryReport, title: str = "Histories", *, step: int | None = None, limit: int = PAGE_LIMIT
 ) -> str:
     """A report as a page of its own: no link to anything outside, every text escaped. `step` is shown unfolded."""
-    button = '<button class="tt-theme" title="Light or dark" aria-label="Light or dark">◐</button>'
-    styles = ("report.css", "histories.css")
-    return framed(title, "tokentrace histories", button, _body(report, limit, step), styles=styles, script=_THEME)
+    return make_page("histories.html", title, "tokentrace histories", **_contents(report, limit, step))
 
 
-def _body(report: HistoryReport, limit: int, step: int | None) -> str:
-    said = "".join(f"<li>{_text(sentence)}</li>" for sentence in report.sentences())
-    notes = "".join(f"<li>{_text(note)}</li>" for note in report.notes)
-    if notes:
-        notes = f'<details class="tt-notes"><summary>Notes</summary><ul>{notes}</ul></details>'
+def _contents(report: HistoryReport, limit: int, step: int | None) -> dict[str, Any]:
     first = next((found.index for found in report.steps if not found.equal), None) if step is None else step
-    steps = "".join(_step(report, found, limit, found.index == first) for found in report.steps)
-    return f'{_cards(report)}<ul class="tt-said">{said}</ul>{_html_table(report)}{notes}{steps}'
+    return {
+        "report": report,
+        "cards": _cards(report),
+        "views": [str(view) for view in View],
+        "pairs": PAIRS,
+        "steps": [
+            {
+                "step": found,
+                "place": report.place(found),
+                "sizes": _sizes(found),
+                "compared": [found.compare(*pair) for pair in PAIRS],
+                "unfolded": found.index == first,
+                "held": counted(len(found.rollout)),
+                "contrasts": [_contrast(report, found, contrast, limit) for contrast in contrasts(found)],
+            }
+            for found in report.steps
+        ],
+    }
 
 
-def _cards(report: HistoryReport) -> str:
-    breaks = f"{len(report.breaks)} break{'' if len(report.breaks) == 1 else 's'}" if report.breaks else "no breaks"
-    cards = [f'<div class="tt-card"><p>Steps</p><strong>{len(report.steps)}</strong><small>{breaks}</small></div>']
+def _cards(report: HistoryReport) -> list[Card]:
+    total = len(report.steps)
+    cards = [Card("Steps", str(total), counted(len(report.breaks), "break") if report.breaks else "no breaks")]
     for left, right in PAIRS:
-        differ = report.differing(left, right)
+        differ = len(report.differing(left, right))
         name = f"{str(left).capitalize()} and {right}"
-        value, how = ("equal", "same") if not differ else ("differ", "differs")
-        more = f"at {len(differ)} of {len(report.steps)} steps" if differ else "at every step"
         cards.append(
-            f'<div class="tt-card"><p>{name}</p><strong class="{how}">{value}</strong><small>{more}</small></div>'
+            Card(name, "differ", f"at {differ} of {total} steps", "differs")
+            if differ
+            else Card(name, "equal", "at every step", "same")
         )
-    return f'<div class="tt-cards tt-four">{"".join(cards)}</div>'
+    return cards
 
 
-def _html_table(report: HistoryReport) -> str:
-    if not report.steps:
-        return ""
-    heads = ["Step", *(str(view).capitalize() for view in View), *(f"{left} → {right}" for left, right in PAIRS)]
-    rows = []
-    for step in report.steps:
-        broken = f'<span class="break">break: {_text(step.refusal.reason)}</span>' if step.refusal is not None else ""
-        cells = [f"<td>{step.index} · {report.place(step)}{broken}</td>"]
-        for view in View:
-            found = step.shown(view)
-            cells.append(f"<td>{'none' if found is None else f'{len(found):,}'}</td>")
-        cells += [f"<td>{_html_delta(step.compare(*pair))}</td>" for pair in PAIRS]
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return (
-        f'<div class="tt-wide"><table class="tt-steps"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+def _contrast(report: HistoryReport, step: Step, contrast: Contrast, limit: int) -> dict[str, Any]:
+    compared = contrast.compared
+    left, right = step.shown(compared.left), step.shown(compared.right)
+    assert left is not None and right is not None  # noqa: PT018 they were compared
+    rows, cut = _merged(report, compared, left, right, limit)
+    return {
+        "left": listed(contrast.left),
+        "right": listed(contrast.right),
+        "band": _band(compared, len(left)),
+        "total": len(left) + compared.right_tokens,
+        "rows": rows,
+        "cut": cut,
+        "fields": compared.lines(),
+    }
 
 
-def _html_delta(compared: Comparison | None) -> str:
-    if compared is None:
-        return "?"
-    if compared.equal:
-        return '<span class="same">equal</span>'
-    out = f'<span class="out">−{compared.left_tokens:,}</span>' if compared.left_tokens else ""
-    return out + (f'<span class="in">+{compared.right_tokens:,}</span>' if compared.right_tokens else "")
-
-
-def _step(report: HistoryReport, step: Step, limit: int, unfolded: bool) -> str:
-    found = contrasts(step)
-    state = (
-        "all equal"
-        if step.equal
-        else "; ".join(f"{listed(contrast.left)} against {listed(contrast.right)}" for contrast in found)
-    )
-    body = f"<p>The rollout breaks here: {_text(str(step.refusal))}</p>" if step.refusal is not None else ""
-    if step.training is None:
-        body += "<p>The training row holds no such turn.</p>"
-    if not found:
-        body += f"<p>{counted(len(step.rollout))}, the same in all that hold them.</p>"
-    for contrast in found:
-        compared = contrast.compared
-        left, right = step.shown(compared.left), step.shown(compared.right)
-        if left is None or right is None:
-            continue
-        lines = "".join(f"<li>{_text(line)}</li>" for line in compared.lines())
-        body += (
-            f'<p class="tt-sides"><span class="out">− {listed(contrast.left)}</span> '
-            f'<span class="in">+ {listed(contrast.right)}</span></p>{_band(compared, len(left))}'
-            f'<div class="tt-rows">{_merged(report, compared, left, right, limit)}</div>'
-            f"<details><summary>By field</summary><ul>{lines}</ul></details>"
-        )
-    return (
-        f'<details class="tt-step"{" open" if unfolded else ""}><summary>Step {step.index}: {report.place(step)}'
-        f"<small>{state}</small></summary>{body}</details>"
-    )
-
-
-def _band(compared: Comparison, left: int) -> str:
-    """Both sides as one band, in order: what they share, what only the left has, what only the right has."""
+def _band(compared: Comparison, left: int) -> list[tuple[int, int, str]]:
+    """Both sides as one band of (start, width, class): what they share, what only the left has, what only the right."""
     rects, at, x = [], 0, 0
-    total = left + compared.right_tokens
     for found in compared.differences:
-        shared = found.left.start - at
-        for width, name in ((shared, ""), (len(found.left), "out"), (len(found.right), "in")):
+        for width, name in ((found.left.start - at, ""), (len(found.left), "out"), (len(found.right), "in")):
             if width:
-                rects.append(f'<rect{f" class={name!r}" if name else ""} x="{x}" width="{width}"/>')
+                rects.append((x, width, name))
                 x += width
         at = found.left.stop
-    rects.append(f'<rect x="{x}" width="{left - at}"/>')
-    return (
-        f'<svg class="tt-band" viewBox="0 0 {total} 16" preserveAspectRatio="none" role="img" '
-        f'aria-label="Where the two differ, from the first token to the last">{"".join(rects)}</svg>'
-    )
+    return [*rects, (x, left - at, "")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Tokens of one side to show, or a number of equal ones left out."""
+class _Cut(NamedTuple):
+    """Tokens `start` to `stop` of one side: shown inside of an element ``del`` or ``ins``, as they are, or left out."""
 
-    tag: str
-    shown: Shown
+    how: str
+    side: Shown
     start: int
     stop: int
 
 
-def _merged(report: HistoryReport, compared: Comparison, left: Shown, right: Shown, limit: int) -> str:
-    """Both sides in one text, message by message, with equal tokens far from a difference left out."""
-    rows: list[tuple[int, list[str]]] = []
+def _merged(
+    report: HistoryReport, compared: Comparison, left: Shown, right: Shown, limit: int
+) -> tuple[list[Row], str]:
+    """Both sides in one text, message by message, equal tokens far from a difference left out; and what to say then."""
+    rows: list[Row] = []
     used = 0
     control = report.tokenizer.vocabulary.is_control
-    for stretch in _stretches(compared, left, right):
-        if stretch.tag == "skip":
-            rows = rows or [(int(left.messages[stretch.start]), [])]
-            count = stretch.stop - stretch.start
-            rows[-1][1].append(f'<span class="tt-skip">{count:,} equal token{"" if count == 1 else "s"}</span>')
+
+    def row(message: int) -> Row:
+        if not rows or rows[-1].message != message:
+            rows.append(Row(message, "template" if message < 0 else report.roles[message]))
+        return rows[-1]
+
+    for how, side, start, end in _cuts(compared, left, right):
+        if how == "skip":
+            last = rows[-1] if rows else row(int(side.messages[start]))
+            last.parts.append(counted(end - start, "equal token"))
             continue
-        stop = min(stretch.stop, stretch.start + limit - used)
-        texts = _texts(report.tokenizer, stretch.shown.ids[stretch.start : stop])
-        for start, end, message, name in stretch.shown.parts(stretch.start, stop):
-            if not rows or rows[-1][0] != message:
-                rows.append((message, []))
+        stop = min(end, start + limit - used)
+        ids = side.ids[start:stop]
+        tokens = list(map(Token, _texts(report.tokenizer, ids), control[ids].tolist()))
+        for first, past, message, name in side.parts(start, stop):
             role = report.roles[message] if message >= 0 else None
-            tokens = "".join(
-                _token(texts[at - stretch.start], bool(control[stretch.shown.ids[at]])) for at in range(start, end)
-            )
-            kind = KINDS.index(_kind(role, name))
             whose = "no message" if role is None else f"message {message} ({role})"
-            title = _text(f"{whose} · {name} · tokens {start}–{end - 1}")
-            odd = " o" if start % 2 else ""
-            piece = f'<s class="k{kind}{odd}" title="{title}">{tokens}</s>'
-            rows[-1][1].append(f"<{stretch.tag}>{piece}</{stretch.tag}>" if stretch.tag else piece)
-        used += stop - stretch.start
-        if stop < stretch.stop:
-            rows.append((-2, [f"Showing the first {limit:,} tokens. The table and the band above cover all of them."]))
-            break
-    return "".join(_row(report, message, "".join(body)) for message, body in rows)
+            title = f"{whose} · {name} · tokens {first}–{past - 1}"
+            shown = tokens[first - start : past - start]
+            row(message).parts.append(Stretch(kind_of(role, name), first, shown, title=title, tag=how))
+        used += stop - start
+        if stop < end:
+            return rows, f"Showing the first {limit:,} tokens. The table and the band above cover all of them."
+    return rows, ""
 
 
-def _row(report: HistoryReport, message: int, body: str) -> str:
-    if message == -2:
-        return f'<p class="tt-cut">{body}</p>'
-    number = "" if message < 0 else f"<b>{message}</b>"
-    whose = "template" if message < 0 else report.roles[message]
-    return (
-        f'<section class="tt-row"><div class="tt-gutter"><p>{number}{_text(whose)}</p></div>'
-        f'<div class="tt-tokens">{body}</div></section>'
-    )
-
-
-def _stretches(compared: Comparison, left: Shown, right: Shown) -> Iterator[_Stretch]:
+def _cuts(compared: Comparison, left: Shown, right: Shown) -> Iterator[_Cut]:
     at = 0
     for number, found in enumerate(compared.differences):
         yield from _shared(left, at, found.left.start, before=number > 0, after=True)
         if len(found.left):
-            yield _Stretch("del", left, found.left.start, found.left.stop)
+            yield _Cut("del", left, found.left.start, found.left.stop)
         if len(found.right):
-            yield _Stretch("ins", right, found.right.start, found.right.stop)
+            yield _Cut("ins", right, found.right.start, found.right.stop)
         at = found.left.stop
     yield from _shared(left, at, len(left), before=True, after=False)
 
 
-def _shared(shown: Shown, start: int, stop: int, *, before: bool, after: bool) -> Iterator[_Stretch]:
+def _shared(side: Shown, start: int, stop: int, *, before: bool, after: bool) -> Iterator[_Cut]:
     """Equal tokens: those next to a difference, and how many were left out."""
     head = start + _AROUND if before else start
     tail = stop - _AROUND if after else stop
-    while after and head < tail and stop - tail < 2 * _AROUND and shown.messages[tail - 1] == shown.messages[tail]:
+    while after and head < tail and stop - tail < 2 * _AROUND and side.messages[tail - 1] == side.messages[tail]:
         tail -= 1  # back to where the message begins, if that is near
     if tail - head <= 8:
-        yield _Stretch("", shown, start, stop)
+        yield _Cut("", side, start, stop)
         return
-    yield _Stretch("", shown, start, head)
-    yield _Stretch("skip", shown, head, tail)
-    yield _Stretch("", shown, tail, stop)
-
-
-def _kind(role: str | None, name: str) -> Kind:
-    first = name.split(".", maxsplit=1)[0]
-    if first in REASONING_FIELDS:
-        return Kind.REASONING
-    known = {
-        "generation_prompt": Kind.PROMPT,
-        "scaffold": Kind.SCAFFOLD,
-        "synthetic_close": Kind.SCAFFOLD,
-        "role": Kind.SCAFFOLD,
-        "tool_calls": Kind.CALLS,
-        "tools": Kind.TOOLS,
-        "kwargs": Kind.VARIABLES,
-        "unknown": Kind.UNKNOWN,
-    }
-    return known.get(first) or _BY_ROLE.get(role or "", Kind.USER)
+    yield _Cut("", side, start, head)
+    yield _Cut("skip", side, head, tail)
+    yield _Cut("", side, tail, stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..rendering.rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
-from ..template.origin import UNKNOWN, Origin
+from ..tokens.tokenizer import Ids
 
 
 class Kind(StrEnum):
@@ -58,12 +58,11 @@ class Piece:
 
 def pieces(rendered: RenderedTokens, limit: int | None = None) -> Iterator[Piece]:
     """The tokens in order, cut wherever origin, message or the mask changes; the first `limit` of them."""
-    origins = rendered.origins
     end = len(rendered) if limit is None else min(limit, len(rendered))
     for span in rendered.spans():
         if span.start >= end:
             return
-        kind = kind_of(rendered, origins[span.start], span.field)
+        kind = kind_of(span.role, span.field)
         stop = min(span.stop, end)
         mask = rendered.mask[span.start : stop]
         cuts = [span.start, *(np.flatnonzero(mask[1:] != mask[:-1]) + span.start + 1).tolist(), stop]
@@ -72,22 +71,24 @@ def pieces(rendered: RenderedTokens, limit: int | None = None) -> Iterator[Piece
             yield Piece(first, last, kind, span.message, span.role, span.field, sampled)
 
 
-def kind_of(rendered: RenderedTokens, origin: Origin | None, field: str) -> Kind:
-    if field == "generation_prompt":
-        return Kind.PROMPT
-    if origin is None:
-        return Kind.SCAFFOLD
-    if origin == UNKNOWN:
-        return Kind.UNKNOWN
-    if origin.message is not None and origin.path:
-        if origin.is_role:
-            return Kind.SCAFFOLD
-        if origin.field in REASONING_FIELDS:
-            return Kind.REASONING
-        if origin.field == "tool_calls":
-            return Kind.CALLS
-        return _BY_ROLE.get(rendered.role(origin.message) or "", Kind.USER)
-    return {"tools": Kind.TOOLS, "kwargs": Kind.VARIABLES}.get(origin.source, Kind.UNKNOWN)
+_BY_FIELD: Final = {
+    "generation_prompt": Kind.PROMPT,
+    "scaffold": Kind.SCAFFOLD,
+    "synthetic_close": Kind.SCAFFOLD,
+    "role": Kind.SCAFFOLD,
+    "tool_calls": Kind.CALLS,
+    "tools": Kind.TOOLS,
+    "kwargs": Kind.VARIABLES,
+    "unknown": Kind.UNKNOWN,
+    "": Kind.UNKNOWN,
+    **dict.fromkeys(REASONING_FIELDS, Kind.REASONING),
+}
+
+
+def kind_of(role: str | None, field: str) -> Kind:
+    """The kind of a token by the name of its field, and by its message's role where the field does not say."""
+    known = _BY_FIELD.get(field.split(".", maxsplit=1)[0])
+    return known or (Kind.UNKNOWN if role is None else _BY_ROLE.get(role, Kind.USER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,11 @@ def listed(numbers: list[int], most: int = 8) -> str:
     return shown if len(numbers) <= most else f"{shown} … {numbers[-1]}"
 
 
+def meaning(rendered: RenderedTokens) -> str:
+    """What the mask says of a token, for people."""
+    return "sampled by the model" if rendered.mask_means == "sampled" else "carries loss"
+
+
 def message_count(rendered: RenderedTokens) -> int:
     """How many messages have tokens."""
     return len(np.unique(rendered.messages[rendered.messages >= 0]))
@@ -157,35 +163,31 @@ def message_count(rendered: RenderedTokens) -> int:
 
 
 def token_texts(rendered: RenderedTokens, limit: int | None = None) -> list[str]:
-    """The text to show for each token.
+    """The text to show for each token of a rendering."""
+    return texts_of(rendered.ids[:limit], rendered.decode)
+
+
+def texts_of(ids: Ids, decode: Callable[[slice], str]) -> list[str]:
+    """The text to show for each id; `decode` gives the text of those in a slice.
 
     Where several tokens spell one character, the first shows it and the others show nothing.
     """
-    ids = rendered.ids[:limit]
-    unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    if not len(unique):
-        return []
-    alone = [rendered.decode(slice(at, at + 1)) for at in first.tolist()]
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    alone = [decode(slice(at, at + 1)) for at in first.tolist()]
     texts = [alone[index] for index in inverse.tolist()]
     at = 0
     while at < len(texts):
-        if "\ufffd" in texts[at]:
-            stop = _whole(rendered, texts, at)
-            if stop:
-                texts[at] = rendered.decode(slice(at, stop))
-                texts[at + 1 : stop] = [""] * (stop - at - 1)
-                at = stop
-                continue
-        at += 1
+        stop = _character_end(len(ids), decode, at) if "\ufffd" in texts[at] else 0
+        if stop:
+            texts[at:stop] = [decode(slice(at, stop)), *[""] * (stop - at - 1)]
+        at = max(stop, at + 1)
     return texts
 
 
-def _whole(rendered: RenderedTokens, texts: list[str], at: int) -> int:
+def _character_end(total: int, decode: Callable[[slice], str], at: int) -> int:
     """Where the tokens end that together with token `at` spell whole characters; 0 if none do."""
-    for stop in range(at + 2, min(at + 9, len(texts) + 1)):
-        if "\ufffd" not in rendered.decode(slice(at, stop)):
-            return stop
-    return 0
+    stops = range(at + 2, min(at + 9, total + 1))
+    return next((stop for stop in stops if "\ufffd" not in decode(slice(at, stop))), 0)
 
 
 def edited(before: str, after: str, around: int = 40) -> tuple[str, str, str, str]:

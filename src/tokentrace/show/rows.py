@@ -1,8 +1,8 @@
-"""Views of training rows: each as `tokentrace render` shows it, several on one page; and what a file comes to."""
+"""Views of training rows in a terminal: each as `tokentrace render` shows it; and statistics of a file of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,6 @@ from rich.text import Text
 from ..data.statistics import Statistics
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
-from .html import FRAGMENT_LIMIT, _text, framed, row_body, view_controls
 from .terminal import plain_view, text_view
 
 Shown = tuple[str, RenderedTokens]
@@ -30,15 +29,6 @@ def rows_text(rows: Iterable[Shown]) -> RenderableType:
 def rows_plain(rows: Iterable[Shown]) -> str:
     """Rows as plain lines."""
     return "\n\n".join(f"## {visible(title)}\n{plain_view(rendered)}" for title, rendered in rows)
-
-
-def rows_page(rows: Sequence[Shown], title: str, *, limit: int = FRAGMENT_LIMIT) -> str:
-    """Rows on one page that needs nothing but itself."""
-    body = "".join(
-        f'<details class="tt-sample" open><summary>{_text(name)}</summary>{row_body(rendered, limit)}</details>'
-        for name, rendered in rows
-    )
-    return framed(title, "tokentrace rows", view_controls("tt-view", "trained"), body, styles=("report.css",))
 
 
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
-from .pieces import Block, Kind, Piece, blocks, counts, edited, listed, message_count, pieces, stops, token_texts
+from .pieces import (
+    Block,
+    Kind,
+    Piece,
+    blocks,
+    counts,
+    edited,
+    listed,
+    meaning,
+    message_count,
+    pieces,
+    stops,
+    token_texts,
+)
 
 COLOURS: Final[dict[Kind, tuple[str, str]]] = {
     Kind.SYSTEM: ("#a78bfa", "#8b6cf0"),
@@ -31,11 +45,34 @@ COLOURS: Final[dict[Kind, tuple[str, str]]] = {
 }
 """Two shades each: neighbouring tokens take turns, which makes boundaries visible."""
 
-_CONTROL: Final = "#1c1c1c on #8f959e"
-_CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
+CONTROL: Final = "#1c1c1c on #8f959e"
+CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
 
 LIMIT: Final = 20_000
 """Tokens shown before a view stops and says so."""
+
+
+_UNBROKEN: Final = 100_000
+"""A width at which no line is broken."""
+
+
+def laid_out(*parts: RenderableType) -> Text:
+    """Parts of a view one below the other, as one text with its styles; no line of it is broken."""
+    console = Console(width=_UNBROKEN, file=io.StringIO(), highlight=False, markup=False, emoji=False)
+    segments = [segment for part in parts for segment in console.render(part)]
+    text = Text.assemble(*((segment.text, segment.style or "") for segment in segments if not segment.control))
+    text.right_crop(1)
+    return text
+
+
+def plain_lines(text: Text) -> str:
+    """A text without its styles, nor the spaces at the ends of its lines."""
+    return "\n".join(line.rstrip() for line in text.plain.split("\n"))
+
+
+def flat(text: str) -> str:
+    """A text that others wrote, on one line."""
+    return visible(text).replace("\n", "⏎")
 
 
 def text_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> RenderableType:
@@ -62,7 +99,7 @@ def _tokens(rendered: RenderedTokens, block: Block, texts: list[str]) -> Text:
         for at in range(piece.start, piece.stop):
             style = shades[at % 2]
             if control[at]:
-                out.append(visible(texts[at]), _CONTROL_SAMPLED if piece.sampled else _CONTROL)
+                out.append(visible(texts[at]), CONTROL_SAMPLED if piece.sampled else CONTROL)
             else:
                 out.append(visible(texts[at]).replace("\t", "⇥   ").replace("\n", "⏎\n"), style)
     if out.plain.endswith("\n"):
@@ -81,16 +118,15 @@ def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
         if text is None:
             yield Text(f"no stop token: messages {listed(ended)}", "yellow")
         else:
-            line = Text("stop token ", "dim").append(visible(text), _CONTROL)
+            line = Text("stop token ", "dim").append(visible(text), CONTROL)
             yield line.append(f" × {len(ended)} (messages {listed(ended)})", "dim")
     legend = []
     for kind, (tokens, drawn) in counts(rendered).items():
         size = f"{tokens:,}" if not drawn else f"{tokens:,} ({drawn:,} {rendered.mask_means})"
         legend.append(Text().append(f"■ {kind} ", COLOURS[kind][0]).append(size, "dim"))
     yield Columns(legend, padding=(0, 3))
-    meaning = "sampled by the model" if rendered.mask_means == "sampled" else "carries loss"
-    key = Text().append("underlined", "bold underline").append(f" = {meaning}   ", "dim")
-    yield key.append("boxed", _CONTROL).append(" = control token   the shade changes token by token", "dim")
+    key = Text().append("underlined", "bold underline").append(f" = {meaning(rendered)}   ", "dim")
+    yield key.append("boxed", CONTROL).append(" = control token   the shade changes token by token", "dim")
     for made in rendered.changes:
         lead, out, new, rest = edited(visible(made.before), visible(made.after))
         field = f", {made.field}" if made.field else ""

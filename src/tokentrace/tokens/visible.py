@@ -26,3 +26,12 @@ def _pictured(match: re.Match[str]) -> str:
     if code < 32:
         return chr(0x2400 + code)
     return "␡" if code == 127 else f"⟨U+{code:04X}⟩"
+
+
+def counted(count: int, noun: str = "token") -> str:
+    """A number with its noun.
+
+    >>> counted(1), counted(2000, "row")
+    ('1 token', '2,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -7,7 +7,8 @@ Every function here either returns exactly what was given, in the trajectory's o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -17,18 +18,12 @@ from ..errors import TrajectoryError, shown
 from ..settings import items
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .turns import LogprobKind, VersionSpan
+from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Version, VersionLike, VersionSpan
 
 INT32_MAX: Final = 2**31 - 1
 POSITIVE_NOISE: Final = 1e-4
 """How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
 
-IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
-KindsLike: TypeAlias = Kind | int | Sequence[int] | npt.NDArray[Any]
-LogprobsLike: TypeAlias = Sequence[float] | npt.NDArray[Any]
-Version: TypeAlias = str | int
-VersionLike: TypeAlias = Version | Sequence[tuple[Version, int, int]] | None
-SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 
 _KIND_COUNT: Final = len(Kind)
@@ -49,14 +44,14 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 
 
 def as_kinds(value: KindsLike, length: int, what: str, *, allowed: frozenset[Kind], skip: int = 0) -> Kinds:
-    """One kind a token, as uint8; a single kind stands for all. The first `skip` may be of any kind."""
+    """One kind for each token, as uint8; a single kind is for all. The first `skip` may be of any kind."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         codes = np.full(1, value, np.int64) if abs(int(value)) <= INT32_MAX else np.full(1, -1, np.int64)
         _refuse_kinds(codes, what, allowed, 0)
         return np.full(length, int(value), np.uint8)
     given = _integers(value, what)
     if len(given) != length:
-        raise TrajectoryError(f"{what} has {len(given)} entries for {length} tokens: give one kind a token")
+        raise TrajectoryError(f"{what} has {len(given)} entries for {length} tokens: give one for each token")
     _refuse_kinds(given[:skip], what, _ALL_KINDS, 0)
     _refuse_kinds(given[skip:], what, allowed, skip)
     return given.astype(np.uint8, copy=False)
@@ -67,7 +62,7 @@ def _refuse_kinds(codes: npt.NDArray[Any], what: str, allowed: frozenset[Kind], 
         return
     if int(codes.min()) < 0 or int(codes.max()) >= _KIND_COUNT:
         where = int(((codes < 0) | (codes >= _KIND_COUNT)).argmax())
-        raise TrajectoryError(f"{what}[{where + offset}] is {int(codes[where])}, which is no Kind")
+        raise TrajectoryError(f"{what}[{where + offset}] is {int(codes[where])}, which is not a Kind")
     for kind in _ALL_KINDS - allowed:
         if (codes == kind).any():
             where = int((codes == kind).argmax())
@@ -81,7 +76,7 @@ _WHY_NOT: Final = {
 
 
 def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
-    """One logprob a sampled token, as float32; float32 is kept bit for bit."""
+    """One logprob for each sampled token, as float32; float32 is kept bit for bit."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.kind not in "fiu":
             raise TrajectoryError(f"logprobs must be a row of floats, not {value.dtype} of shape {value.shape}")
@@ -92,8 +87,8 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
                 where = next(k for k, one in enumerate(value) if type(one) is kind)
                 advice = "a missing logprob cannot be recorded; " if kind is type(None) else ""
                 raise TrajectoryError(
-                    f"logprobs[{where}] is {shown(value[where])}, no number: {advice}ask the engine for logprobs, or "
-                    "make the trajectory with logprobs=False"
+                    f"logprobs[{where}] is {shown(value[where])}, not a number: {advice}ask the engine for logprobs, "
+                    "or make the trajectory with logprobs=False"
                 )
         try:
             given = np.array(value, np.float64)
@@ -115,7 +110,7 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
 
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
-    """Of which distribution the logprobs of a completion are."""
+    """The distribution that the logprobs of a completion are of."""
     if not isinstance(value, str) or value not in set(LogprobKind):
         raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}")
     kind = LogprobKind(value)
@@ -181,6 +176,18 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
     return np.array(rows, np.int32).reshape(-1, 3)
 
 
+def owner_spans(owners: npt.ArrayLike, length: int) -> list[tuple[int, int, int]]:
+    """The runs of tokens that belong to one message, as spans, from the message of each token (-1 for none)."""
+    given = np.asarray(owners)
+    if given.dtype.kind not in "iu" or given.shape != (length,):
+        raise TrajectoryError(
+            f"bridge.messages must be {length} integers, one for each new id, not {given.dtype} of shape {given.shape}"
+        )
+    cuts = [0, *(np.flatnonzero(given[1:] != given[:-1]) + 1).tolist(), length]
+    runs = ((start, stop, int(given[start])) for start, stop in pairwise(cuts) if start < stop)
+    return [run for run in runs if run[2] != -1]
+
+
 def from_position(
     kinds: KindsLike | None, spans: SpansLike, length: int, position: int, messages: int, allowed: frozenset[Kind]
 ) -> tuple[KindsLike, npt.NDArray[np.int32]]:
@@ -201,7 +208,7 @@ def as_count(value: Any, what: str) -> int:
 
 
 def json_text(value: Any, what: str) -> str:
-    """`value` as JSON text that gives back an equal value; whatever JSON would change is refused."""
+    """`value` as JSON text that gives back an equal value; what JSON would change is refused."""
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
         same = bool(from_json(text) == value)
@@ -224,7 +231,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _integers(value: Any, what: str) -> npt.NDArray[Any]:
@@ -237,7 +244,7 @@ def _integers(value: Any, what: str) -> npt.NDArray[Any]:
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(k for k, one in enumerate(value) if type(one) is kind)
-            raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, no integer")
+            raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, not an integer")
     try:
         return np.array(value, np.int64)
     except OverflowError as error:

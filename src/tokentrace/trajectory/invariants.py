@@ -10,7 +10,7 @@ from ..errors import TrajectoryError
 from ..tokens.kinds import Kind
 from .inputs import POSITIVE_NOISE
 from .ledger import LATER_KINDS, PROMPT_KINDS, UNFINISHED, Ledger
-from .wire import WireText
+from .tree import Tree
 
 
 def check_ledger(ledger: Ledger) -> None:
@@ -26,14 +26,7 @@ def check_ledger(ledger: Ledger) -> None:
         _check_place(ledger, index)
         _check_tokens(ledger, index)
         _check_writes(ledger, index)
-    _check_line(ledger)
-
-
-def check_wire(ledger: Ledger, wire: WireText, branch: int) -> None:
-    """The text that is kept is that of the stream, as far as it goes."""
-    ids = np.concatenate(list(ledger.tree.pieces(branch)))[: len(wire)]
-    if len(wire) != len(ids) or b"".join(wire.parts) != str(ids.tolist()).replace(" ", "").encode():
-        _broken(f"the wire text is that of branch {branch}")
+    _check_laid_out(ledger.tree)
 
 
 def _check_place(ledger: Ledger, index: int) -> None:
@@ -111,10 +104,16 @@ def _check_writes(ledger: Ledger, index: int) -> None:
         _broken(f"the writes of branch {index} cover its tokens and messages")
 
 
-def _check_line(ledger: Ledger) -> None:
-    branch, line = ledger.tree.line
-    if branch >= 0 and not np.array_equal(line, np.concatenate(list(ledger.tree.pieces(branch)))[: len(line)]):
+def _check_laid_out(tree: Tree) -> None:
+    """What is laid out is the stream, as far as it goes."""
+    branch, line = tree.line.branch, tree.line.form.view()
+    if branch >= 0 and not np.array_equal(line, np.concatenate(list(tree.pieces(branch)))[: len(line)]):
         _broken(f"the laid out stream is that of branch {branch}")
+    branch, wire = tree.wire.branch, tree.wire.form
+    if branch >= 0:
+        ids = np.concatenate(list(tree.pieces(branch)))[: len(wire)]
+        if len(wire) != len(ids) or b"".join(wire.parts) != str(ids.tolist()).replace(" ", "").encode():
+            _broken(f"the wire text is that of branch {branch}")
 
 
 def _broken(law: str) -> NoReturn:

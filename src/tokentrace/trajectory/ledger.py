@@ -1,6 +1,7 @@
-"""Ledger: what a trajectory consists of, and the only three ways to add to it.
+"""Ledger: what a trajectory consists of, and the only three ways to add to it: open a branch, add context, add a
+completion.
 
-Each of them checks everything, makes room, and then changes: a write that fails has changed nothing.
+Each write is first checked as a whole, then memory is reserved, then it is done: a write that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -11,31 +12,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError, shown
+from ..errors import ExtensionError, TrajectoryError, shown
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .inputs import (
-    INT32_MAX,
-    IdsLike,
-    KindsLike,
-    Logprobs,
-    LogprobsLike,
-    SpansLike,
-    VersionLike,
-    as_count,
-    as_ids,
-    as_kinds,
-    as_logprob_kind,
-    as_logprobs,
-    as_spans,
-    as_version,
-)
+from .inputs import INT32_MAX, Logprobs, as_count, as_ids, as_kinds, as_logprob_kind, as_logprobs, as_spans, as_version
 from .log import Detail, Row, WriteLog
 from .tree import Node, Tree
-from .turns import CompletionWrite, ContextWrite, LogprobKind, Opening, Turn, VersionSpan, Write
+from .turns import CompletionWrite, ContextWrite, LogprobsLike, Turn, VersionSpan, Write
 
 UNFINISHED: Final = frozenset({"abort", "length"})
-"""Finish reasons after which a completion may go on with the same message."""
+"""Finish reasons after which a completion may continue the same message."""
 
 LATER_KINDS: Final = frozenset({Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC})
 PROMPT_KINDS: Final = LATER_KINDS | {Kind.PROMPT}
@@ -53,119 +39,92 @@ class Ledger:
 
     # -- writing
 
-    def open(
-        self, source: int, start: int, ids: IdsLike, kinds: KindsLike, spans: SpansLike, messages: int, cause: str
-    ) -> int:
-        """Make a branch that leaves the stream of `source` at `start`; spans and `messages` count from the very first.
+    def record(self, write: Write) -> int:
+        """Do one of the three writes; returns its number. Spans and messages count from the start of the stream."""
+        if isinstance(write, CompletionWrite):
+            return self._complete(write)
+        if not isinstance(write, ContextWrite):
+            raise TrajectoryError(f"a write is what Trajectory.writes() gives, not {shown(write)}")
+        return self._extend(write) if write.parent is None else self._open(write, write.parent)
 
-        Returns its index.
-        """
-        new_ids = as_ids(ids, "ids", self.vocab_size)
-        if not isinstance(cause, str):
-            raise TrajectoryError(f"cause must be a str, not {shown(cause)}")
-        if start and start >= self.tree.nodes[source].stop:
+    def _open(self, write: ContextWrite, parent: int) -> int:
+        """Make a branch that leaves the stream of `parent`, which owns the token before it."""
+        nodes, start = self.tree.nodes, write.start
+        if write.branch != len(nodes):
+            raise TrajectoryError(f"branch {write.branch} is opened, and {len(nodes)} would be the next")
+        if not -1 <= parent < len(nodes) or (start > 0) != (parent >= 0):
+            raise TrajectoryError(f"branch {write.branch} starts at {start} of branch {parent}, which cannot be")
+        if start and nodes[parent].start >= start:
+            raise TrajectoryError(f"branch {write.branch} starts at {start}, which branch {parent} does not own")
+        ids = as_ids(write.ids, "ids", self.vocab_size)
+        if not isinstance(write.cause, str):
+            raise TrajectoryError(f"cause must be a str, not {shown(write.cause)}")
+        self.check_leaves(parent, start)
+        if start == 0 and not len(ids):
+            raise TrajectoryError("a prompt needs at least one id")
+        node = Node(parent, start, write.cause, messages=self.messages_at(parent, start))
+        return self._put(write, node, ids, PROMPT_KINDS, "the shared prefix")
+
+    def check_leaves(self, branch: int, start: int) -> None:
+        """Refuse to leave a stream at its end."""
+        if start and start >= self.tree.nodes[branch].stop:
             raise TrajectoryError(
-                f"branch {source} ends at {self.tree.nodes[source].stop}, so leaving it at {start} rewrites nothing: "
+                f"branch {branch} ends at {self.tree.nodes[branch].stop}, so leaving it at {start} rewrites nothing: "
                 "use append_context() or extend_to()"
             )
-        if start == 0 and not len(new_ids):
-            raise TrajectoryError("a prompt needs at least one id")
-        parent = self.tree.owner(source, start)
-        inherited = self.messages_at(parent, start)
-        if as_count(messages, "messages") < inherited:
-            raise TrajectoryError(
-                f"messages is {messages}, but the shared prefix holds {inherited}: say how many the whole prompt holds"
-            )
-        codes = as_kinds(kinds, len(new_ids), "kinds", allowed=PROMPT_KINDS)
-        rows = as_spans(spans, start, _end(start, new_ids), messages)
-        node = Node(parent, start, cause, messages=inherited)
-        self._write(len(self.tree.nodes), node, new_ids, codes, None, inherited, messages, None, rows)
-        return self.current
 
-    def add_context(self, index: int, ids: IdsLike, kinds: KindsLike, spans: SpansLike, messages: int) -> None:
-        """Add what was put after a stream; spans and `messages` count from the very first."""
-        node = self.tree.nodes[index]
-        new_ids = as_ids(ids, "new_ids", self.vocab_size)
-        if not len(new_ids):
+    def _extend(self, write: ContextWrite) -> int:
+        """Add what was put after a stream."""
+        node = self._node(write)
+        ids = as_ids(write.ids, "new_ids", self.vocab_size)
+        if not len(ids):
             raise TrajectoryError("no new ids: there is nothing to record")
-        codes = as_kinds(kinds, len(new_ids), "kinds", allowed=LATER_KINDS)
-        if as_count(messages, "messages") < node.messages:
-            raise TrajectoryError(
-                f"messages is {messages}, but branch {index} holds {node.messages}: say how many the whole prompt holds"
-            )
-        rows = as_spans(spans, node.stop, _end(node.stop, new_ids), messages)
-        self._write(index, node, new_ids, codes, None, node.messages, messages, None, rows)
+        return self._put(write, node, ids, LATER_KINDS, f"branch {write.branch}")
 
-    def add_completion(
-        self,
-        index: int,
-        ids: IdsLike,
-        logprobs: LogprobsLike | None,
-        finish_reason: str,
-        version: VersionLike,
-        sampling_json: str | None,
-        continues: bool,
-        logprobs_kind: LogprobKind | str,
-        cached_tokens: int | None,
-    ) -> Turn:
+    def _put(self, write: ContextWrite, node: Node, ids: Ids, allowed: frozenset[Kind], before: str) -> int:
+        if as_count(write.messages, "messages") < node.messages:
+            raise TrajectoryError(
+                f"messages is {write.messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
+            )
+        kinds = as_kinds(write.kinds, len(ids), "kinds", allowed=allowed)
+        spans = as_spans(write.spans, node.stop, _end(node.stop, ids), write.messages)
+        return self._write(write.branch, node, ids, kinds, None, node.messages, write.messages, None, spans)
+
+    def _complete(self, write: CompletionWrite) -> int:
         """Add what an engine returned."""
-        node = self.tree.nodes[index]
-        sampled = as_ids(ids, "ids", self.vocab_size)
-        _end(node.stop, sampled)
-        if not isinstance(finish_reason, str) or not finish_reason:
-            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {shown(finish_reason)}")
+        node = self._node(write)
+        ids = as_ids(write.ids, "ids", self.vocab_size)
+        _end(node.stop, ids)
+        reason, continues = write.finish_reason, write.continues
+        if not isinstance(reason, str) or not reason:
+            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {shown(reason)}")
         if not isinstance(continues, bool):
             raise TrajectoryError(f"continues must be True or False, not {shown(continues)}")
-        values = self._checked_logprobs(logprobs, len(sampled))
-        kind = as_logprob_kind(logprobs_kind, self.has_logprobs)
-        detail = Detail(finish_reason, as_version(version, len(sampled)), sampling_json, continues, kind)
-        cached = -1 if cached_tokens is None else as_count(cached_tokens, "cached_tokens")
+        logprobs = self._checked_logprobs(write.logprobs, len(ids))
+        kind = as_logprob_kind(write.logprobs_kind, self.has_logprobs)
+        detail = Detail(reason, as_version(write.version, len(ids)), write.sampling_json, continues, kind)
+        cached = -1 if write.cached_tokens is None else as_count(write.cached_tokens, "cached_tokens")
         message = self._continued(node) if continues else node.messages
         if not continues and self.log.row(node.writes[-1]).is_turn:
             raise TrajectoryError(
-                f"branch {index} ends with a completion: append what the engine was given after it, or say "
-                "continues=True where it goes on with an unfinished message"
+                f"branch {write.branch} ends with a completion: append what the engine was given after it, or say "
+                "continues=True where it continues an unfinished message"
             )
         after = as_count(message + 1, "the number of messages")
-        codes = np.full(len(sampled), Kind.SAMPLED, np.uint8)
-        number = self._write(index, node, sampled, codes, values, message, after, detail, None, cached)
-        return self.turn(number, self.log.row(number), node.stop)
+        kinds = np.full(len(ids), Kind.SAMPLED, np.uint8)
+        return self._write(write.branch, node, ids, kinds, logprobs, message, after, detail, None, cached)
 
-    def replay(self, write: Write) -> None:
-        """Do a write that `written` gave, of this ledger or another."""
+    def _node(self, write: Write) -> Node:
+        """The branch that a write adds to, at its end."""
         nodes = self.tree.nodes
-        if not isinstance(write, ContextWrite | CompletionWrite):
-            raise TrajectoryError(f"a write is what Trajectory.writes() gives, not {shown(write)}")
-        if isinstance(write, ContextWrite) and write.opening is not None:
-            parent, start = write.opening.parent, write.start
-            if write.branch != len(nodes):
-                raise TrajectoryError(f"branch {write.branch} is opened, and {len(nodes)} would be the next")
-            if not -1 <= parent < len(nodes) or (start > 0) != (parent >= 0):
-                raise TrajectoryError(f"branch {write.branch} starts at {start} of branch {parent}, which cannot be")
-            if start and nodes[parent].start >= start:
-                raise TrajectoryError(f"branch {write.branch} starts at {start}, which branch {parent} does not own")
-            self.open(parent, start, write.ids, write.kinds, write.spans, write.messages, write.opening.cause)
-            return
         if not 0 <= write.branch < len(nodes):
             raise TrajectoryError(f"a write to branch {write.branch}, and there are {len(nodes)}")
-        if write.start != nodes[write.branch].stop:
+        node = nodes[write.branch]
+        if write.start != node.stop:
             raise TrajectoryError(
-                f"a write to branch {write.branch} at {write.start}, and its stream ends at {nodes[write.branch].stop}"
+                f"a write to branch {write.branch} at {write.start}, and its stream ends at {node.stop}"
             )
-        if isinstance(write, ContextWrite):
-            self.add_context(write.branch, write.ids, write.kinds, write.spans, write.messages)
-            return
-        self.add_completion(
-            write.branch,
-            write.ids,
-            write.logprobs,
-            write.finish_reason,
-            write.version,
-            write.sampling_json,
-            write.continues,
-            write.logprobs_kind,
-            write.cached_tokens,
-        )
+        return node
 
     def _write(
         self,
@@ -218,24 +177,24 @@ class Ledger:
         return as_logprobs(logprobs, count)
 
     def _continued(self, node: Node) -> int:
-        """The message that a completion with `continues` goes on with."""
+        """The message that a completion with `continues` continues."""
         for number in reversed(node.writes):
             row = self.log.row(number)
             if row.is_turn:
                 reason = self.log.detail(row).finish_reason
                 if reason not in UNFINISHED and row.stop > row.start:
                     raise TrajectoryError(
-                        f'the turn before finished with "{reason}": a message goes on only after "abort" or "length"'
+                        f'the turn before finished with "{reason}": a message continues only after "abort" or "length"'
                     )
                 if row.messages != node.messages:
                     raise TrajectoryError("new messages came after the turn before: leave continues out")
                 return row.first
-        raise TrajectoryError("there is no turn before in this branch to go on with: leave continues out")
+        raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
 
     # -- reading
 
     def messages_at(self, branch: int, position: int) -> int:
-        """How many messages the writes hold that lie whole before `position` of a stream."""
+        """How many messages are in the writes that end at or before `position` of a stream."""
         owner = self.tree.owner(branch, position)
         if owner < 0:
             return 0
@@ -285,33 +244,41 @@ class Ledger:
             cached_tokens=row.cached if row.cached >= 0 else None,
         )
 
+    def extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
+        """Why a prompt that shares so many ids with a branch does not extend it."""
+        node = self.tree.nodes[self.tree.owner(index, shared + 1)]
+        recorded = int(node.ids.view()[shared - node.start])
+        kind = Kind(int(node.kinds.view()[shared - node.start])).name
+        if shared == len(ids):
+            length = self.tree.nodes[index].stop
+            what = f"the prompt ends at {shared}, inside the recorded stream of {length} ids"
+        else:
+            what = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
+        return ExtensionError(
+            f"{what}: it does not extend branch {index}; record a rewritten history with branch(prompt_ids)",
+            position=shared,
+        )
+
     def written(self, number: int) -> Write:
         """One write, as it was made."""
         row = self.log.row(number)
         node = self.tree.nodes[row.branch]
         start, stop = row.start - node.start, row.stop - node.start
+        ids = node.ids.view(start, stop)
         if row.is_turn:
-            detail = self.log.detail(row)
-            return CompletionWrite(
-                branch=row.branch,
-                start=row.start,
-                ids=node.ids.view(start, stop),
-                logprobs=node.logprobs.view(row.sampled, row.sampled + stop - start) if self.has_logprobs else None,
-                finish_reason=detail.finish_reason,
-                version=detail.version,
-                sampling_json=detail.sampling_json,
-                continues=detail.continues,
-                logprobs_kind=detail.logprobs_kind,
-                cached_tokens=row.cached if row.cached >= 0 else None,
-            )
+            logprobs = node.logprobs.view(row.sampled, row.sampled + len(ids)) if self.has_logprobs else None
+            cached = row.cached if row.cached >= 0 else None
+            return CompletionWrite(row.branch, row.start, ids, logprobs, *self.log.detail(row), cached)
+        opens = node.writes[0] == number
         return ContextWrite(
             branch=row.branch,
             start=row.start,
-            ids=node.ids.view(start, stop),
+            ids=ids,
             kinds=node.kinds.view(start, stop),
             spans=self.log.spans(number),
             messages=row.messages,
-            opening=Opening(node.parent, node.cause) if node.writes[0] == number else None,
+            parent=node.parent if opens else None,
+            cause=node.cause if opens else "",
         )
 
 

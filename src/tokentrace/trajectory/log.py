@@ -25,7 +25,7 @@ class Row(NamedTuple):
     sampled: int
     """How many sampled tokens its branch owned before it: where its logprobs lie."""
     cached: int
-    """How many ids of the prompt the engine had cached; -1 where nobody said, and in contexts."""
+    """How many ids of the prompt the engine had cached; -1 where it is not known, and for contexts."""
     detail: int
     spans_stop: int
 
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """What most turns of a rollout have in common; kept once for all that agree."""
+    """What most turns of a rollout have in common; kept once for all that are equal."""
 
     finish_reason: str
     version: str | int | tuple[VersionSpan, ...] | None

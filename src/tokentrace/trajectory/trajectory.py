@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ExtensionError, TrajectoryError, shown
+from ..errors import TrajectoryError, shown
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .bridges import Bridge, bridge_spans
-from .inputs import (
-    IdsLike,
-    KindsLike,
-    Logprobs,
-    LogprobsLike,
-    SpansLike,
-    VersionLike,
-    as_count,
-    as_ids,
-    as_spans,
-    from_json,
-    from_position,
-    mapping_json,
-)
-from .invariants import check_ledger, check_wire
+from .inputs import Logprobs, as_count, as_ids, as_spans, from_json, from_position, mapping_json, owner_spans
+from .invariants import check_ledger
 from .ledger import LATER_KINDS, PROMPT_KINDS, Ledger
 from .log import Row
 from .tree import Node
-from .turns import Branch, LogprobKind, MessageSpan, SharedPrefix, Turn, Write
-from .wire import WireText
+from .turns import (
+    Branch,
+    CompletionWrite,
+    ContextWrite,
+    IdsLike,
+    KindsLike,
+    LogprobKind,
+    LogprobsLike,
+    MessageSpan,
+    SharedPrefix,
+    SpansLike,
+    Turn,
+    VersionLike,
+    Write,
+)
+
+if TYPE_CHECKING:
+    from ..rendering.bridged import BridgedTokens
 
 
 class Trajectory:
@@ -74,8 +76,7 @@ class Trajectory:
         self.name: Final = name
         self._metadata = mapping_json({} if metadata is None else metadata, "metadata")
         self._ledger = Ledger(None if vocab_size is None else int(vocab_size), logprobs)
-        self._wire = WireText()
-        self._wire_of = -1
+        self._tree, self._log = self._ledger.tree, self._ledger.log
 
     # -- writing
 
@@ -83,13 +84,14 @@ class Trajectory:
         self, prompt_ids: IdsLike, *, kinds: KindsLike | None = None, messages: int = 0, message_spans: SpansLike = ()
     ) -> None:
         """Record the first prompt, which holds `messages` messages."""
-        if self._ledger.tree.nodes:
+        if self._tree.nodes:
             raise TrajectoryError(
                 "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
             )
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         kinds = Kind.PROMPT if kinds is None else kinds
-        self._ledger.open(-1, 0, ids, kinds, message_spans, as_count(messages, "messages"), "")
+        spans = as_spans(message_spans, 0, len(ids), as_count(messages, "messages"))
+        self._open(-1, 0, ids, kinds, spans, messages, "")
 
     def append_context(
         self,
@@ -102,20 +104,20 @@ class Trajectory:
     ) -> None:
         """Record what was put after the stream: tool results, scaffold, a generation prompt, a synthetic close.
 
-        It brings `messages` new messages. `message_spans` are rows ``(start, stop, message)``: positions in
-        `new_ids`, and the number of the new message, counted from 0. The cost is that of what is new.
+        It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`, and
+        the number of the new message, counted from 0. The cost depends on the new ids alone.
         """
         index = self._index(branch)
-        node = self._ledger.tree.nodes[index]
+        node = self._tree.nodes[index]
         added = as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
         spans = as_spans(message_spans, 0, len(ids), added)
         spans = spans + np.array([node.stop, node.stop, node.messages], np.int64)
-        self._ledger.add_context(index, ids, kinds, spans, node.messages + added)
+        self._ledger.record(ContextWrite(index, node.stop, ids, kinds, spans, node.messages + added))
 
-    def append_bridge(self, bridge: Bridge, *, branch: int | None = None) -> None:
-        """Record the new tokens of a bridge that was made for this very stream."""
-        node = self._ledger.tree.nodes[self._index(branch)]
+    def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
+        """Record the new tokens of a bridge that was made for this stream."""
+        node = self._tree.nodes[self._index(branch)]
         if not hasattr(bridge, "stream_length"):
             raise TrajectoryError(f"append_bridge takes what a renderer's bridge() returned, not {shown(bridge)}")
         if as_count(bridge.stream_length, "bridge.stream_length") != node.stop:
@@ -129,7 +131,7 @@ class Trajectory:
                 "the bridge was made for another completion than the one recorded last: make it from the ids that "
                 "the engine returned"
             )
-        spans = bridge_spans(bridge)
+        spans = owner_spans(bridge.messages, len(bridge.new_ids))
         self.append_context(bridge.new_ids, bridge.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
 
     def append_completion(
@@ -147,18 +149,31 @@ class Trajectory:
     ) -> Turn:
         """Record the tokens that an engine returned for the stream as its prompt.
 
-        `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion where
-        they changed on the way. `logprobs_kind` says of which distribution the logprobs are, and `sampling` with which
-        temperature, top-p and top-k they were sampled: without these two a logprob is a number of unknown meaning.
+        `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion if they
+        changed during it. `logprobs_kind` says of which distribution the logprobs are, and `sampling` with which
+        temperature, top-p and top-k they were sampled: without both, the meaning of a logprob is unknown.
         `cached_tokens` is how many ids of the prompt the engine had cached. A completion needs a prompt or context
-        before it. `continues` says that it goes on with the message of the turn before, which ended with ``"abort"``
+        before it. `continues` says that it continues the message of the turn before, which ended with ``"abort"``
         or ``"length"`` or was empty, with no new message in between.
         """
         index = self._index(branch)
         sampling_json = None if sampling is None else mapping_json(sampling, "sampling")
-        return self._ledger.add_completion(
-            index, ids, logprobs, finish_reason, version, sampling_json, continues, logprobs_kind, cached_tokens
+        number = self._ledger.record(
+            CompletionWrite(
+                branch=index,
+                start=self._tree.nodes[index].stop,
+                ids=ids,
+                logprobs=logprobs,
+                finish_reason=finish_reason,
+                version=version,
+                sampling_json=sampling_json,
+                continues=continues,
+                logprobs_kind=logprobs_kind,
+                cached_tokens=cached_tokens,
+            )
         )
+        row = self._log.row(number)
+        return self._ledger.turn(number, row, row.stop)
 
     def extend_to(
         self,
@@ -176,11 +191,11 @@ class Trajectory:
         recorded stays. `messages` is how many messages the prompt holds. A prompt that is the stream changes nothing.
         """
         index = self._index(branch)
-        node = self._ledger.tree.nodes[index]
+        node = self._tree.nodes[index]
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        shared = self._ledger.tree.shared_with(ids, index)
+        shared = self._tree.shared_with(ids, index)
         if shared < node.stop:
-            raise self._extension_error(index, ids, shared)
+            raise self._ledger.extension_error(index, ids, shared)
         total = node.messages if messages is None else as_count(messages, "messages")
         if total < node.messages:
             raise TrajectoryError(
@@ -191,7 +206,7 @@ class Trajectory:
             if total > node.messages:
                 raise TrajectoryError(f"{total - node.messages} new messages without a token: nothing was recorded")
             return 0
-        self._ledger.add_context(index, ids[shared:], fresh, spans, total)
+        self._ledger.record(ContextWrite(index, shared, ids[shared:], fresh, spans, total))
         return len(ids) - shared
 
     def branch(
@@ -217,10 +232,10 @@ class Trajectory:
         current = self._index(from_branch)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         if from_branch is None:
-            source, shared, extends = self._ledger.tree.longest_shared(ids)
+            source, shared, extends = self._tree.longest_shared(ids)
         else:
-            source, shared = current, self._ledger.tree.shared_with(ids, current)
-            extends = current if shared == self._ledger.tree.nodes[current].stop else -1
+            source, shared = current, self._tree.shared_with(ids, current)
+            extends = current if shared == self._tree.nodes[current].stop else -1
         if extends >= 0:
             raise TrajectoryError(
                 f"the prompt begins with all {shared} ids of branch {extends}, so no history was rewritten: record it "
@@ -229,7 +244,7 @@ class Trajectory:
         inherited = self._ledger.messages_at(source, shared)
         total = inherited if messages is None else as_count(messages, "messages")
         fresh, spans = from_position(kinds, message_spans, len(ids), shared, total, PROMPT_KINDS)
-        return self._ledger.open(source, shared, ids[shared:], fresh, spans, total, cause)
+        return self._open(source, shared, ids[shared:], fresh, spans, total, cause)
 
     def branch_at(
         self,
@@ -244,7 +259,7 @@ class Trajectory:
     ) -> int:
         """Branch where it is known how much is shared: the first `position` ids of a stream, and `new_ids` after them.
 
-        As `append_context`, it is about what is new and costs what is new.
+        As with `append_context`, arguments and cost are about what is new.
         """
         source = self._index(branch)
         shared = as_count(position, "position")
@@ -252,11 +267,11 @@ class Trajectory:
         inherited = self._ledger.messages_at(source, shared)
         added = as_count(messages, "messages")
         spans = as_spans(message_spans, 0, len(ids), added) + np.array([shared, shared, inherited], np.int64)
-        return self._ledger.open(source, shared, ids, kinds, spans, inherited + added, cause)
+        return self._open(source, shared, ids, kinds, spans, inherited + added, cause)
 
     def replay(self, write: Write) -> None:
-        """Do a write of another trajectory, as `writes` gives it; what storage does to load one."""
-        self._ledger.replay(write)
+        """Do a write of another trajectory, as `writes` gives it. Storage loads a trajectory so."""
+        self._ledger.record(write)
 
     # -- reading
 
@@ -265,13 +280,13 @@ class Trajectory:
 
         The first branch costs no copy. Of others, one at a time is laid out in a row, and grows with its branch.
         """
-        return self._ledger.tree.stream(self._index(branch))
+        return self._tree.stream(self._index(branch))
 
     prompt = stream
 
     def kinds(self, branch: int | None = None) -> Kinds:
         """The kind of each token, read-only."""
-        return self._ledger.tree.kinds(self._index(branch))
+        return self._tree.kinds(self._index(branch))
 
     def loss_mask(self, branch: int | None = None, *, once: bool = True) -> npt.NDArray[np.bool_]:
         """True where a token was sampled.
@@ -280,20 +295,20 @@ class Trajectory:
         also where it is part of a shared prefix.
         """
         index = self._index(branch)
-        mask: npt.NDArray[np.bool_] = self._ledger.tree.kinds(index) == Kind.SAMPLED
+        mask: npt.NDArray[np.bool_] = self._tree.kinds(index) == Kind.SAMPLED
         if once:
-            mask[: self._ledger.tree.nodes[index].start] = False
+            mask[: self._tree.nodes[index].start] = False
         return mask
 
     def logprobs(self, branch: int | None = None) -> Logprobs:
         """The logprob of each token, NaN where none was sampled; shared prefixes included."""
         index = self._index(branch)
         self._require_logprobs()
-        kinds = self._ledger.tree.kinds(index)
+        kinds = self._tree.kinds(index)
         result = np.full(len(kinds), np.nan, np.float32)
-        for owner, start, stop in self._ledger.tree.segments(index):
+        for owner, start, stop in self._tree.segments(index):
             where = np.flatnonzero(kinds[start:stop] == Kind.SAMPLED) + start
-            result[where] = self._ledger.tree.nodes[owner].logprobs.view(0, len(where))
+            result[where] = self._tree.nodes[owner].logprobs.view(0, len(where))
         return result
 
     def turns(self, branch: int | None = None) -> list[Turn]:
@@ -326,7 +341,7 @@ class Trajectory:
             if row.is_turn:
                 spans = [[row.start, row.stop, row.first]]
             else:
-                spans = self._ledger.log.spans(number).tolist()
+                spans = self._log.spans(number).tolist()
             found += [
                 MessageSpan(start, min(stop, limit), who) for start, stop, who in spans if start < min(stop, limit)
             ]
@@ -334,31 +349,25 @@ class Trajectory:
 
     def message_indices(self, branch: int | None = None) -> npt.NDArray[np.int32]:
         """The message of each token of a stream, -1 for none."""
-        owners = np.full(self._ledger.tree.nodes[self._index(branch)].stop, -1, np.int32)
+        owners = np.full(self._tree.nodes[self._index(branch)].stop, -1, np.int32)
         for start, stop, message in self.message_spans(branch):
             owners[start:stop] = message
         return owners
 
     def message_count(self, branch: int | None = None) -> int:
         """How many messages the conversation of a branch holds."""
-        return self._ledger.tree.nodes[self._index(branch)].messages
+        return self._tree.nodes[self._index(branch)].messages
 
     def shared_prefix(self, prompt_ids: IdsLike) -> SharedPrefix:
         """How much of a prompt is recorded, and where: whether `extend_to` or `branch` is the way to record it."""
-        return self._ledger.tree.longest_shared(as_ids(prompt_ids, "prompt_ids", self.vocab_size))
+        return self._tree.longest_shared(as_ids(prompt_ids, "prompt_ids", self.vocab_size))
 
     def wire_parts(self, branch: int | None = None) -> tuple[bytes, ...]:
         """The stream as JSON text, ``[1,2,3]``, in a few pieces to be sent one after another.
 
         The text is kept once it is asked for, of one branch at a time, so that the next call encodes what is new.
         """
-        index = self._index(branch)
-        if self._wire_of != index:
-            self._wire, self._wire_of = WireText(), index
-        if len(self._wire) < self._ledger.tree.nodes[index].stop:
-            for piece in list(self._ledger.tree.pieces(index, len(self._wire))):
-                self._wire.extend(piece)
-        return self._wire.parts
+        return self._tree.wire.of(self._tree, self._index(branch)).parts
 
     def wire(self, branch: int | None = None) -> bytes:
         """The stream as JSON text in one piece."""
@@ -366,25 +375,23 @@ class Trajectory:
 
     def writes(self, start: int = 0) -> Iterator[Write]:
         """The writes that made this trajectory, in order, from number `start` on."""
-        for number in range(as_count(start, "start"), len(self._ledger.log)):
+        for number in range(as_count(start, "start"), len(self._log)):
             yield self._ledger.written(number)
 
     def check(self) -> None:
         """Verify every invariant, from first to last token; `TrajectoryError` names the one that does not hold."""
         check_ledger(self._ledger)
-        if self._wire_of >= 0:
-            check_wire(self._ledger, self._wire, self._wire_of)
 
     def drop_caches(self) -> None:
-        """Let go of the laid out stream and the wire text; they are made anew when asked for."""
-        self._ledger.tree.drop_line()
-        self._wire, self._wire_of = WireText(), -1
+        """Free the laid out stream and the wire text; they are made again when asked for."""
+        self._tree.line.drop()
+        self._tree.wire.drop()
 
     # -- counting
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What it was made with, as a new dict."""
+        """The metadata it was made with, as a new dict."""
         metadata: dict[str, Any] = from_json(self._metadata)
         return metadata
 
@@ -406,45 +413,45 @@ class Trajectory:
     def branches(self) -> tuple[Branch, ...]:
         return tuple(
             Branch(index, node.parent, node.start, node.stop, node.sampled, node.cause)
-            for index, node in enumerate(self._ledger.tree.nodes)
+            for index, node in enumerate(self._tree.nodes)
         )
 
     @property
     def num_branches(self) -> int:
-        return len(self._ledger.tree.nodes)
+        return len(self._tree.nodes)
 
     @property
     def num_writes(self) -> int:
-        return len(self._ledger.log)
+        return len(self._log)
 
     @property
     def num_tokens(self) -> int:
         """How many tokens are recorded; a shared one counts once."""
-        return sum(len(node.ids) for node in self._ledger.tree.nodes)
+        return sum(len(node.ids) for node in self._tree.nodes)
 
     @property
     def num_sampled(self) -> int:
         """How many tokens were sampled; a shared one counts once."""
-        return sum(node.sampled for node in self._ledger.tree.nodes)
+        return sum(node.sampled for node in self._tree.nodes)
 
     @property
     def num_samples(self) -> int:
         """How many branches own sampled tokens: the rows it takes to train each of them once."""
-        return sum(node.sampled > 0 for node in self._ledger.tree.nodes)
+        return sum(node.sampled > 0 for node in self._tree.nodes)
 
     @property
     def nbytes(self) -> int:
         """The memory of the record's arrays in bytes, slack included; caches are counted apart."""
-        return self._ledger.log.nbytes + sum(node.nbytes for node in self._ledger.tree.nodes)
+        return self._log.nbytes + sum(node.nbytes for node in self._tree.nodes)
 
     @property
     def cache_nbytes(self) -> int:
         """The memory of the laid out stream and of the wire text; 0 until they are asked for."""
-        return self._ledger.tree.line_nbytes + (self._wire.nbytes if self._wire_of >= 0 else 0)
+        return self._tree.line.nbytes + self._tree.wire.nbytes
 
     def __len__(self) -> int:
         """The length of the current stream."""
-        return self._ledger.tree.nodes[self._ledger.current].stop if self._ledger.current >= 0 else 0
+        return self._tree.nodes[self._ledger.current].stop if self._ledger.current >= 0 else 0
 
     def __repr__(self) -> str:
         label = f"{self.name!r}, " if self.name else ""
@@ -454,42 +461,35 @@ class Trajectory:
         )
 
     def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
-        from .records import restore, to_bytes
+        from .storage import restore, to_bytes
 
         return restore, (to_bytes(self),)
 
     # -- what the methods are made of
 
+    def _open(self, source: int, start: int, ids: Ids, kinds: KindsLike, spans: Any, messages: int, cause: str) -> int:
+        """Make a branch that shares the first `start` ids of the stream of `source`; returns its index."""
+        self._ledger.check_leaves(source, start)
+        index, parent = self.num_branches, self._tree.owner(source, start)
+        self._ledger.record(ContextWrite(index, start, ids, kinds, spans, messages, parent, cause))
+        return index
+
     def _index(self, branch: int | None) -> int:
-        if not self._ledger.tree.nodes:
+        if not self._tree.nodes:
             raise TrajectoryError("nothing is recorded yet: begin(prompt_ids) first")
         if branch is None:
             return self._ledger.current
-        if as_count(branch, "branch") >= len(self._ledger.tree.nodes):
-            raise TrajectoryError(f"there is no branch {branch}: the trajectory has {len(self._ledger.tree.nodes)}")
+        if as_count(branch, "branch") >= len(self._tree.nodes):
+            raise TrajectoryError(f"there is no branch {branch}: the trajectory has {len(self._tree.nodes)}")
         return int(branch)
-
-    def _extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
-        node = self._ledger.tree.nodes[self._ledger.tree.owner(index, shared + 1)]
-        recorded = int(node.ids.view()[shared - node.start])
-        kind = Kind(int(node.kinds.view()[shared - node.start])).name
-        if shared == len(ids):
-            length = self._ledger.tree.nodes[index].stop
-            what = f"the prompt ends at {shared}, inside the recorded stream of {length} ids"
-        else:
-            what = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
-        return ExtensionError(
-            f"{what}: it does not extend branch {index}; record a rewritten history with branch(prompt_ids)",
-            position=shared,
-        )
 
     def _recorded(self, turn: Turn) -> tuple[Node, Row]:
         if not isinstance(turn, Turn):
             raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {shown(turn)}")
-        if 0 <= turn.write < len(self._ledger.log):
-            row = self._ledger.log.row(turn.write)
+        if 0 <= turn.write < len(self._log):
+            row = self._log.row(turn.write)
             if row.is_turn and turn == self._ledger.turn(turn.write, row, turn.stop):
-                return self._ledger.tree.nodes[row.branch], row
+                return self._tree.nodes[row.branch], row
         raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
 
     def _require_logprobs(self) -> None:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..tokens.differences import common_prefix
+from ..tokens.alignment import common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
-from .buffers import Buffer
+from .buffers import Buffer, WireText
 from .turns import SharedPrefix
-
-
-def _ids() -> Buffer[np.int32]:
-    return Buffer(np.int32)
-
-
-def _kinds() -> Buffer[np.uint8]:
-    return Buffer(np.uint8)
-
-
-def _logprobs() -> Buffer[np.float32]:
-    return Buffer(np.float32)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +28,9 @@ class Node:
     parent: int
     start: int
     cause: str
-    ids: Buffer[np.int32] = field(default_factory=_ids)
-    kinds: Buffer[np.uint8] = field(default_factory=_kinds)
-    logprobs: Buffer[np.float32] = field(default_factory=_logprobs)
+    ids: Buffer[np.int32] = field(default_factory=lambda: Buffer(np.int32))
+    kinds: Buffer[np.uint8] = field(default_factory=lambda: Buffer(np.uint8))
+    logprobs: Buffer[np.float32] = field(default_factory=lambda: Buffer(np.float32))
     """Of its own sampled tokens, in order, and of no others."""
     sampled: int = 0
     messages: int = 0
@@ -66,13 +54,39 @@ class Segment(NamedTuple):
     stop: int
 
 
+Form = TypeVar("Form", Buffer[np.int32], WireText)
+
+
+class LaidOut(Generic[Form]):
+    """The whole stream of one branch at a time, made when asked for: it grows with its branch."""
+
+    def __init__(self, make: Callable[[], Form]) -> None:
+        self._make: Callable[[], Form] = make
+        self.form: Form = make()
+        self.branch = -1
+
+    def of(self, tree: Tree, branch: int) -> Form:
+        if self.branch != branch:
+            self.form, self.branch = self._make(), branch
+        if len(self.form) < tree.nodes[branch].stop:
+            self.form.extend(np.concatenate(list(tree.pieces(branch, len(self.form)))))
+        return self.form
+
+    def drop(self) -> None:
+        self.form, self.branch = self._make(), -1
+
+    @property
+    def nbytes(self) -> int:
+        return self.form.nbytes if self.branch >= 0 else 0
+
+
 class Tree:
-    """The branches, and the one stream that is laid out in a row beside them."""
+    """The branches; and beside them one stream as an array, and one as JSON text."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        self._line: Buffer[np.int32] = Buffer(np.int32)
-        self._line_of = -1
+        self.line = LaidOut[Buffer[np.int32]](lambda: Buffer(np.int32))
+        self.wire = LaidOut(WireText)
 
     def segments(self, branch: int) -> list[Segment]:
         """The owners along a branch's stream, in stream order; the last is the branch itself."""
@@ -92,22 +106,9 @@ class Tree:
                 yield node.ids.view(max(segment.start, start) - node.start, segment.stop - node.start)
 
     def stream(self, branch: int) -> Ids:
-        """The ids of a stream as one view.
-
-        A branch that shares nothing is its own view. For others one line is kept, of the branch last asked for: it
-        grows with the branch, and is laid out anew when another branch is asked for.
-        """
+        """The ids of a stream as one view; only a branch that shares something with others has to be laid out."""
         node = self.nodes[branch]
-        if node.parent < 0:
-            return node.ids.view()
-        if self._line_of != branch:
-            self._line, self._line_of = Buffer(np.int32), branch
-        if len(self._line) < node.stop:
-            pieces = list(self.pieces(branch, len(self._line)))
-            self._line.reserve(node.stop - len(self._line))
-            for piece in pieces:
-                self._line.push(piece, len(piece))
-        return self._line.view()
+        return node.ids.view() if node.parent < 0 else self.line.of(self, branch).view()
 
     def kinds(self, branch: int) -> Kinds:
         """The kinds along a stream: a view where the branch owns it all, else a new array; read-only both."""
@@ -154,15 +155,3 @@ class Tree:
             -1,
         )
         return SharedPrefix(reached.index(longest) if longest else -1, longest, extends)
-
-    def drop_line(self) -> None:
-        self._line, self._line_of = Buffer(np.int32), -1
-
-    @property
-    def line(self) -> tuple[int, Ids]:
-        """The branch whose stream is laid out, -1 for none, and as much of it as is."""
-        return self._line_of, self._line.view()
-
-    @property
-    def line_nbytes(self) -> int:
-        return self._line.nbytes

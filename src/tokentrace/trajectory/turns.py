@@ -1,30 +1,37 @@
-"""What a trajectory tells of itself: turns, branches, spans of messages and versions, and the writes it was made of."""
+"""What a trajectory consists of: turns, branches, spans of messages and versions, and the writes it was made of."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.kinds import Kinds
-from ..tokens.tokenizer import Ids
+from ..tokens.kinds import Kind
+
+IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
+KindsLike: TypeAlias = Kind | int | Sequence[int] | npt.NDArray[Any]
+LogprobsLike: TypeAlias = Sequence[float] | npt.NDArray[Any]
+Version: TypeAlias = str | int
+VersionLike: TypeAlias = Version | Sequence[tuple[Version, int, int]] | None
+SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 
 
 class LogprobKind(StrEnum):
-    """Of which distribution logprobs are. They differ where temperature is not 1, or top-p or top-k leave ids out."""
+    """The distribution that logprobs are of. Kinds differ where temperature is not 1, or top-p or top-k exclude ids."""
 
     PROCESSED = "processed"
     """The one that was sampled from: temperature, top-p and top-k included."""
     SCALED = "scaled"
-    """After temperature, before top-p and top-k. Where these leave nothing out, it is the one that was sampled from."""
+    """After temperature, before top-p and top-k. Where these exclude nothing, it is the one that was sampled from."""
     RAW = "raw"
-    """The model's own, before temperature, top-p and top-k; what a greedy completion (temperature 0) has anywhere."""
+    """The model's own, before temperature, top-p and top-k; what a greedy completion (temperature 0) has everywhere."""
     UNKNOWN = "unknown"
-    """Nobody said, and it could not be found out."""
+    """It was not said, and could not be found."""
 
 
 class MessageSpan(NamedTuple):
@@ -72,19 +79,19 @@ class Turn:
     """Its number in the conversation."""
     finish_reason: str
     versions: tuple[VersionSpan, ...]
-    """Which weights sampled which part; positions count from `start`. Empty where nobody said."""
+    """Which weights sampled which part; positions count from `start`. Empty where it is not known."""
     sampling_json: str | None
     continues: bool
-    """It goes on with the message of the turn before, which was aborted or ran out of tokens."""
+    """It continues the message of the turn before, which was aborted or ran out of tokens."""
     cut: bool = False
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     """Of which distribution its logprobs are."""
     cached_tokens: int | None = None
-    """How many ids of its prompt the engine had cached; None where nobody said."""
+    """How many ids of its prompt the engine had cached; None where it is not known."""
 
     @property
     def version(self) -> str | int | None:
-        """The version that sampled all of it; None where nobody said or the weights changed in between."""
+        """The version that sampled all of it; None where it is not known or the weights changed in between."""
         return self.versions[0].version if len(self.versions) == 1 else None
 
     @property
@@ -112,28 +119,22 @@ class Branch:
     """Why the history was rewritten; empty for the first branch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How a branch began."""
-
-    parent: int
-    cause: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ContextWrite:
     """Tokens that were put into a stream: a first prompt, a rewritten one, or what came after a completion."""
 
     branch: int
     start: int
-    ids: Ids
-    kinds: Kinds
+    ids: IdsLike
+    kinds: KindsLike
     spans: npt.NDArray[np.int32]
     """Rows of stream positions and message number."""
     messages: int
     """How many messages the conversation holds after it."""
-    opening: Opening | None
-    """Set where this write made the branch."""
+    parent: int | None = None
+    """Set where this write makes the branch: the branch that owns the token before `start`, -1 for none."""
+    cause: str = ""
+    """Why it makes a branch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,14 +143,15 @@ class CompletionWrite:
 
     branch: int
     start: int
-    ids: Ids
-    logprobs: npt.NDArray[np.float32] | None
+    ids: IdsLike
+    logprobs: LogprobsLike | None
     finish_reason: str
-    version: str | int | tuple[VersionSpan, ...] | None
+    version: VersionLike
     sampling_json: str | None
     continues: bool
-    logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
+    logprobs_kind: LogprobKind | str = LogprobKind.UNKNOWN
     cached_tokens: int | None = None
 
 
 Write = ContextWrite | CompletionWrite
+"""What the ledger records, and what a trajectory is made of. `Trajectory.writes` gives those made, with arrays."""

@@ -1,6 +1,16 @@
 (() => {
-  const data = JSON.parse(document.getElementById("tt-data").textContent);
   const root = document.querySelector("main.tt");
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  root.querySelector(".tt-theme").addEventListener("click", () => {
+    const page = document.documentElement;
+    page.dataset.theme = (page.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
+  });
+
+  // what follows is for the page of one rendering, which carries what its tooltips say
+  const found = document.getElementById("tt-data");
+  if (!found) return;
+  const data = JSON.parse(found.textContent);
   const tip = document.querySelector(".tt-tip");
   const spans = [...root.querySelectorAll(".tt-tokens s")];
   const order = new Map(spans.map((span, at) => [span, at]));
@@ -55,20 +65,4 @@
     for (const other of legend.children) other.classList.toggle("picked", other === item && picked);
     for (const span of spans) span.classList.toggle("off", picked && !span.classList.contains("k" + item.dataset.k));
   });
-
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const theme = document.createElement("button");
-  theme.className = "tt-theme";
-  theme.textContent = "◐";
-  theme.title = "Light or dark";
-  theme.setAttribute("aria-label", theme.title);
-  theme.addEventListener("click", () => {
-    const page = document.documentElement;
-    page.dataset.theme = (page.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
-  });
-  const side = document.createElement("div");
-  side.className = "tt-side";
-  const views = root.querySelector(".tt-views");
-  views.replaceWith(side);
-  side.append(views, theme);
 })();

@@ -1,0 +1,118 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DEBUG: Final = "tokentrace.debug"
+"""Where a context keeps whether tracebacks are wanted."""
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several options as one decorator; ``--help`` lists them in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[DEBUG] = True
+
+
+def _one_of(name: str, choices: list[str], text: str, default: str | None = None) -> Callable[[Any], Any]:
+    return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)
+
+
+def json_option(text: str) -> Callable[[Any], Any]:
+    """``--json``, with what it prints."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def page_option(text: str) -> Callable[[Any], Any]:
+    """``--html FILE``, with what the page shows."""
+    return click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=text)
+
+
+debug_option: Final = click.option(
+    "--debug", is_flag=True, expose_value=False, callback=_remember, help="Show the traceback of an error."
+)
+tokenizer_option: Final = click.option(
+    "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
+)
+index_option: Final = click.option(
+    "--index", type=int, metavar="N", help="Take conversation N of a JSON Lines file (0 is the first)."
+)
+messages_option: Final = _one_of(
+    "--messages",
+    ["adapt", "as_given"],
+    "Give the template the form of messages that it reads, or leave them as they are.",
+    "adapt",
+)
+control_tokens_option: Final = _one_of(
+    "--control-tokens",
+    ["literal", "reject", "hf_compat"],
+    "What becomes of a control token that a user or a tool spells out.",
+    "literal",
+)
+messages_column_option: Final = click.option(
+    "--messages-column", metavar="NAME", help="The column with the messages.  [default: detected]"
+)
+parse_arguments_option: Final = click.option(
+    "--parse-arguments", is_flag=True, help="Parse arguments that are JSON strings, as inference servers do."
+)
+split_option: Final = click.option(
+    "--split", metavar="NAME", help="The split of a dataset.  [default: train, or the only one]"
+)
+quiet_option: Final = click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
+
+template_options: Final = together(
+    tokenizer_option,
+    click.option("--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."),
+    click.option("--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."),
+    click.option("--renderer", default="auto", show_default=True, metavar="NAME", help="A family, auto or default."),
+    click.option(
+        "--chat-template",
+        metavar="FILE",
+        help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
+    ),
+)
+"""What a conversation is rendered with: see `inputs.make_renderer`."""
+
+supervision_options: Final = together(
+    _one_of(
+        "--turns",
+        ["all", "last", "flagged"],
+        'Which assistant turns carry loss; flagged: all but those with "train": false or "weight": 0.',
+        "all",
+    ),
+    click.option(
+        "--parts",
+        default="reasoning,content,tool_calls,stop",
+        show_default=True,
+        metavar="LIST",
+        help="What of a turn carries loss.",
+    ),
+    click.option("--roles", default="assistant", show_default=True, metavar="LIST", help="Whose messages carry loss."),
+    _one_of(
+        "--past",
+        ["template", "preserve", "expand"],
+        "How earlier turns are shown: as the template writes them, with all reasoning kept, or in a row for "
+        "every turn as the model would have seen it.  [default: template, with a warning where it matters]",
+    ),
+    click.option(
+        "--final-stop", is_flag=True, help="Add the stop token where the template leaves the last turn without it."
+    ),
+    click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled."),
+    control_tokens_option,
+)
+"""What carries loss, how the past is shown, and what a control token in a user's text becomes."""
