@@ -16,7 +16,8 @@ from ..errors import TokentraceError
 from ..rendering.history import reasoning_of
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..study.turns import sections, stringified
+from ..study.probes import stringified
+from ..study.turns import turn_spans
 from ..template.origin import Origin
 from ..template.trace import Rendering
 
@@ -173,7 +174,7 @@ class PastTurns:
         calls that are answered, Mistral's the system message. Then the turn is put after the history of its prompt.
         """
         renderer, at = self._renderer, len(messages) - 1
-        own = next((section for section in sections(rendered.rendering) if section.message == at), None)
+        own = next((turn for turn in turn_spans(rendered.rendering) if turn.message == at), None)
         try:
             asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True).rendering
         except TokentraceError:  # nothing comes before it, or nothing that may be answered
@@ -233,16 +234,7 @@ def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTok
 
 def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
     """A prompt up to its generation prompt, then another rendering from `start` on."""
-    out = Rendering(asked.text[: asked.tail] + whole.text[start:])
-    shift = asked.tail - start
-    for source, first, last, moved in ((asked, 0, asked.tail, 0), (whole, start, len(whole.text), shift)):
-        begin = 0
-        for end, turn, origin in zip(source.ends, source.turns, source.origins, strict=True):
-            if max(begin, first) < min(end, last):
-                out.ends.append(min(end, last) + moved)
-                out.turns.append(turn)
-                out.origins.append(origin)
-            begin = end
+    out = Rendering.of([*asked.spans(0, asked.tail), *whole.spans(start)])
     out.tail = len(out.text)
     return out
 

@@ -20,7 +20,8 @@ from .pieces import kind_of, texts_of
 from .terminal import flat, laid_out, plain_lines
 
 if TYPE_CHECKING:
-    from ..compare.histories.report import HistoryReport, Step
+    from ..compare.histories.differences import Step
+    from ..compare.histories.report import HistoryReport
 
 PAGE_LIMIT: Final = 6_000
 FRAGMENT_LIMIT: Final = 1_500
