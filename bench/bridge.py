@@ -108,9 +108,9 @@ def grow(length: int, renderer: tokentrace.Renderer, lines: Iterator[str], schem
         rollout = Rollout(length, trajectory, said[: at + 1], turn)
         if len(trajectory) >= length:
             return rollout
-        bridge = renderer.bridge_to_next_turn(*rollout.stream, [said[at + 1]], tools=schemas)
-        if bridge is None:
-            raise SystemExit(f"{renderer.family}: no bridge over a tool's result: {renderer.bridge_refusal}")
+        bridge = renderer.bridge(*rollout.stream, [said[at + 1]], tools=schemas)
+        if not bridge:
+            raise SystemExit(f"{renderer.family}: no bridge over a tool's result: {bridge}")
         trajectory.append_bridge(bridge)
     raise AssertionError(f"the conversation for {length} tokens came to {len(trajectory)}")
 

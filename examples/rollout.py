@@ -33,8 +33,8 @@ turn = record.append_completion(first, [-0.5] * len(first), finish_reason="stop"
 
 result = {"role": "tool", "tool_call_id": "call1", "name": "calculator", "content": "42"}
 prompt, completion = record.stream()[: turn.start], record.completion(turn)
-bridged = renderer.bridge_to_next_turn(prompt, completion, [result], tools=[CALCULATOR])
-assert bridged is not None, renderer.bridge_refusal
+bridged = renderer.bridge(prompt, completion, [result], tools=[CALCULATOR])
+assert bridged, bridged
 print("the bridge adds:", repr(renderer.tokenizer.decode(bridged.new_ids)))
 record.append_bridge(bridged)
 

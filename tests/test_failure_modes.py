@@ -48,8 +48,8 @@ class Rollout:
 
     def bridged(self, *new: dict[str, Any]) -> list[int]:
         """The next prompt of a client that keeps ids."""
-        bridged = self.renderer.bridge_to_next_turn(self.prompt, self.completion, list(new), tools=self.tools)
-        assert bridged is not None, self.renderer.bridge_refusal
+        bridged = self.renderer.bridge(self.prompt, self.completion, list(new), tools=self.tools)
+        assert bridged, bridged
         return bridged.token_ids
 
     def cause(self, next_prompt: list[int], **known: Any) -> BreakCause | None:

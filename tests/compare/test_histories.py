@@ -353,4 +353,3 @@ def test_the_callers_messages_and_renderer_stay_as_they_are() -> None:
     assert messages == AGENT
     assert renderer.preserve_all_thinking
     assert renderer.history is History.TRAIN
-    assert renderer.bridge_refusal is None

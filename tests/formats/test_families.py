@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.assets import FAMILIES, family_dir
-from tokentrace import RendererError, create_renderer
+from tests.support import byte_tokenizer_json
+from tokentrace import RendererError, Tokenizer, create_renderer
 from tokentrace.formats.families import FAMILIES as KNOWN
-from tokentrace.study.outline import read_outline, recognise
+from tokentrace.study.outline import recognise
+from tokentrace.study.study import TemplateStudy, study_of
 from tokentrace.template import ChatTemplate
 from tokentrace.tokens.loading import load_tokenizer
 
@@ -45,11 +47,15 @@ EXPECTED = {
     "nemotron-3-nano": "nemotron3",
     "gemma-3": "gemma3",
 }
-VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
+TOKENIZER = Tokenizer(byte_tokenizer_json(()), variables={"bos_token": "<s>", "eos_token": "</s>"}, fast=False)
 
 
-def template(family: str) -> ChatTemplate:
-    return ChatTemplate((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"))
+def study(source: str) -> TemplateStudy:
+    return study_of(ChatTemplate(source), TOKENIZER)
+
+
+def template(family: str) -> TemplateStudy:
+    return study((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
 def test_the_table_covers_the_asset_list_and_every_family_has_an_asset() -> None:
@@ -59,25 +65,25 @@ def test_the_table_covers_the_asset_list_and_every_family_has_an_asset() -> None
 
 @pytest.mark.parametrize("family", [name for name in EXPECTED if name not in ("deepseek-v3.2", "deepseek-v4")])
 def test_a_template_is_recognised_and_can_be_pinned(family: str) -> None:
-    assert recognise(template(family), VARIABLES, "auto") == EXPECTED[family]
-    assert recognise(template(family), VARIABLES, EXPECTED[family]) == EXPECTED[family]
+    assert recognise(template(family), "auto") == EXPECTED[family]
+    assert recognise(template(family), EXPECTED[family]) == EXPECTED[family]
 
 
 def test_comments_and_spelling_do_not_matter() -> None:
-    source = "{# a fine-tune's own note #}" + template("qwen3").source.replace("message", "msg_")
-    assert recognise(ChatTemplate(source.replace("msg_s", "messages")), VARIABLES, "auto") == "qwen3"
+    source = "{# a fine-tune's own note #}" + template("qwen3").template.source.replace("message", "msg_")
+    assert recognise(study(source.replace("msg_s", "messages")), "auto") == "qwen3"
 
 
 def test_a_wrong_name_fails_and_says_where() -> None:
     with pytest.raises(RendererError, match=r"does not behave like glm4\.5: its answer is .*im_start"):
-        recognise(template("qwen3"), VARIABLES, "glm4.5")
+        recognise(template("qwen3"), "glm4.5")
     with pytest.raises(RendererError, match="there is no renderer 'qwen9'; known are auto, default, qwen3"):
-        recognise(template("qwen3"), VARIABLES, "qwen9")
+        recognise(template("qwen3"), "qwen9")
 
 
 def test_a_template_like_no_other_is_rendered_all_the_same() -> None:
     source = "{% for m in messages %}({{ m.role }}) {{ m.content }} ;{% endfor %}"
-    assert recognise(ChatTemplate(source), VARIABLES, "auto") == "default"
+    assert recognise(study(source), "auto") == "default"
 
 
 @pytest.mark.xdist_group("deepseek-v3.2")
@@ -89,6 +95,6 @@ def test_formats_without_a_template_are_found_by_their_vocabulary(family: str) -
 
 
 def test_an_outline_reads_as_a_person_would_write_it_down() -> None:
-    outline = read_outline(template("qwen3"), VARIABLES)
+    outline = template("qwen3").outline
     assert outline.prompt == "<|im_start|>assistant\n"
     assert outline.answer == "<|im_start|>assistant\n<think>\n⟨reasoning⟩\n</think>\n\n⟨content⟩<|im_end|>\n"

@@ -201,7 +201,7 @@ def test_what_lives_inside_a_turn_is_what_it_was(family: str) -> None:
 def test_inside_and_outside_by_name() -> None:
     def inside(family: str) -> set[str]:
         made = renderer(family)
-        return {made.tokenizer.decode([index]) for index in made._inner_tokens(made._for(None))}
+        return {made.tokenizer.decode([index]) for index in made.inner_token_ids()}
 
     assert {"<think>", "</think>", "<tool_call>", "</tool_call>"} <= inside("qwen3")
     assert {"<think>", "</think>"} <= inside("qwen3-instruct-2507")  # which never writes them: they are not special

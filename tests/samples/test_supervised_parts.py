@@ -26,7 +26,7 @@ from tokentrace import (
     Sample,
 )
 from tokentrace.parsing.response import PartKind
-from tokentrace.study.turns import SampledTurn
+from tokentrace.study.sampling import SampledTurn
 from tokentrace.tokens.kinds import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from ..conversation.messages import RESULT_ROLES, check_messages
 from ..errors import RendererError, TemplateError, TemplateLimitError
 from ..rendering.bridged import check_ids
-from ..rendering.renderer import Messages, Renderer
+from ..rendering.renderer import Renderer
 from ..settings import choose
-from ..study.turns import common_prefix
+from ..study.turns import Messages, common_prefix
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.differences import Difference
@@ -292,7 +292,7 @@ class IncrementalTokenizer:
         self._asked = asks
 
     def _checked(self, messages: Any) -> list[Mapping[str, Any]]:
-        return check_messages(messages, more_roles=self.renderer._for(self.tools).template.constants)
+        return check_messages(messages, more_roles=self.renderer.study(self.tools).template.constants)
 
     def _render(self, messages: Messages, *, asks: bool = False) -> Rendering:
         return self.renderer.render_text(messages, tools=self.tools, add_generation_prompt=asks)
@@ -354,7 +354,9 @@ class IncrementalTokenizer:
         piece = _cut(added.after, len(added.before), numbers, guard)
         if len(piece.text) == len(guard):
             return np.zeros(0, np.int32)
-        encoded = self.renderer._encode(piece, [*messages, *added.context] if added.is_base else messages, self.tools)
+        encoded = self.renderer.encode_text(
+            piece, [*messages, *added.context] if added.is_base else messages, tools=self.tools
+        )
         return encoded.ids[1:] if guard else encoded.ids
 
     def _after_completion(self, completion: Ids, added: list[_Piece], message: int) -> list[_Piece]:

@@ -58,16 +58,12 @@ def splice_prefix(
     >>> spliced[: len(prompt) + 2] == [*prompt, *sampled]
     True
     """
-    learned = renderer._for(tools)
     checked = renderer.adapt_messages(messages, tools=tools).messages
     at, prompt, completion = _tokenized(checked, prompt_ids, completion_ids, message)
     if not len(prompt):
         return BridgeRefusal(RefusalReason.EMPTY_STREAM, "there are no exact ids to put in place")
-    bridger = renderer._bridger(learned)
-    found = bridger.rendered_after(checked, at, tools)
-    if isinstance(found, BridgeRefusal):
-        return found
-    spliced = bridger.joined(prompt, check_ids(completion, COMPLETION_IDS), completion, found)
+    check_ids(completion, COMPLETION_IDS)
+    spliced = renderer.bridge_after(prompt, completion, checked, at, tools=tools)
     if check and isinstance(spliced, BridgedTokens):
         refusal = _rewritten(renderer, spliced, checked[: at + 1], tools)
         if refusal is not None:

@@ -90,14 +90,36 @@ class CallForm:
     """How no content beside calls may be said, the best first."""
 
 
+class ReadContent(Protocol):
+    """As `ContentForm`, found out when asked for."""
+
+    @property
+    def text(self) -> bool: ...
+    @property
+    def parts(self) -> bool: ...
+    @property
+    def mapping(self) -> bool: ...
+
+
+class ReadCalls(Protocol):
+    """As `CallForm`, found out when asked for."""
+
+    @property
+    def mapping(self) -> bool: ...
+    @property
+    def text(self) -> bool: ...
+    @property
+    def silence(self) -> tuple[Silence, ...]: ...
+
+
 class Forms(Protocol):
     """What a template reads. Found out when first asked for."""
 
-    def content(self, role: str) -> ContentForm:
+    def content(self, role: str) -> ReadContent:
         """The forms of content that it reads from messages of a role."""
 
     @property
-    def calls(self) -> CallForm:
+    def calls(self) -> ReadCalls:
         """The forms of tool calls that it reads."""
 
     @property
@@ -201,7 +223,7 @@ class _Shaper:
         else:
             self._parts(content, forms.content(role))
 
-    def _parts(self, content: Sequence[Any], form: ContentForm) -> None:
+    def _parts(self, content: Sequence[Any], form: ReadContent) -> None:
         texts = [self._text_of(part, f"content.{at}") for at, part in enumerate(content)]
         if not form.parts:
             text = SEPARATOR.join(texts)
@@ -260,7 +282,7 @@ class _Shaper:
             value, after = ("", '""') if ways[0] is Silence.EMPTY else (None, "null")
             self._set("content", value, "no content, as the template reads it", before, after)
 
-    def _call(self, field: str, call: Any, form: CallForm) -> Mapping[str, Any]:
+    def _call(self, field: str, call: Any, form: ReadCalls) -> Mapping[str, Any]:
         made: Mapping[str, Any] = call if isinstance(call, Mapping) else dict(call.model_dump(exclude_none=True))
         inner = made.get("function")
         holder = inner if isinstance(inner, Mapping) else made
@@ -272,7 +294,7 @@ class _Shaper:
         changed = {**holder, "arguments": arguments}
         return {**made, "function": changed} if holder is inner else changed
 
-    def _arguments(self, field: str, holder: Mapping[str, Any], form: CallForm) -> Any:
+    def _arguments(self, field: str, holder: Mapping[str, Any], form: ReadCalls) -> Any:
         given = holder.get("arguments")
         if given is None:
             return {} if form.mapping else "{}"

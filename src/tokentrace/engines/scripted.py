@@ -130,9 +130,9 @@ class ScriptedEngine(Engine):
 
     async def _pieces(self, request: GenerateRequest, *, streamed: bool) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
-        prompt = np.array(request.prompt_ids, np.int32)
+        prompt = np.asarray(request.prompt_ids, np.int32)
         if self._record:
-            self.requests.append(replace(request, prompt_ids=prompt, wire=None))
+            self.requests.append(replace(request, prompt_ids=prompt.copy(), wire=None))
         fault = self.faults.popleft() if self.faults else None
         if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not streamed):
             raise EngineUnavailable("the script says that the engine cannot be reached")

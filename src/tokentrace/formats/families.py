@@ -1,6 +1,6 @@
 """Families: what is known of each. `study.outline` recognises a template as one of them by what it does.
 
-A family is data. To add one: a row here (its outline as `study.outline.read_outline` gives it), a row in the
+A family is data. To add one: a row here (its outline as `study.outline` gives it), a row in the
 tests' asset list, a golden file. A template of no known family is rendered just as well: nothing below decides how
 anything is rendered, except for the formats that have no template at all.
 """
@@ -8,7 +8,7 @@ anything is rendered, except for the formats that have no template at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
@@ -35,20 +35,19 @@ _BY_HEAD: Final = "nothing: the model samples the head of the next turn"
 _STRIPPED: Final = "in <think> tags; dropped from turns before the last user message"
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """The scaffold of a template's turns. Empty where the template refuses such a turn or writes nothing."""
+class Outline(Protocol):
+    """The scaffold of a template's turns, as `study.outline` reads it."""
 
-    answer: str
-    """An assistant's turn with reasoning and content."""
-    call: str
-    """An assistant's turn with a tool call (and reasoning and content where the template lets them stand there)."""
-    result: str
-    """A tool's turn."""
-    prompt: str
-    """The generation prompt after a user's message."""
-    image: str = ""
-    """What stands for an image in a user's message."""
+    @property
+    def answer(self) -> str: ...
+    @property
+    def call(self) -> str: ...
+    @property
+    def result(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def image(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,8 @@ class Family:
     def differs(self, outline: Outline) -> str:
         """Why a template with this outline is not of the family; ``""`` if it is."""
         for name in ("answer", "call", "result", "prompt", "image"):
-            expected, found = getattr(self, name), getattr(outline, name)
-            if expected is not None and expected != found:
+            expected = getattr(self, name)
+            if expected is not None and expected != (found := getattr(outline, name)):
                 return f"its {name} is {found!r}, where the family's is {expected!r}"
         return ""
 

@@ -110,7 +110,7 @@ def check_ids(ids: Any, name: str) -> Ids:
 
 
 def check_tail(ids: Any, name: str) -> None:
-    """InputError if the last of many ids are none. All the others are not looked at: that would cost what they are."""
+    """InputError if the last of many ids are not token ids. The others are not looked at: that would take too long."""
     if not isinstance(ids, (Sequence, np.ndarray)):
         raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
     check_ids(ids[-LOOK_BACK:], name)

@@ -34,7 +34,7 @@ class _Rest:
                 gc.enable()
 
     def forked(self) -> None:
-        """In a child process no thread is left but the one that forked: what others had begun, nobody ends."""
+        """In a child process only the thread that forked is left: what other threads had begun is never ended."""
         self._lock = threading.RLock()
         others = self._all - getattr(self._own, "count", 0)
         self._all -= others

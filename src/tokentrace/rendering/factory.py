@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 import inspect
 import queue
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -13,15 +15,16 @@ from ..errors import RendererError, TemplateError, shown
 from ..formats import families
 from ..settings import choose, flag, instance, whole
 from ..study.outline import recognise
-from ..template.chat_template import ChatTemplate, PythonFormat, Template, wrap_variables
+from ..study.study import study_of
+from ..template.chat_template import ChatTemplate, PythonFormat, Template
 from ..tokens.encoding import ControlPolicy
 from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Tokenizer
-from .bridging import History, Truncation
+from .bridging import History
+from .closing import Truncation
 from .lost import LostPolicy
 from .renderer import Renderer
 from .trust import TRUSTED, check_trusted
-from .variables import check_variables
 
 
 def create_renderer(
@@ -64,7 +67,7 @@ def create_renderer(
         for name, value in inspect.signature(create_renderer).parameters.items()
         if value.kind is value.KEYWORD_ONLY
     ]
-    check_variables(template_kwargs, templates.values(), settings)
+    _check_variables(template_kwargs, templates.values(), settings)
     family = _recognised(loaded, templates, renderer, template_kwargs)
     return Renderer(
         loaded,
@@ -85,6 +88,28 @@ def create_renderer(
         lost=choose(LostPolicy, "lost", lost),
         variables=template_kwargs,
     )
+
+
+_OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""What `render` is given with each conversation."""
+
+
+def _check_variables(given: Mapping[str, Any], templates: Iterable[Template], settings: Collection[str]) -> None:
+    """Raise RendererError for a variable that is no setting and that none of the templates reads."""
+    some = list(templates)
+    read = frozenset[str]().union(*(template.reads for template in some)) - _OF_RENDER
+    for name in given:
+        if name in read:
+            continue
+        if name in _OF_RENDER:
+            raise RendererError(f"{name} goes with each conversation: pass it to render(), not to the renderer")
+        near = difflib.get_close_matches(name, [*settings, *read], 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in some)))) or "no variables"
+        raise RendererError(
+            f"{shown(name)} is no setting of a renderer, and the chat template does not read it{meant} "
+            f"(it reads {reads})"
+        )
 
 
 def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
@@ -120,8 +145,7 @@ def _recognised(
     if renderer == "default":
         return "default"
     template = templates.get("default") or next(iter(templates.values()))
-    variables = {**tokenizer.variables, **wrap_variables(kwargs)}
-    return recognise(template, variables, renderer)
+    return recognise(study_of(template, tokenizer, kwargs), renderer)
 
 
 class RendererPool:
@@ -150,8 +174,9 @@ MOST_IN_POOL: Final = 4096
 
 
 def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
-    """A pool of `size` renderers, made as `create_renderer` makes one."""
+    """A pool of `size` renderers, made as `create_renderer` makes one. What one of them learns, all of them know."""
     if whole("the size of a pool", size, least=1) > MOST_IN_POOL:
         raise RendererError(f"a pool of {size} renderers is more than any machine has threads for")
     loaded = load_tokenizer(name_or_path)
-    return RendererPool([create_renderer(loaded, renderer, **settings) for _ in range(size)])
+    made = create_renderer(loaded, renderer, **settings)
+    return RendererPool([made, *(copy.copy(made) for _ in range(size - 1))])

@@ -13,12 +13,12 @@ from typing import Any
 
 from ..conversation.forms import Change
 from ..errors import TokentraceError
-from ..study.turns import Section, common_prefix, sections
+from ..study.probes import ANSWER, USER, call
+from ..study.turns import Messages, common_prefix, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering
 
-Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], Rendering]
 Span = tuple[str, int, Origin | None]
 
@@ -59,29 +59,22 @@ def keep_reasoning(
     notes: list[str] = []
     replaced: dict[int, list[Span]] = {}
     contexts = _Contexts(messages, render)
-    for section in sections(rendering):
-        index = section.message
+    for turn in turn_spans(rendering):
+        index = turn.message
         message = messages[index]
         if index <= since or message["role"] != "assistant":
             continue
-        old = _cut(rendering, section.start, section.end)
+        old = _cut(rendering, turn.start, turn.end)
         if shows_reasoning(message, old, index):
             continue
-        for new in contexts.of(index):
-            if not shows_reasoning(message, new, index):
-                continue
-            spans = _inserted(old, new)
-            if spans is not None:
-                replaced[section.start] = spans
-                changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
-                break
-        else:
-            spans = contexts.as_elsewhere(index, old)
-            if spans is None:
-                notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
-            else:
-                replaced[section.start] = spans
-                changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
+        shown = (new for new in contexts.of(index) if shows_reasoning(message, new, index))
+        spans = next((made for new in shown if (made := _inserted(old, new)) is not None), None)
+        spans = contexts.as_elsewhere(index, old) if spans is None else spans
+        if spans is None:
+            notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
+            continue
+        replaced[turn.start] = spans
+        changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
     return _spliced(rendering, replaced), changes, notes
 
 
@@ -155,13 +148,11 @@ class _Contexts:
 
         Found by rendering a small exchange with reasoning and without: what is more is the reasoning's own.
         """
-        call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
-        user = {"role": "user", "content": "question"}
-        for extra in ({}, {"tool_calls": [call]}):
-            spoken = {"role": "assistant", "content": "answer", **extra}
+        for extra in ({}, {"tool_calls": [call()]}):
+            spoken = {**ANSWER, **extra}
             thought = {**spoken, "reasoning_content": "reasoning"}
             try:
-                without, shown = (sections_of(self._render([user, said]), 1) for said in (spoken, thought))
+                without, shown = (_turns(self._render([USER, said])).get(1, []) for said in (spoken, thought))
             except TokentraceError:
                 continue
             before, after = _text(without), _text(shown)
@@ -184,21 +175,11 @@ class _Contexts:
         rendering = self._made[chosen]
         if rendering is None:
             return
-        for section in sections(rendering):
-            if chosen[section.message] == index:
-                spans = _cut(rendering, section.start, section.end)
+        for turn in turn_spans(rendering):
+            if chosen[turn.message] == index:
+                spans = _cut(rendering, turn.start, turn.end)
                 yield [(text, index, origin and origin.renumbered(chosen)) for text, _, origin in spans]
                 return
-
-
-def sections_of(rendering: Rendering, message: int) -> list[Span]:
-    """The spans of one message's turn."""
-    return [
-        span
-        for section in sections(rendering)
-        if section.message == message
-        for span in _cut(rendering, section.start, section.end)
-    ]
 
 
 # -- history as given
@@ -216,15 +197,15 @@ def patch_history(
     """
     replaced: dict[int, list[Span]] = {}
     contexts = _Contexts(messages, render)
-    for section in sections(rendering):
-        index = section.message
+    for turn in turn_spans(rendering):
+        index = turn.message
         if messages[index]["role"] != "assistant":
             continue
-        old = _cut(rendering, section.start, section.end)
+        old = _cut(rendering, turn.start, turn.end)
         new = (contexts.as_last(index) if index < len(messages) - 1 else None) or old
         as_given = _spans_as_given(new, given[index])
         if as_given != old:
-            replaced[section.start] = as_given
+            replaced[turn.start] = as_given
     return _spliced(rendering, replaced), _moved(rendering)
 
 
@@ -261,8 +242,8 @@ def compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) ->
 
 def _turns(rendering: Rendering) -> dict[int, list[Span]]:
     turns: dict[int, list[Span]] = {}
-    for section in sections(rendering):
-        turns.setdefault(section.message, []).extend(_cut(rendering, section.start, section.end))
+    for turn in turn_spans(rendering):
+        turns.setdefault(turn.message, []).extend(_cut(rendering, turn.start, turn.end))
     return turns
 
 
@@ -281,8 +262,8 @@ def parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
 
 def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = []
-    for call in message["tool_calls"]:
-        holder = call.get("function") if isinstance(call.get("function"), Mapping) else call
+    for given in message["tool_calls"]:
+        holder = given.get("function") if isinstance(given.get("function"), Mapping) else given
         arguments = holder.get("arguments")
         if isinstance(arguments, str):
             try:
@@ -291,8 +272,8 @@ def _parsed(message: Mapping[str, Any]) -> Mapping[str, Any]:
                 value = None
             if isinstance(value, dict):
                 holder = {**holder, "arguments": value}
-                call = {**call, "function": holder} if isinstance(call.get("function"), Mapping) else holder
-        calls.append(call)
+                given = {**given, "function": holder} if isinstance(given.get("function"), Mapping) else holder
+        calls.append(given)
     return {**message, "tool_calls": calls}
 
 
@@ -411,12 +392,12 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
     """The rendering with some of its turns replaced, each given by where it began."""
     if not replaced:
         return rendering
-    turns = [section for section in sections(rendering) if section.start in replaced]
     pieces: list[Span] = []
     at = 0
-    for section in turns:
-        pieces += _cut(rendering, at, section.start) + replaced[section.start]
-        at = section.end
+    for span in turn_spans(rendering):
+        if span.start in replaced:
+            pieces += _cut(rendering, at, span.start) + replaced[span.start]
+            at = span.end
     rest = _cut(rendering, at, len(rendering.text))
     result = Rendering("")
     texts: list[str] = []
@@ -433,14 +414,3 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
             result.tail = end
     result.text = "".join(texts)
     return result
-
-
-__all__ = [
-    "Change",
-    "Section",
-    "keep_reasoning",
-    "last_user",
-    "parsed_arguments",
-    "patch_history",
-    "reasoning_of",
-]

@@ -1,8 +1,8 @@
 """Lost text: what was given and reached no token.
 
-The trace says what each span of a rendering came from, so what came from a field can be held against the field. Text
+The trace says what each span of a rendering came from, so what came from a field can be compared with the field. Text
 that the template leaves out is *lost*, and so is a part of a text. What a template drops from the past by design (the
-reasoning of turns that are not the last) is *dropped*, under the name of that policy. The rest is this:
+reasoning of turns that are not the last) is *dropped*, under the name of that policy. The rest:
 
 - white space is never lost: templates strip it;
 - delimiters that a template takes out of content and writes itself (``</think>``) are not lost;
@@ -21,16 +21,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ..conversation.forms import texts_of
 from ..conversation.values import check_depth
 from ..errors import InputError, LostTextError, LostTextWarning, place
+from ..study.forms import TemplateForms
+from ..study.turns import Messages
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
 from ..template.trace import Rendering
-
-Messages = Sequence[Mapping[str, Any]]
 
 BOOKKEEPING: Final = frozenset(
     {
@@ -76,16 +76,10 @@ class Lost:
         return f"{place(self.message, self.field)}{self.why}: {shown!r}"
 
 
-class ShowsReasoning(Protocol):
-    """What is known of a template: see `study.forms`."""
-
-    def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool: ...
-
-
 def find_lost(
     rendering: Rendering,
     messages: Messages,
-    forms: ShowsReasoning,
+    forms: TemplateForms,
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     first: int = 0,
@@ -118,9 +112,9 @@ def _outside() -> int:
 
 
 class _Account:
-    """Every field of the messages held against the spans that came from it."""
+    """Every field of the messages compared with the spans that came from it."""
 
-    def __init__(self, rendering: Rendering, messages: Messages, forms: ShowsReasoning) -> None:
+    def __init__(self, rendering: Rendering, messages: Messages, forms: TemplateForms) -> None:
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
@@ -276,7 +270,7 @@ class _Account:
         )
 
     def _rest(self, base: Origin, holder: Mapping[str, Any], known: Sequence[str]) -> None:
-        """The fields of a call, or of its function, that are none of those which calls have."""
+        """The fields of a call, or of its function, beside the usual ones."""
         for key, value in holder.items():
             if key not in known and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
                 self._unknown(base.at(key), value)

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import InputError, TemplateError
+from ..study.turns import Messages
 from ..template.trace import Rendering
 
 _MARK: Final = "CONTINUED_FROM_HERE"
 _TAG: Final = _MARK + " "
 """Its space tells whether the template strips content."""
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 def with_mark(messages: Messages) -> list[Mapping[str, Any]]:

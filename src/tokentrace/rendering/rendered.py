@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,28 @@ from ..conversation.forms import Change
 from ..conversation.messages import ROLES
 from ..errors import RendererError, SampleError, shown
 from ..settings import flag, whole
-from ..study.turns import SampledTurn
+from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import Lost
+
+
+class Token(NamedTuple):
+    """One token: its id, where it came from, and whether the model samples it."""
+
+    id: int
+    text: str
+    """What it says on its own, for people: bytes that are not UTF-8 become U+FFFD."""
+    message: int
+    """The message it belongs to (-1: none)."""
+    role: str | None
+    field: str
+    """``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``, ``"generation_prompt"``…"""
+    origin: Origin | None
+    sampled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class RenderedTokens:
     Arrays: `ids` (int32), `messages` (int32; -1 for tokens that belong to no message), `mask` (bool; True where
     the model samples). Lists of the same are made on request: `token_ids`, `message_indices`, `sampled`,
     `fields`, `origins`. All have one entry per token.
+
+    ``rendered[3]`` is one token with all of this (`Token`), a slice a list of them.
 
     `mask_means` is ``"sampled"``; in a training row, whose mask is what carries loss, it is ``"trained"``.
 
@@ -198,8 +215,8 @@ class RenderedTokens:
     ) -> npt.NDArray[np.bool_]:
         """A mask of the tokens that fit all that is given. ``message=-1`` is what belongs to no message.
 
-        RendererError for a message that there is not, and for a role or a field that no message can have: a mask of
-        nothing is what a conversation without tool messages gives for ``role="tool"``, not what a slip of the pen does.
+        RendererError for a message that does not exist, and for a role or a field that no message can have: an empty
+        mask means that the conversation has no such tokens, never that a name was misspelled.
         """
         self._check_selection(message, role, field)
         chosen = np.ones(len(self.ids), np.bool_)
@@ -251,6 +268,31 @@ class RenderedTokens:
         other.turns = [turn for turn in self.turns if mask[turn.start : turn.stop].any()]
         return other
 
+    @overload
+    def __getitem__(self, at: int) -> Token: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Token]: ...
+
+    def __getitem__(self, at: int | slice) -> Token | list[Token]:
+        """One token with all that is known of it, or a list of them."""
+        if isinstance(at, slice):
+            return [self[index] for index in range(*at.indices(len(self)))]
+        index = range(len(self))[at]  # IndexError where there is none
+        span, message = int(self._encoded.spans[index]), int(self.messages[index])
+        number = int(self.ids[index])
+        return Token(
+            number,
+            self._tokenizer.decode((number,)),
+            message,
+            self.role(message),
+            self._span_fields[span],
+            self.rendering.origins[span],
+            bool(self.mask[index]),
+        )
+
+    def __iter__(self) -> Iterator[Token]:
+        return (self[index] for index in range(len(self)))
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -275,7 +317,7 @@ _CALL_FIELD: Final = re.compile(
 
 
 def _choose_name(kind: str, name: Any, known: Collection[str]) -> None:
-    """RendererError, with the names there are, for one that is none of them."""
+    """RendererError, with the known names, for an unknown one."""
     if isinstance(name, str) and name in known:
         return
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
@@ -302,11 +344,11 @@ def field_name(origin: Origin | None) -> str:
 def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]]) -> list[int]:
     """The message each span belongs to.
 
-    Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an
-    assistant that another's turn repeats (a function's name above its result) belongs to that other turn: nobody
-    sampled it there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message
-    that is quoted in it, if that is one. What comes before it may be a system block that nobody wrote: it belongs to a
-    system message, to any other one it does not.
+    Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
+    that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
+    there. Scaffold before all turns, and what template variables say in it (a date), belongs to the message that is
+    quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
+    to the message if that is a system message.
     """
     owners: list[int] = []
     for turn, origin in zip(rendering.turns, rendering.origins, strict=True):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from ..conversation.messages import ROLES
 from ..errors import ControlTokenError, InputError, RendererError, shown
+from ..study.turns import Messages
 from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.control import Trust
-from ..tokens.encoding import ForgedControl
+from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
+from ..tokens.tokenizer import Tokenizer
 from .rendered import field_name
 
 TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
@@ -23,8 +25,6 @@ An assistant's text only ever holds those that live inside a turn (`study.inner`
 """
 
 _SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
@@ -76,6 +76,29 @@ def _source(origin: Origin) -> set[str]:
     if origin.source == "kwargs":
         return {"documents"} if origin[1] == "documents" else {"kwargs", f"kwargs.{origin[1]}"}
     return {"tools"} if origin.source == "tools" else set()
+
+
+def encode_trusted(
+    tokenizer: Tokenizer,
+    rendering: Rendering,
+    messages: Messages,
+    tools: Any,
+    policy: ControlPolicy,
+    trusted: frozenset[str],
+    roles: frozenset[str],
+    inner: Callable[[], frozenset[int]],
+) -> Encoded:
+    """The ids of a rendering, control tokens only where the text may hold them. `roles` are those the template knows.
+
+    Raises ControlTokenError or InputError, naming message and field.
+    """
+    trust = trust_of(rendering.origins, messages, trusted, roles)
+    try:
+        return encode_spans(tokenizer, rendering, trust, policy, inner)
+    except ForgedControl as forged:
+        raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
+    except UnicodeEncodeError as error:
+        raise unencodable_error(rendering) from error
 
 
 def forged_error(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:

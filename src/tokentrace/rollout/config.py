@@ -294,7 +294,7 @@ def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
     for section in sections:
         key = "function" if "function" in section else "class_name"
         section.check_keys(["function", "name"] if key == "function" else [key, "config", "tool_schema", "function"])
-        found = named(section, key, folder)
+        found = load_named(section, key, folder)
         if key == "class_name":
             _check_class(section, found, BaseTool, "; a function is named by function")
         elif isinstance(found, type) or not callable(found):
@@ -322,14 +322,14 @@ def load_interaction(path: str | Path) -> BaseInteraction:
 def make_interaction(section: Section, folder: Path) -> BaseInteraction:
     """A simulated user from its section of a configuration."""
     section.check_keys(["class_name", "config"])
-    found = named(section, "class_name", folder)
+    found = load_named(section, "class_name", folder)
     _check_class(section, found, BaseInteraction)
     with _making(section, "class_name"):
         made: BaseInteraction = found(_below(section, "config") or {})
     return made
 
 
-def named(section: Section, key: str, folder: Path) -> Any:
+def load_named(section: Section, key: str, folder: Path) -> Any:
     """What the name at a key stands for."""
     name = section.need(key, str)
     return section.checked(key, lambda: load_object(name, folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import InputError, TrajectoryError, shown
@@ -120,10 +120,6 @@ class TurnMetrics:
     """The rewards of this turn's calls, or of the reply to it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """What tools (``tool``) and the simulated user (``interaction``) measured."""
-
-    def described(self) -> dict[str, Any]:
-        """As JSON can hold it, if the metrics of tools can."""
-        return asdict(self)
 
 
 @dataclass(slots=True)

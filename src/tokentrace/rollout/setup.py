@@ -32,7 +32,7 @@ from ..rendering.renderer import Renderer
 from ..settings import limit as seconds_limit
 from .batch import grouped, row_task
 from .checks import MOST_SEED, count
-from .config import Section, load_interaction, load_tools, make_interaction, make_tools, named, read_config
+from .config import Section, load_interaction, load_named, load_tools, make_interaction, make_tools, read_config
 from .interactions import BaseInteraction
 from .loop import Agent, Budget, Reward, Task
 from .tools import BaseTool
@@ -291,7 +291,7 @@ def _reward(
         return own
     if name in sources:
         raise top.error(f"it judges the answers to data.{name}, and there is no data.{name}", "reward")
-    found = named(top, "reward", folder)
+    found = load_named(top, "reward", folder)
     if not callable(found):
         raise top.error("is not a function", "reward")
     reward: Reward = found

@@ -17,6 +17,7 @@ import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,7 +103,7 @@ class RolloutStore:
         file = f"{TRAJECTORIES}/{file_name(name)}.tt"
         save_trajectory(rollout.trajectory, self.folder / file)
         row: dict[str, Any] = {"event": "finished", "name": name, "file": file, "metrics": rollout.metrics()}
-        row |= {"turns": [turn.described() for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
+        row |= {"turns": [asdict(turn) for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
         row |= {"messages": list(rollout.messages), "notes": rollout.notes}
         self._write(row)
         os.fsync(self._journal.fileno())

@@ -41,7 +41,7 @@ class ToolResult:
 
 
 class BaseTool:
-    """A tool with a life: `create` once for each trajectory, then `execute`, at its end `calc_reward` and `release`.
+    """A tool with state: `create` once for each trajectory, then `execute`, at its end `calc_reward` and `release`.
 
     One object serves all trajectories; what belongs to one is kept by its `instance_id`. Override what is needed.
     `config` and `tool_schema` are those of the YAML file.

@@ -16,7 +16,8 @@ from ..errors import TokentraceError
 from ..rendering.history import reasoning_of
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..study.turns import sections, stringified
+from ..study.probes import stringified
+from ..study.turns import turn_spans
 from ..template.origin import Origin
 from ..template.trace import Rendering
 
@@ -173,7 +174,7 @@ class PastTurns:
         calls that are answered, Mistral's the system message. Then the turn is put after the history of its prompt.
         """
         renderer, at = self._renderer, len(messages) - 1
-        own = next((section for section in sections(rendered.rendering) if section.message == at), None)
+        own = next((turn for turn in turn_spans(rendered.rendering) if turn.message == at), None)
         try:
             asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True).rendering
         except TokentraceError:  # nothing comes before it, or nothing that may be answered

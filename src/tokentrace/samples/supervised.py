@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -169,10 +169,8 @@ def build_supervised_samples(
 
 def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
     """The rows, after the first warning of each kind was given to the caller of the public function."""
-    builder = renderer.kept.get(settings)  # what it learned about the template is learned once
-    if builder is None:
-        builder = renderer.kept[settings] = SampleBuilder(renderer, settings)
-    samples = cast(SampleBuilder, builder).build(messages, tools, since)
+    builder = renderer.once(settings, lambda: SampleBuilder(renderer, settings))  # it learns about the template
+    samples = builder.build(messages, tools, since)
     first: dict[type[Warning], Warning] = {}
     for sample in samples:
         for warning in sample.warnings:

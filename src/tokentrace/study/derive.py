@@ -1,4 +1,4 @@
-"""Reading a grammar off a template: small conversations are rendered, and the trace says what stands where.
+"""Reading a grammar off a template: probes are rendered, and the trace says what stands where.
 
 Reasoning with content shows how reasoning opens and closes, content alone what is written in its place, and what
 stands around content. Calls are `study.derive_calls`. Nothing here knows a model.
@@ -11,113 +11,91 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import TemplateError
 from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, TurnGrammar
-from ..template.chat_template import Template, wrap_variables
 from ..template.trace import Rendering
-from ..tokens.tokenizer import Tokenizer
-from ..tokens.vocabulary import Vocabulary
 from .derive_calls import CallDeriver
-from .prefixes import missing_turns, turns_by_prefix
-from .probes import USER, Draw, Prober, Turn, call, leading, trailing
-from .turns import Messages, sections
+from .probes import call
+from .reading import Turn, TurnReader, leading, trailing
+from .turns import Messages, find_turns
+
+if TYPE_CHECKING:
+    from .study import TemplateStudy
 
 SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
 BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
 
 
-def derive_grammar(
-    draw: Draw,
-    vocabulary: Vocabulary,
-    *,
-    prompt: str,
-    stops: Sequence[str],
-    constants: frozenset[str] = frozenset(),
-    toggles: Sequence[Mapping[str, Any]] = (),
-) -> TurnGrammar:
-    """The grammar of a template's turns.
-
-    `toggles` are template variables that may show reasoning where it is hidden, `constants` the strings that the
-    template compares things with.
-    """
-    return _Deriver(Prober(draw, vocabulary, stops), prompt, constants, toggles).derive()
-
-
-def template_grammar(
-    template: Template, variables: Mapping[str, Any], tokenizer: Tokenizer, ends: Iterable[int]
-) -> TurnGrammar:
+def template_grammar(study: TemplateStudy, ends: Iterable[int]) -> TurnGrammar:
     """The grammar of a template's turns. `ends` are the tokens that end them."""
-
-    def run(messages: Messages, prompt: bool, changes: Mapping[str, Any] | None = None) -> Rendering:
-        changed = {**variables, **wrap_variables(changes or {})}
-        return template.render(messages, None, add_generation_prompt=prompt, variables=changed)
-
-    def draw(messages: Messages, changes: Mapping[str, Any]) -> tuple[Rendering, int, int] | None:
-        rendering = run(messages, False, changes)
-        turns, last = sections(rendering), len(messages) - 1
-        if last in missing_turns(rendering, turns, messages):
-            again = functools.partial(run, changes=changes)
-            turns = turns_by_prefix(rendering, [last], messages, again, tokenizer)[0]
-        own = [section for section in turns if section.message == last and section.start < section.end]
-        return (rendering, own[0].start, own[-1].end) if own else None
-
-    try:
-        rendering = run([USER], True)
-        prompt = rendering.text[rendering.tail :]
-    except TemplateError:
-        prompt = ""
-    added = tokenizer.vocabulary.added
-    return derive_grammar(
-        draw,
-        tokenizer.vocabulary,
-        prompt=prompt,
-        stops=[added[index].text for index in sorted(ends) if index in added],
-        constants=template.constants,
-        toggles=[{name: value} for name in sorted(template.variables) for value in (True, False)],
-    )
+    added = study.tokenizer.vocabulary.added
+    stops = [added[index].text for index in sorted(ends) if index in added]
+    reader = TurnReader(functools.partial(_last_turn, study), study.tokenizer.vocabulary, stops)
+    toggles = [{name: value} for name in sorted(study.template.variables) for value in (True, False)]
+    return _Deriver(reader, study.outline.prompt, study.template.constants, toggles).derive()
 
 
+def _last_turn(
+    study: TemplateStudy, messages: Messages, changes: Mapping[str, Any]
+) -> tuple[Rendering, int, int] | None:
+    """A conversation, and where the turn of its last message stands; None where it is refused or there is none."""
+
+    def render(some: Messages, prompt: bool) -> Rendering:
+        rendering = study.probe(some, prompt=prompt, changes=changes)
+        if rendering is None:
+            raise TemplateError("the template refuses the probe")
+        return rendering
+
+    rendering, last = study.probe(messages, changes=changes), len(messages) - 1
+    if rendering is None:
+        return None
+    turns, _ = find_turns(rendering, messages, render, study.tokenizer, wanted=lambda index: index == last)
+    own = [turn for turn in turns if turn.message == last and turn.start < turn.end]
+    return (rendering, own[0].start, own[-1].end) if own else None
+
+
+@dataclass(frozen=True, slots=True)
 class _Deriver:
-    def __init__(
-        self, prober: Prober, prompt: str, constants: frozenset[str], toggles: Sequence[Mapping[str, Any]]
-    ) -> None:
-        self.prober = prober
-        self.prompt = prompt
-        self.constants = constants
-        self.toggles = toggles
+    reader: TurnReader
+    prompt: str
+    constants: frozenset[str]
+    """The strings that the template compares things with."""
+    toggles: Sequence[Mapping[str, Any]]
+    """Template variables that may show reasoning where it is hidden."""
 
     def derive(self) -> TurnGrammar:
-        prober = self.prober
-        plain = prober.turn({"content": "answer"})
+        reader = self.reader
+        plain = reader.turn({"content": "answer"})
         closing = self._closing(plain)
         if closing.close:
-            prober.ends.append(closing.close)
-            plain = prober.turn({"content": "answer"})
+            reader.ends.append(closing.close)
+            plain = reader.turn({"content": "answer"})
         thought = self._reasoned()
         channels = self._channels(thought)
         if channels is not None:
-            return TurnGrammar(head=self.prompt, prompt=self.prompt, channels=channels, notes=tuple(prober.notes))
+            return TurnGrammar(head=self.prompt, prompt=self.prompt, channels=channels, notes=tuple(reader.notes))
         frame, opening = self._frames(thought, plain)
         if self.prompt.strip() and opening.startswith(self.prompt):
-            prober.notes.append(SEVERAL_MESSAGES)
-            return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(prober.notes))
+            reader.notes.append(SEVERAL_MESSAGES)
+            return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(reader.notes))
         if frame is None:
             frame = self._hidden(plain)
         head, opened, after_empty = self._head(plain, thought, frame, opening)
         content = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
         grammar = TurnGrammar(head, self.prompt, frame, after_empty, content)
         calls = self._calls(grammar)
-        return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(prober.notes)))
+        return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
 
     def _reasoned(self) -> Turn | None:
         """A turn that shows reasoning, with content if that can be, or with calls."""
-        calls = {"tool_calls": [call(1, {"key": "value"})]}
-        text_calls = {"tool_calls": [call(1, '{"key": "value"}')]}
+        calls = {"tool_calls": [call()]}
+        text_calls = {"tool_calls": [call(as_text=True)]}
         beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
         for variables, more in itertools.product(({}, *self.toggles), (*beside, {"content": None, **text_calls})):
-            turn = self.prober.turn({"reasoning_content": "thought", **more}, variables)
+            turn = self.reader.turn({"reasoning_content": "thought", **more}, variables)
             if turn is not None and turn.first("reasoning") is not None:
                 return turn
         return None
@@ -143,15 +121,15 @@ class _Deriver:
         if not after:
             return None, ""
         between = turn.text[reasoning.stop : after[0].start]
-        closing = self.prober.mark.search(between)
+        closing = self.reader.mark.search(between)
         if closing is None or between[: closing.start()].strip():
             closing = re.search(r"\S(?:.*\S)?", between, re.DOTALL) if after[0].field == "content" else None
         if closing is None:
-            self.prober.notes.append("nothing that could be looked for closes the reasoning")
+            self.reader.notes.append("nothing that could be looked for closes the reasoning")
             return None, ""
         opened, lead = self._opening(turn.text[: reasoning.start], plain, closing[0])
         if not opened or opened == closing[0]:
-            self.prober.notes.append("nothing opens the reasoning, so that it is not to be told from content")
+            self.reader.notes.append("nothing opens the reasoning, so that it is not to be told from content")
             return None, ""
         rest = between[closing.end() :] if after[0].field == "content" else ""
         space = leading(rest) if rest else leading(between[closing.end() :])
@@ -172,10 +150,10 @@ class _Deriver:
         """
         said = plain.first("content") if plain else None
         head = plain.text[: said.start] if plain is not None and said is not None else ""
-        marks = [match for match in self.prober.mark.finditer(before) if not before[match.end() :].strip()]
+        marks = [match for match in self.reader.mark.finditer(before) if not before[match.end() :].strip()]
         if marks and (marks[-1][0] not in head or closed in head):
             return marks[-1][0], before[marks[-1].end() :]
-        rest = before[len(self.prober.common_prefix(before, head or self.prompt)) :]
+        rest = before[len(self.reader.common_prefix(before, head or self.prompt)) :]
         if not rest.strip() and self.prompt.startswith(before):
             rest = self.prompt[len(before) :]
         return (rest.strip(), trailing(rest)) if rest.strip() else ("", "")
@@ -190,10 +168,10 @@ class _Deriver:
         prompt = self.prompt.rstrip()
         for opened, closed in self._tags(before):
             beyond = prompt.endswith(opened) and opened not in before
-            turn = self.prober.turn({"content": f"{opened}alpha{closed}omega"})
+            turn = self.reader.turn({"content": f"{opened}alpha{closed}omega"})
             dropped = turn is not None and "omega" in turn.text and "alpha" not in turn.text
             if beyond or dropped or prompt.endswith(closed) or (opened in before and closed in before):
-                self.prober.notes.append(
+                self.reader.notes.append(
                     f"the template never shows reasoning; it prompts with {opened} or looks for {closed}"
                 )
                 lead = self.prompt[self.prompt.rindex(opened) + len(opened) :] if beyond else ""
@@ -226,7 +204,7 @@ class _Deriver:
         if rest is not None:
             return head, opening, rest
         if prompt.strip() and not opening:
-            common = self.prober.common_prefix(before, prompt)
+            common = self.reader.common_prefix(before, prompt)
             if common.strip() and before[len(common) :].strip():
                 head, opening = common, before[len(common) :]
         return head, opening, prompted if prompted is not None else after_empty
@@ -250,9 +228,9 @@ class _Deriver:
         reasoning, content = (turn.first("reasoning"), turn.first("content")) if turn else (None, None)
         if turn is None or reasoning is None or content is None or content.start < reasoning.stop:
             return None
-        before = list(self.prober.mark.finditer(turn.text[: reasoning.start]))
+        before = list(self.reader.mark.finditer(turn.text[: reasoning.start]))
         between = turn.text[reasoning.stop : content.start]
-        marks = list(self.prober.mark.finditer(between))
+        marks = list(self.reader.mark.finditer(between))
         if not before or len(marks) != 4 or before[-1].end() != reasoning.start:
             return None
         end, start, channel, message = (match[0] for match in marks)
@@ -264,17 +242,17 @@ class _Deriver:
         return self._channel_calls(Channels(start, channel, message, end, named.strip(), said.strip()))
 
     def _channel_calls(self, channels: Channels) -> Channels:
-        turn = self.prober.called({"key": "value"})
+        turn = self.reader.called({"key": "value"})
         name = turn.first("name", 0) if turn else None
         arguments = turn.arguments(0) if turn else []
         if turn is None or name is None or not arguments:
-            self.prober.notes.append(NO_CALLS)
+            self.reader.notes.append(NO_CALLS)
             return channels
         lead = turn.text[: name.start].rsplit(maxsplit=1)[-1]
         recipient, _, namespace = lead.rpartition("=")
         header = turn.text[name.stop : arguments[0].start]
         words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
-        ending = self.prober.mark.match(turn.full, arguments[-1].stop)
+        ending = self.reader.mark.match(turn.full, arguments[-1].stop)
         return dataclasses.replace(
             channels,
             recipient=f"{recipient}=",
@@ -287,19 +265,19 @@ class _Deriver:
     # -- calls
 
     def _calls(self, grammar: TurnGrammar) -> CallGrammar | None:
-        prober = self.prober
-        one = prober.called({"key": "value"})
-        beside = prober.called({"key": "value"}, content="answer")
+        reader = self.reader
+        one = reader.called({"key": "value"})
+        beside = reader.called({"key": "value"}, content="answer")
         one = one or beside
         if one is None:
-            prober.notes.append(NO_CALLS)
+            reader.notes.append(NO_CALLS)
             return None
         if beside is None:
-            prober.notes.append("the template shows no content before tool calls")
-        two = prober.called({"key": "value"}, {"key": "value"})
+            reader.notes.append("the template shows no content before tool calls")
+        two = reader.called({"key": "value"}, {"key": "value"})
         if two is None:
-            prober.notes.append(ONE_CALL)
-        calls = CallDeriver(prober, grammar, one, beside, two).derive()
+            reader.notes.append(ONE_CALL)
+        calls = CallDeriver(reader, grammar, one, beside, two).derive()
         if calls is not None and beside is not None and (calls.section_open or calls.open).strip() in ("", "[", "{"):
-            prober.notes.append(BARE_CALLS)
+            reader.notes.append(BARE_CALLS)
         return calls

@@ -10,28 +10,29 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ..formats.grammar import CallGrammar, Style, TurnGrammar, Value
-from .probes import Hole, Prober, Turn, leading
+from .probes import ONE_ARGUMENT, TWO_ARGUMENTS
+from .reading import Hole, Turn, TurnReader, leading
 
 AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
-_ARGUMENTS: Final = {"key": "value"}
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 Extent = Callable[[Turn, int], tuple[int, int] | None]
 """Where a call stands in a turn: from its first field to the end of its arguments."""
 
 
+@dataclass(frozen=True, slots=True)
 class CallDeriver:
     """Derives how calls are written. `one` has one call, `beside` one after content, `two` two of them."""
 
-    def __init__(self, prober: Prober, grammar: TurnGrammar, one: Turn, beside: Turn | None, two: Turn | None) -> None:
-        self.prober = prober
-        self.grammar = grammar
-        self.one = one
-        self.beside = beside
-        self.two = two
+    reader: TurnReader
+    grammar: TurnGrammar
+    one: Turn
+    beside: Turn | None
+    two: Turn | None
 
     def derive(self) -> CallGrammar | None:
         found = self._object(self.one, 0)
@@ -44,7 +45,7 @@ class CallDeriver:
         return self._json_arguments() if gapless else self._one_by_one()
 
     def _not_understood(self, why: str) -> CallGrammar | None:
-        self.prober.notes.append(f"calls were not understood: {why}; choose a tool_parser")
+        self.reader.notes.append(f"calls were not understood: {why}; choose a tool_parser")
         return None
 
     # -- one JSON object
@@ -73,9 +74,9 @@ class CallDeriver:
         for path, leaf in _leaves(value, ()):
             if isinstance(leaf, str) and leaf in wanted:
                 keys.append((wanted[leaf], path))
-            elif leaf in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
+            elif leaf in (ONE_ARGUMENT, json.dumps(ONE_ARGUMENT)):
                 keys.append(("arguments", path))
-        named_key = value == {"probe1": _ARGUMENTS}
+        named_key = value == {"probe1": ONE_ARGUMENT}
         if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
             return self._not_understood("they are JSON, but name or arguments are not in it")
 
@@ -97,11 +98,11 @@ class CallDeriver:
         id_is_name = all(field != "name" for _, field in leads)
         if self.two is not None:
             other = self._head(self.two, 1)[1]
-            shared = self.prober.common_suffix(begin, other)
+            shared = self.reader.common_suffix(begin, other)
             if shared != begin and re.sub(r"\d+", "0", begin) == re.sub(r"\d+", "0", other):
                 # the call's number stands after its name: the two, with what is before them, are an id
                 begin, id_is_name, leads = shared, True, (("", "id"),)
-                opened = opened[: self.prober.groups(opened)[-1][1]] if self.prober.groups(opened) else opened
+                opened = opened[: self.reader.groups(opened)[-1][1]] if self.reader.groups(opened) else opened
         return CallGrammar(
             Style.JSON_ARGUMENTS,
             open=opened,
@@ -128,8 +129,8 @@ class CallDeriver:
     # -- arguments one by one
 
     def _one_by_one(self) -> CallGrammar | None:
-        prober = self.prober
-        several, number = prober.called({"key": "value", "more": "value"}), prober.called({"key": 7})
+        reader = self.reader
+        several, number = reader.called(TWO_ARGUMENTS), reader.called({"key": 7})
         if several is None or number is None:
             return self._not_understood("the template refuses several arguments")
         keys = [hole for hole in several.arguments(0) if hole.is_key]
@@ -147,17 +148,17 @@ class CallDeriver:
         return self._pairs(several, number, keys, values)
 
     def _pairs(self, several: Turn, number: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
-        prober, text = self.prober, several.text
+        reader, text = self.reader, several.text
         to_key = text[self._fields(several)[-1].stop : keys[0].start]
         to_next = text[values[0].stop : keys[1].start]
         value_open = text[keys[0].stop : values[0].start]
-        value_close = prober.common_prefix(to_next, text[values[1].stop :])
-        none = prober.called({})
+        value_close = reader.common_prefix(to_next, text[values[1].stop :])
+        none = reader.called({})
         named = self._fields(none) if none is not None else []
-        begin = prober.common_prefix(to_key, none.text[named[-1].stop :]) if none is not None and named else to_key
-        key_open = prober.common_suffix(to_next[len(value_close) :], to_key[len(begin) :])
+        begin = reader.common_prefix(to_key, none.text[named[-1].stop :]) if none is not None and named else to_key
+        key_open = reader.common_suffix(to_next[len(value_close) :], to_key[len(begin) :])
         if not key_open.strip():
-            key_open = prober.common_suffix(to_key, to_next[len(value_close) :])
+            key_open = reader.common_suffix(to_key, to_next[len(value_close) :])
             begin = to_key[: len(to_key) - len(key_open)]
         if not value_open.strip() or not key_open.strip() or not value_close.strip():
             return self._not_understood("nothing stands around the arguments")
@@ -180,10 +181,10 @@ class CallDeriver:
 
     def _tree(self, several: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
         """Elements that are named after the arguments, at both ends."""
-        prober, text = self.prober, several.text
+        reader, text = self.reader, several.text
         value_open = text[keys[0].stop : values[0].start]
         to_key = text[self._fields(several)[-1].stop : keys[0].start]
-        key_open = prober.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
+        key_open = reader.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
 
         strings, others = self._values()
         return CallGrammar(
@@ -200,7 +201,7 @@ class CallDeriver:
 
     def _item(self, key_open: str, value_open: str) -> str:
         """The name of the elements of a list."""
-        listed = self.prober.called({"key": ["one", "two"]})
+        listed = self.reader.called({"key": ["one", "two"]})
         holes = listed.arguments(0) if listed is not None else []
         opened = listed.text[holes[0].stop : holes[1].start] if listed is not None and len(holes) > 1 else ""
         found = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
@@ -232,11 +233,11 @@ class CallDeriver:
         elif text == AWKWARD.join(_CDATA):
             strings = Value.CDATA
         elif text != AWKWARD:
-            self.prober.notes.append("strings among the arguments are changed by the template")
+            self.reader.notes.append("strings among the arguments are changed by the template")
         return strings, Value.PYTHON if self._value_text(True) == "True" else Value.JSON
 
     def _value_text(self, value: Any) -> str | None:
-        turn = self.prober.called({"key": value})
+        turn = self.reader.called({"key": value})
         holes = turn.arguments(0) if turn else []
         if turn is None or len(holes) < 2:
             return None
@@ -248,7 +249,7 @@ class CallDeriver:
         return turn.text[start:stop] if closed else turn.text[inside[0].start : inside[-1].stop]
 
     def _ascii(self) -> bool:
-        turn = self.prober.called({"key": "é"})
+        turn = self.reader.called({"key": "é"})
         holes = turn.arguments(0) if turn else []
         return bool(turn and holes and "\\u00e9" in turn.text[holes[0].start : holes[-1].stop])
 
@@ -272,24 +273,24 @@ class CallDeriver:
 
     def _around(self, extent: Extent) -> dict[str, Any]:
         """Split what stands before, between and after calls into what belongs to a call and to the section."""
-        prober = self.prober
+        reader = self.reader
         before, lead = self._lead(extent)
         alone = extent(self.one, 0)
         tail = self.one.text[alone[1] :] if alone is not None else ""
         first, second = (extent(self.two, 0), extent(self.two, 1)) if self.two else (None, None)
         if self.two is None or first is None or second is None:
-            groups = prober.groups(tail)
+            groups = reader.groups(tail)
             cut = groups[-1][1] if groups else len(tail.rstrip())
             return {"before": before, "open": lead, "close": tail[:cut], "after": tail[cut:]}
         between = self.two.text[first[1] : second[0]]
         last = self.two.text[second[1] :]
         if last != tail:
             said = f"one call ends with {tail!r}, the last of two with {last!r}"
-            prober.notes.append(f"the template disagrees with itself: {said}")
+            reader.notes.append(f"the template disagrees with itself: {said}")
             tail = max(tail, last, key=len)
-        opened = prober.common_suffix(lead, between).lstrip()
-        closed = prober.common_prefix(between[: len(between) - len(opened)], tail)
-        groups = prober.groups(closed)
+        opened = reader.common_suffix(lead, between).lstrip()
+        closed = reader.common_prefix(between[: len(between) - len(opened)], tail)
+        groups = reader.groups(closed)
         closed = closed[: groups[-1][1]] if groups else closed.rstrip()
         section_open = lead[: len(lead) - len(opened)]
         rest = tail[len(closed) :]
@@ -323,7 +324,7 @@ class CallDeriver:
 
     def _split_open(self, opened: str, head: list[tuple[str, str]]) -> tuple[str, tuple[tuple[str, str], ...]]:
         """The outer delimiter of a call, and the head inside of it."""
-        groups = self.prober.groups(opened)
+        groups = self.reader.groups(opened)
         cut = len(opened)
         if len(groups) > 1:
             cut = groups[0][1] + len(leading(opened[groups[0][1] :]))
@@ -331,7 +332,7 @@ class CallDeriver:
         return opened[:cut], tuple(leads)
 
     def _split_close(self, closed: str) -> tuple[str, str]:
-        groups = self.prober.groups(closed)
+        groups = self.reader.groups(closed)
         cut = groups[-1][0] if groups else 0
         return closed[:cut], closed[cut:]
 

@@ -1,8 +1,9 @@
 """Which form of messages a template reads, found out by tracing.
 
-A small conversation is rendered in each form, in several places, and the trace says what became of it: the words of a
-message stand in the output under the field that they came from, whole and with nothing else beside them, or they do
-not (they were left out, printed as Python prints a list, doubly encoded). No name of a model is looked at.
+A probe is rendered in each form, in several places, and the trace says what became of it: the words of a message stand
+in the output under the field that they came from, whole and with nothing else beside them, or they do not (they were
+left out, printed as Python prints a list, doubly encoded). No name of a model is looked at. Each question renders only
+what it needs: whether text is read as it is comes first, because nearly all content is text.
 """
 
 from __future__ import annotations
@@ -10,240 +11,315 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from ..conversation.forms import CallForm, ContentForm, Silence
+from ..conversation.forms import Silence
 from ..conversation.messages import RESULT_ROLES
-from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering
-
-Message = Mapping[str, Any]
-Draw = Callable[[Sequence[Message], bool], Rendering]
-"""Renders a conversation, with a tool declared or without any."""
-
-_USER: Final = {"role": "user", "content": "question"}
-_REPLY: Final = {"role": "assistant", "content": "answer"}
-_CALL_ID: Final = "call00001"
-_WORDS: Final = ("wordone", "wordtwo")
-_CONTENTS: Final[tuple[tuple[Any, Mapping[FieldPath, str]], ...]] = (
-    (_WORDS[0], {("content",): _WORDS[0]}),
-    (
-        [{"type": "text", "text": word} for word in _WORDS],
-        {("content", at, "text"): word for at, word in enumerate(_WORDS)},
-    ),
+from .probes import (
+    ANSWER,
+    CONTINUED,
+    INLINE_THOUGHT,
+    RESULT,
+    SILENT,
+    THOUGHT,
+    TWO_ARGUMENTS,
+    USER,
+    Message,
+    Probe,
+    call,
 )
-"""Content as a string and as parts, and what a template that reads it shows."""
-_ARGUMENTS: Final = {"place": "value", "other": "more"}
-_SILENT: Final[Mapping[Silence, Mapping[str, Any]]] = {
-    Silence.EMPTY: {"content": ""},
-    Silence.NULL: {"content": None},
-    Silence.ABSENT: {},
-}
+
+if TYPE_CHECKING:
+    from .study import TemplateStudy
+
+_PARTS: Final = [{"type": "text", "text": word} for word in ("wordone", "wordtwo")]
 _ODD_ROLE: Final = "probe_role"
+_TOOLS: Final = (False, True)
+_AFTER_CALLS: Final = ((RESULT,), ())
 
 
 class TemplateForms:
     """What one template reads, each thing found out when it is first asked for."""
 
-    def __init__(self, draw: Draw) -> None:
-        self._draw = draw
-        self._contents: dict[str, ContentForm] = {}
-        self._reasoning: dict[tuple[bool, bool], bool] = {}
+    def __init__(self, study: TemplateStudy) -> None:
+        self._study = study
+        self._contents: dict[str, ReadContent] = {}
+        self._shown: dict[tuple[bool, bool], bool] = {}
+        self.calls = ReadCalls(study, self)
 
-    # -- content
-
-    def content(self, role: str) -> ContentForm:
+    def content(self, role: str) -> ReadContent:
         """The forms of content that the template reads from messages of a role."""
         known = self._contents.get(role)
         if known is None:
-            known = self._contents[role] = self._find_content(role)
+            if len(self._contents) >= 256:
+                self._contents.clear()
+            known = self._contents[role] = ReadContent(self._study, self, role)
         return known
-
-    def _find_content(self, role: str) -> ContentForm:
-        text, parts, mapping = [], [], []
-        for (before, extra, after), tools in itertools.product(self._places(role), (False, True)):
-            message = {"role": role, **extra}
-            as_text, as_parts = (
-                self._reads([*before, {**message, "content": content}, *after], len(before), tools, wanted)
-                for content, wanted in _CONTENTS
-            )
-            if as_text or as_parts:
-                text.append(as_text)
-                parts.append(as_parts)
-                if role in RESULT_ROLES:
-                    mapping.append(self._reads_mapping(before, message, tools))
-        if not text:
-            return ContentForm()
-        return ContentForm(all(text) or not all(parts), all(parts), bool(mapping) and all(mapping))
-
-    def _places(self, role: str) -> Iterator[tuple[list[Message], Message, list[Message]]]:
-        """Where a message of a role may stand: what comes before it, other fields of it, what comes after."""
-        if role in ("system", "developer"):
-            yield [], {}, [_USER]
-        elif role == "assistant":
-            yield [_USER], {}, []
-            yield [_USER], {}, [_USER]
-            yield [_USER], {"tool_calls": [self._readable_call()]}, [_result("tool")]
-        elif role in RESULT_ROLES:
-            yield [_USER, self._calling()], {"tool_call_id": _CALL_ID, "name": "probe"}, []
-        else:
-            yield [], {}, []
-            yield [_USER, _REPLY], {}, []
-
-    def _reads_mapping(self, before: list[Message], message: Message, tools: bool) -> bool:
-        spans = self._spans([*before, {**message, "content": _ARGUMENTS}], len(before), tools)
-        return spans is not None and _is_json(spans, ("content",))
-
-    # -- calls
-
-    @functools.cached_property
-    def calls(self) -> CallForm:
-        """The forms of tool calls that the template reads; all of them where it reads none."""
-        ways = list(itertools.product((True, False), Silence))
-        read: list[dict[tuple[bool, Silence], bool]] = []
-        for after, tools in itertools.product(([_result("tool")], []), (False, True)):
-            found = {way: self._reads_call(*way, after, tools) for way in ways}
-            if any(found.values()):
-                read.append(found)
-        if not read:
-            return CallForm(text=False, silence=self.alone)  # as servers do it, which parse
-        good = [way for way in ways if all(found[way] for found in read)] or [way for way in ways if read[0][way]]
-        mapping = any(as_mapping for as_mapping, _ in good)
-        silence = tuple(said for as_mapping, said in good if as_mapping is mapping)
-        text = any(not as_mapping for as_mapping, _ in good)
-        return CallForm(mapping, text and (not mapping or self._writes_alike(silence[0])), silence)
-
-    def _writes_alike(self, silence: Silence) -> bool:
-        """Whether arguments come out the same as a mapping and as JSON text: some templates put the text into braces
-        of their own, or take it for a value."""
-        for after, tools in itertools.product(([_result("tool")], []), (False, True)):
-            drawn = [
-                self._drawn([_USER, _calling(_call(as_mapping), silence), *after], tools)
-                for as_mapping in (True, False)
-            ]
-            if drawn[0] is not None and (drawn[1] is None or drawn[0].text != drawn[1].text):
-                return False
-        return True
-
-    def _reads_call(self, as_mapping: bool, silence: Silence, after: list[Message], tools: bool) -> bool:
-        message = _calling(_call(as_mapping), silence)
-        spans = self._spans([_USER, message, *after], 1, tools)
-        if spans is None or any(path[0] == "content" for path, _ in spans):
-            return False
-        own = [(path[3:], text) for path, text in spans if path[:3] == ("tool_calls", 0, "function")]
-        named = any(path == ("name",) for path, _ in own) or any(path[2:] == ("id",) for path, _ in spans)
-        return named and (_is_json(own, ("arguments",)) or _has_leaves(own))
-
-    def _readable_call(self) -> Mapping[str, Any]:
-        return _call(self.calls.mapping)
-
-    def _calling(self) -> Message:
-        return _calling(self._readable_call(), self.calls.silence[0] if self.calls.silence else Silence.EMPTY)
 
     @functools.cached_property
     def alone(self) -> tuple[Silence, ...]:
         """How an assistant's message without calls may say that it has no content: what is written as ``""`` is."""
         written: dict[Silence, list[str]] = {}
         for silence in Silence:
-            message = {"role": "assistant", **_SILENT[silence]}
-            drawn = [self._drawn([_USER, message, *after], False) for after in ((), (_USER,))]
+            message = {"role": "assistant", **SILENT[silence]}
+            drawn = [self._study.probe([USER, message, *after]) for after in ((), (USER,))]
             texts = [one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins]
             if len(texts) == len(drawn):
                 written[silence] = texts
         return tuple(silence for silence, texts in written.items() if texts == next(iter(written.values())))
 
-    # -- roles, reasoning
-
     @functools.cached_property
     def prints_roles(self) -> bool:
         """Whether the template prints a role as it is given, whatever it is."""
-        message = {"role": _ODD_ROLE, "content": _WORDS[0]}
-        drawn = [self._spans([_USER, message, *after], 1, False, role=True) for after in ((), (_USER,))]
-        wanted = {(("role",), _ODD_ROLE), (("content",), _WORDS[0])}
+        message = {"role": _ODD_ROLE, "content": "wordone"}
+        drawn = [_spans(self._study, [USER, message, *after], 1, role=True) for after in ((), (USER,))]
+        wanted = {(("role",), _ODD_ROLE), (("content",), "wordone")}
         return any(drawn) and all(spans is None or wanted <= set(spans) for spans in drawn)
 
     def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool:
         """Whether the template shows the reasoning of the last turn: its own field's, or what content brings along."""
         key = (beside_calls, inline)
-        if key not in self._reasoning:
-            self._reasoning[key] = self._find_reasoning(beside_calls, inline)
-        return self._reasoning[key]
+        if key not in self._shown:
+            self._shown[key] = self._finds_reasoning(beside_calls, inline)
+        return self._shown[key]
 
-    def _find_reasoning(self, beside_calls: bool, inline: bool) -> bool:
-        said = {"role": "assistant", "content": "answer"}
-        if inline:
-            said["content"] = "<think>\nthought\n</think>\n\nanswer"
-        ways: list[dict[str, Any]] = [said if inline else {**said, "reasoning_content": "thought"}]
+    def _finds_reasoning(self, beside_calls: bool, inline: bool) -> bool:
+        said = INLINE_THOUGHT if inline else THOUGHT
+        ways: list[Mapping[str, Any]] = [said]
         if beside_calls:
-            ways = [{**way, "tool_calls": [self._readable_call()]} for way in ways]
-            ways += [] if inline else [{**self._calling(), "reasoning_content": "thought"}]
+            ways = [{**said, "tool_calls": [self.calls.readable]}]
+            ways += [] if inline else [{**self.calls.message, "reasoning_content": "thought"}]
         names = ("content",) if inline else REASONING_FIELDS
         return any(
             path[0] in names and "thought" in text
             for way in ways
-            for path, text in self._spans([_USER, way], 1, beside_calls) or ()
+            for path, text in _spans(self._study, [USER, way], 1, beside_calls) or ()
         )
 
-    # -- what a rendering shows
 
-    def _reads(self, messages: list[Message], at: int, tools: bool, wanted: Mapping[FieldPath, str]) -> bool:
+class ReadContent:
+    """The forms of content that a template reads from messages of one role."""
+
+    def __init__(self, study: TemplateStudy, forms: TemplateForms, role: str) -> None:
+        self._study = study
+        self._forms = forms
+        self._role = role
+
+    @functools.cached_property
+    def text(self) -> bool:
+        return all(self._reads_text(*case) or not self._reads_parts(*case) for case in self._cases()) or not self.parts
+
+    @functools.cached_property
+    def parts(self) -> bool:
+        cases = list(self._cases())
+        reads = [self._reads_parts(*case) for case in cases]
+        return any(reads) and all(
+            found or not self._reads_text(*case) for found, case in zip(reads, cases, strict=True)
+        )
+
+    @functools.cached_property
+    def mapping(self) -> bool:
+        """A tool's result that is a JSON object."""
+        if self._role not in RESULT_ROLES:
+            return False
+        read = [case for case in self._cases() if self._reads_text(*case) or self._reads_parts(*case)]
+        return bool(read) and all(self._reads_mapping(*case) for case in read)
+
+    def _cases(self) -> Iterator[tuple[Probe, int, bool]]:
+        """Conversations with a message of the role, where it stands, and whether there are tools."""
+        for (probe, at), tools in itertools.product(self._places(), _TOOLS):
+            yield probe, at, tools
+
+    def _places(self) -> Iterator[tuple[Probe, int]]:
+        role = self._role
+        message = {"role": role, "content": "question"}
+        if role == "user":
+            yield CONTINUED, 0
+            yield CONTINUED, 2
+        elif role in ("system", "developer"):
+            yield [message, USER], 0
+        elif role == "assistant":
+            yield [USER, ANSWER], 1
+            yield CONTINUED, 1
+            yield [USER, {**ANSWER, "tool_calls": [self._forms.calls.readable]}, RESULT], 1
+        elif role in RESULT_ROLES:
+            yield [USER, self._forms.calls.message, {**RESULT, "role": role}], 2
+        else:
+            yield [message], 0
+            yield [USER, ANSWER, message], 2
+
+    def _reads_text(self, probe: Probe, at: int, tools: bool) -> bool:
+        return self._reads(probe, at, tools, {("content",): str(probe[at]["content"])})
+
+    def _reads_parts(self, probe: Probe, at: int, tools: bool) -> bool:
+        wanted = {("content", n, "text"): part["text"] for n, part in enumerate(_PARTS)}
+        return self._reads(_replaced(probe, at, content=_PARTS), at, tools, wanted)
+
+    def _reads(self, probe: Probe, at: int, tools: bool, wanted: Mapping[Any, str]) -> bool:
         """Whether the content of a message stands in the output as it should: these texts, and nothing else of it."""
-        spans = self._spans(messages, at, tools)
+        spans = _spans(self._study, probe, at, tools)
         if spans is None:
             return False
         shown = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
         return {path for path, _ in shown} == set(wanted) and all(wanted[path] == text for path, text in shown)
 
-    def _spans(
-        self, messages: list[Message], at: int, tools: bool, *, role: bool = False
-    ) -> list[tuple[FieldPath, str]] | None:
-        """The spans that one message's fields left, by their path inside of it; None where the template refuses."""
-        rendering = self._drawn(messages, tools) or self._drawn(
-            [message if index == at else _as_parts(message) for index, message in enumerate(messages)], tools
-        )
-        if rendering is None:
-            return None
-        return [
-            (origin.path, text)
-            for text, _, origin in rendering.spans()
-            if origin is not None and origin.message == at and origin.path
-            if role or not origin.is_role
-        ]
+    def _reads_mapping(self, probe: Probe, at: int, tools: bool) -> bool:
+        spans = _spans(self._study, _replaced(probe, at, content=TWO_ARGUMENTS), at, tools)
+        return spans is not None and _is_json(spans, ("content",))
 
-    def _drawn(self, messages: list[Message], tools: bool) -> Rendering | None:
-        try:
-            return self._draw(messages, tools)
-        except TokentraceError:
-            return None
+
+class ReadCalls:
+    """The forms of tool calls that a template reads; all of them where it reads none."""
+
+    def __init__(self, study: TemplateStudy, forms: TemplateForms) -> None:
+        self._study = study
+        self._forms = forms
+
+    @functools.cached_property
+    def mapping(self) -> bool:
+        """Arguments that are a mapping."""
+        return any(self._is_good(True, silence) for silence in Silence) or not self._reads_any
+
+    @functools.cached_property
+    def text(self) -> bool:
+        """Arguments that are JSON text, written as a mapping is where that is read too."""
+        if not any(self._is_good(False, silence) for silence in Silence):
+            return False
+        return not self.mapping or self._writes_alike(self.silence[0])
+
+    @functools.cached_property
+    def silence(self) -> tuple[Silence, ...]:
+        """How no content beside calls may be said, the best first."""
+        if not self._reads_any:
+            return self._forms.alone
+        return tuple(silence for silence in Silence if self._is_good(self.mapping, silence))
+
+    @property
+    def readable(self) -> Mapping[str, Any]:
+        """A call that the template reads."""
+        return call(1, TWO_ARGUMENTS, as_text=not self.mapping)
+
+    @property
+    def message(self) -> Message:
+        """A message with that call, and no content."""
+        return {"role": "assistant", **self.silent_fields, "tool_calls": [self.readable]}
+
+    @property
+    def silent_fields(self) -> Message:
+        """The fields of a message that says nothing beside calls, as the template reads it best."""
+        is_usual = self._reads_usual or not self.silence
+        return SILENT[Silence.EMPTY if is_usual else self.silence[0]]
+
+    @functools.cached_property
+    def are_shown(self) -> bool:
+        """Whether anything of a call is written, in whatever form it is given."""
+        if self._reads_usual:
+            return True
+        drawn = (
+            self._study.probe([USER, _calling(as_mapping, silence), *after], tools)
+            for as_mapping, silence in itertools.product((True, False), Silence)
+            for after, tools in itertools.product(_AFTER_CALLS, _TOOLS)
+        )
+        return any(origin and origin.field == "tool_calls" for one in drawn if one for origin in one.origins)
+
+    # -- finding out
+
+    @functools.cached_property
+    def _reads_any(self) -> bool:
+        return self._reads_usual or any(any(found) for found in self._all.values())
+
+    @functools.cached_property
+    def _reads_usual(self) -> bool:
+        """Whether a mapping beside ``""`` is read everywhere: then other forms are compared with that."""
+        return all(self._reads(True, Silence.EMPTY))
+
+    def _is_good(self, as_mapping: bool, silence: Silence) -> bool:
+        """Whether a form is read wherever one is; if none is, whether it is read in the first place that reads any."""
+        if self._reads_usual:
+            return all(self._reads(as_mapping, silence))
+        return (as_mapping, silence) in self._good
+
+    @functools.cached_property
+    def _all(self) -> dict[tuple[bool, Silence], list[bool]]:
+        return {way: self._reads(*way) for way in itertools.product((True, False), Silence)}
+
+    @functools.cached_property
+    def _good(self) -> list[tuple[bool, Silence]]:
+        cases = [case for case in range(4) if any(found[case] for found in self._all.values())]
+        good = [way for way, found in self._all.items() if all(found[case] for case in cases)]
+        return (good or [way for way, found in self._all.items() if found[cases[0]]]) if cases else []
+
+    def _reads(self, as_mapping: bool, silence: Silence) -> list[bool]:
+        """Whether a call is read with a result after it and as the last message, without tools and with them."""
+        message = _calling(as_mapping, silence)
+        cases = itertools.product(_AFTER_CALLS, _TOOLS)
+        return [self._reads_at([USER, message, *after], tools) for after, tools in cases]
+
+    def _reads_at(self, probe: Probe, tools: bool) -> bool:
+        spans = _spans(self._study, probe, 1, tools)
+        if spans is None or any(path[0] == "content" for path, _ in spans):
+            return False
+        own = [(path[3:], text) for path, text in spans if path[:3] == ("tool_calls", 0, "function")]
+        named = any(path == ("name",) for path, _ in own) or any(path[2:] == ("id",) for path, _ in spans)
+        return named and (_is_json(own, ("arguments",)) or _has_leaves(own))
+
+    def _writes_alike(self, silence: Silence) -> bool:
+        """Whether arguments come out the same as a mapping and as JSON text: some templates put the text into braces
+        of their own, or take it for a value."""
+        for after, tools in itertools.product(_AFTER_CALLS, _TOOLS):
+            mapping, text = (
+                self._study.probe([USER, _calling(as_mapping, silence), *after], tools) for as_mapping in (True, False)
+            )
+            if mapping is not None and (text is None or mapping.text != text.text):
+                return False
+        return True
+
+
+def _calling(as_mapping: bool, silence: Silence) -> Message:
+    fields = SILENT[silence]
+    return {"role": "assistant", **fields, "tool_calls": [call(1, TWO_ARGUMENTS, as_text=not as_mapping)]}
+
+
+def _replaced(probe: Probe, at: int, **fields: Any) -> Probe:
+    return [{**message, **fields} if index == at else message for index, message in enumerate(probe)]
+
+
+def _spans(
+    study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False
+) -> list[tuple[FieldPath, str]] | None:
+    """The spans that one message's fields left, by their path inside of it; None where the template refuses.
+
+    Templates that read nothing but parts are given the messages around it as parts.
+    """
+    rendering = study.probe(probe, tools) or study.probe(
+        [message if index == at else _as_parts(message) for index, message in enumerate(probe)], tools
+    )
+    return None if rendering is None else _fields(rendering, at, role)
+
+
+def _fields(rendering: Rendering, at: int, role: bool) -> list[tuple[FieldPath, str]]:
+    return [
+        (origin.path, text)
+        for text, _, origin in rendering.spans()
+        if origin is not None and origin.message == at and origin.path
+        if role or not origin.is_role
+    ]
 
 
 def _as_parts(message: Message) -> Message:
-    """A message of the probe's surroundings, for templates that read nothing but parts."""
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
-
-
-def _call(as_mapping: bool) -> Mapping[str, Any]:
-    arguments = _ARGUMENTS if as_mapping else json.dumps(_ARGUMENTS)
-    return {"id": _CALL_ID, "type": "function", "function": {"name": "probe", "arguments": arguments}}
-
-
-def _calling(call: Mapping[str, Any], silence: Silence) -> Message:
-    return {"role": "assistant", **_SILENT[silence], "tool_calls": [call]}
-
-
-def _result(role: str) -> Message:
-    return {"role": role, "tool_call_id": _CALL_ID, "name": "probe", "content": "result"}
 
 
 def _is_json(spans: Sequence[tuple[FieldPath, str]], path: FieldPath) -> bool:
     """Whether the spans of a field are JSON of the probe's mapping: not its repr, not JSON of its JSON."""
     written = "".join(text for own, text in spans if own[: len(path)] == path and own != (*path, KEY))
     try:
-        return bool(json.loads(written) == _ARGUMENTS)
+        return bool(json.loads(written) == TWO_ARGUMENTS)
     except ValueError:
         return False
 
@@ -253,5 +329,5 @@ def _has_leaves(spans: Sequence[tuple[FieldPath, str]]) -> bool:
     shown = {path: text for path, text in spans if path[:1] == ("arguments",)}
     return ("arguments",) not in shown and all(
         value in shown.get(("arguments", key), "") and ("arguments", key, KEY) in shown
-        for key, value in _ARGUMENTS.items()
+        for key, value in TWO_ARGUMENTS.items()
     )

@@ -10,135 +10,83 @@ user, and is read and rendered again, must not end its turn by that. Nothing of 
   after a user's, unless it also writes it in the turns of others;
 - *outside* is all else that the template writes: role markers, markers of results, placeholders of media;
 - a token that is never written is inside if its vocabulary does not call it special and it is a tag, ``<name>`` or
-  ``</name>``. Others that nobody shows (``<|image|>``, ``<|EOT|>``) may stand for anything, and are outside.
+  ``</name>``. Others that are never written (``<|image|>``, ``<|EOT|>``) may stand for anything, and are outside.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
-from ..errors import TokentraceError
 from ..formats.grammar import TurnGrammar
-from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .turns import Messages, TurnFacts, stringified
+from .probes import ASSISTANT_TURNS, OTHER_TURNS, Probe, role_turn
 
-Draw = Callable[[Messages, bool], Rendering]
+if TYPE_CHECKING:
+    from .study import TemplateStudy
 
 _NAMED: Final = frozenset({"bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"})
 """What a configuration calls tokens that no turn holds. It may name others, of which the template has the last word."""
-
-_USER: Final = {"role": "user", "content": "question"}
-_REPLY: Final = {"role": "assistant", "content": "answer"}
-_THOUGHT: Final = {"role": "assistant", "reasoning_content": "thought", "content": "answer"}
-
-
-def _calling(**fields: Any) -> Mapping[str, Any]:
-    calls = [
-        {"id": f"call0000{n}", "type": "function", "function": {"name": "probe", "arguments": {"key": "value", "n": n}}}
-        for n in (1, 2)
-    ]
-    return {"role": "assistant", "tool_calls": calls[: fields.pop("count", 2)], **fields}
-
-
-def _result(number: int) -> Mapping[str, Any]:
-    return {"role": "tool", "name": "probe", "tool_call_id": f"call0000{number}", "content": "result"}
-
-
-_CALLS: Final = (
-    _calling(content=""),
-    _calling(content="", count=1),
-    _calling(content="answer", reasoning_content="thought"),
-    _calling(content="answer", reasoning_content="thought", count=1),
-)
-_SAID: Final[tuple[Messages, ...]] = ([_USER, _REPLY], [_USER, _THOUGHT], *([_USER, call] for call in _CALLS))
-"""Conversations in which an assistant answers a user."""
-_AROUND: Final[tuple[Messages, ...]] = (
-    [_USER],
-    [{"role": "system", "content": "rules"}, _USER],
-    [{"role": "developer", "content": "rules"}, _USER],
-    [_USER, _REPLY, _USER, _REPLY],
-    *(
-        [_USER, call, *(_result(n + 1) for n in range(len(call["tool_calls"]))), *rest]
-        for call in _CALLS
-        for rest in ((), (_REPLY, _USER), (_THOUGHT,))
-    ),
-    *(
-        [{"role": "user", "content": [{"type": kind, kind: "medium"}, {"type": "text", "text": "question"}]}]
-        for kind in ("image", "video", "audio")
-    ),
-)
-"""Conversations in which there is more."""
 
 _ROLE: Final = re.compile(r"[a-z][a-z_.-]{2,30}")
 _TAG: Final = re.compile(r"</?[\w:.-]+>")
 
 
-def inner_tokens(
-    tokenizer: Tokenizer,
-    draws: Sequence[Draw],
-    facts: Iterable[TurnFacts],
-    eos: frozenset[int],
-    grammar: TurnGrammar,
-    constants: frozenset[str],
-) -> frozenset[int]:
-    """The control tokens that an assistant's text may hold.
-
-    `draws` render without tools and with them; `constants` are what the template compares things with: other roles.
-    """
-    roles = [word for word in sorted(constants) if _ROLE.fullmatch(word)][:64]
-    around = [*_AROUND, *([_USER, {"role": role, "content": "words"}, _USER] for role in roles)]
-    vocabulary = tokenizer.vocabulary
-    never = set(eos).union(*(some.closers | some.heads for some in facts), _spelled(vocabulary, grammar.head))
-    named = {name: vocabulary.control[text].id for name, text in _variables(tokenizer)}
+def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
+    """The control tokens that an assistant's text may hold, where its turns are written as `grammar` says."""
+    vocabulary = study.tokenizer.vocabulary
+    named = {name: vocabulary.control[text].id for name, text in _variables(study.tokenizer)}
+    never = set(study.eos) | _spelled(vocabulary, grammar.head)
+    for tools in (False, True):
+        never |= study.endings(tools).closers | study.endings(tools).heads
     never.update(index for name, index in named.items() if name in _NAMED)
-    written: set[int] = set(named.values())
-    others: set[int] = set()
-    own: set[int] = set()
-    for draw, plain in zip(draws, [True, *[False] * len(draws)], strict=False):
-        for messages, turn, text in _scaffold(draw, (*_SAID, *around)):
-            found = _spelled(vocabulary, text)
-            written |= found
-            if messages in _SAID and turn == 1:
-                own |= found
-            elif plain and (turn < 0 or messages[turn]["role"] != "assistant"):
-                others |= found
+    own, others, written = _written(study)
+    written |= set(named.values())
     delimiters = _spelled(vocabulary, "\n".join(_delimiters(grammar)))
     inside = (delimiters | (own - others)) - never
     tags = {token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)}
     return frozenset(inside | (tags - written - never))
 
 
+def _written(study: TemplateStudy) -> tuple[set[int], set[int], set[int]]:
+    """The control tokens of assistants' turns, of what stands outside of them (without tools), and all of them."""
+    vocabulary = study.tokenizer.vocabulary
+    roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][:64]  # maybe other roles
+    probes = (*ASSISTANT_TURNS, *OTHER_TURNS, *map(role_turn, roles))
+    own: set[int] = set()
+    others: set[int] = set()
+    written: set[int] = set()
+    for tools in (False, True):
+        for probe, turn, text in _scaffold(study, probes, tools):
+            found = _spelled(vocabulary, text)
+            written |= found
+            if probe in ASSISTANT_TURNS and turn == 1:
+                own |= found
+            elif not tools and (turn < 0 or probe[turn]["role"] != "assistant"):
+                others |= found
+    return own, others, written
+
+
 def _variables(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     return [(name, text) for name, text in tokenizer.variables.items() if text in tokenizer.vocabulary.control]
 
 
-def _scaffold(draw: Draw, conversations: Iterable[Messages]) -> Iterator[tuple[Messages, int, str]]:
+def _scaffold(study: TemplateStudy, probes: Iterable[Probe], tools: bool) -> Iterator[tuple[Probe, int, str]]:
     """What the template itself writes, in stretches: in which conversation, and in whose turn (-1: in none)."""
-    for messages in conversations:
+    for probe in probes:
         for prompt in (False, True):
-            rendering = _drawn(draw, messages, prompt)
+            rendering = study.readable(probe, tools, prompt)
             if rendering is None:
                 continue
             stretch, current = "", -1
             for text, turn, origin in rendering.spans():
                 if origin is not None or turn != current:
-                    yield messages, current, stretch
+                    yield probe, current, stretch
                     stretch, current = "", turn
                 stretch += text if origin is None else ""
-            yield messages, current, stretch
-
-
-def _drawn(draw: Draw, messages: Messages, prompt: bool) -> Rendering | None:
-    for some in (messages, [stringified(message) for message in messages]):
-        try:
-            return draw(some, prompt)
-        except TokentraceError:
-            continue
-    return None
+            yield probe, current, stretch
 
 
 def _delimiters(grammar: TurnGrammar) -> Iterator[str]:

@@ -6,76 +6,84 @@ same to us, whatever they are called and however they are spelled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+import functools
+import itertools
+from typing import TYPE_CHECKING
 
-from ..errors import RendererError, TokentraceError
-from ..formats.families import BY_NAME, FAMILIES, Outline
-from ..template.chat_template import REASONING_FIELDS, PythonFormat, Template
+from ..errors import RendererError
+from ..formats.families import BY_NAME, FAMILIES
+from ..template.chat_template import REASONING_FIELDS, PythonFormat
 from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
+from .probes import ANSWER, REASONED, RESULT, THOUGHT, USER, Message, call
 from .turns import common_prefix
 
-_USER: Final = {"role": "user", "content": "question"}
-_RESULT: Final = {"role": "tool", "name": "lookup", "tool_call_id": "call00001", "content": "result"}
+if TYPE_CHECKING:
+    from .study import TemplateStudy
 
 
-def read_outline(template: Template, variables: Mapping[str, Any]) -> Outline:
-    """Render small conversations and note the scaffold."""
-    answer = call = result = prompt = ""
-    reply = {"role": "assistant", "reasoning_content": "thought", "content": "answer"}
-    rendering = _try(template, variables, [_USER, reply])
-    if rendering is not None:
-        answer = _turn(rendering, 1)
-    for message in _calls():
-        rendering = _try(template, variables, [_USER, message, _RESULT])
-        if rendering is not None:
-            call, result = _turn(rendering, 1), _turn(rendering, 2)
-            break
-    rendering = _try(template, variables, [_USER], prompt=True)
-    if rendering is not None:
-        prompt = rendering.text[rendering.tail :]
-    return Outline(answer, call, result, prompt, _image(template, variables))
+class TemplateOutline:
+    """The scaffold of a template's turns. Empty where the template refuses such a turn or writes nothing."""
 
+    def __init__(self, study: TemplateStudy) -> None:
+        self._study = study
 
-def _image(template: Template, variables: Mapping[str, Any]) -> str:
-    """What the template writes for an image part, found by what is missing without it."""
-    part = {"type": "text", "text": "question"}
-    plain, pictured = (
-        _try(template, variables, [{"role": "user", "content": parts}])
-        for parts in ([part], [{"type": "image", "image": "picture"}, part])
-    )
-    if plain is None or pictured is None or len(pictured.text) <= len(plain.text):
+    @functools.cached_property
+    def answer(self) -> str:
+        """An assistant's turn with reasoning and content."""
+        return _turn(self._study.probe(REASONED), 1)
+
+    @functools.cached_property
+    def call(self) -> str:
+        """An assistant's turn with a tool call (and reasoning and content where the template lets them stand there)."""
+        return _turn(self._called, 1)
+
+    @functools.cached_property
+    def result(self) -> str:
+        """A tool's turn."""
+        return _turn(self._called, 2)
+
+    @functools.cached_property
+    def prompt(self) -> str:
+        """The generation prompt after a user's message."""
+        rendering = self._study.probe((USER,), prompt=True)
+        return rendering.text[rendering.tail :] if rendering is not None else ""
+
+    @functools.cached_property
+    def image(self) -> str:
+        """What stands for an image in a user's message, found by what is missing without it."""
+        part = {"type": "text", "text": "question"}
+        image = {"type": "image", "image": "picture"}
+        pictured = self._study.probe([{"role": "user", "content": [image, part]}], prompt=True)
+        if pictured is None:
+            return ""
+        for plain in (
+            (USER,),
+            [{"role": "user", "content": [part]}],
+        ):  # as text, or as a part
+            rendering = self._study.probe(plain, prompt=True)
+            if rendering is not None:
+                start = common_prefix(rendering.text, pictured.text)
+                stop = start + len(pictured.text) - len(rendering.text)
+                if start <= stop and pictured.text[stop:] == rendering.text[start:]:
+                    return pictured.text[start:stop]
         return ""
-    start = common_prefix(plain.text, pictured.text)
-    return pictured.text[start : start + len(pictured.text) - len(plain.text)]
 
-
-def _calls() -> Iterator[dict[str, Any]]:
-    """A call, as the template may want it: beside content or not, arguments as a mapping or as JSON."""
-    for extra in ({"reasoning_content": "thought", "content": "answer"}, {"content": ""}, {"content": None}):
-        for arguments in ({"place": "value"}, '{"place": "value"}'):
-            function = {"name": "lookup", "arguments": arguments}
-            yield {
-                "role": "assistant",
-                **extra,
-                "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
-            }
-
-
-def _try(
-    template: Template, variables: Mapping[str, Any], messages: list[Any], *, prompt: bool = False
-) -> Rendering | None:
-    try:
-        return template.render(messages, None, add_generation_prompt=prompt, variables=variables)
-    except TokentraceError:
+    @functools.cached_property
+    def _called(self) -> Rendering | None:
+        """A call and its result, as the template wants them: beside content or not, arguments as a mapping or JSON."""
+        said: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
+        for spoken, as_text in itertools.product(said, (False, True)):
+            rendering = self._study.probe([USER, {**spoken, "tool_calls": [call(as_text=as_text)]}, RESULT])
+            if rendering is not None:
+                return rendering
         return None
 
 
-def _turn(rendering: Rendering, message: int) -> str:
+def _turn(rendering: Rendering | None, message: int) -> str:
     return "".join(
         hole(origin, text) if origin is not None else text
-        for text, turn, origin in rendering.spans()
+        for text, turn, origin in (rendering.spans() if rendering is not None else ())
         if turn == message
     )
 
@@ -89,13 +97,13 @@ def hole(origin: Origin, text: str) -> str:
     inside = path[path.index("arguments") + 1 :] if "arguments" in path else ()
     if inside and inside != (KEY,):
         return "⟨key⟩" if last == KEY else "⟨value⟩"
-    if origin.is_role or last in (KEY, "function", "tool_calls") or isinstance(last, int):
+    if path == ("role",) or last in (KEY, "function", "tool_calls") or isinstance(last, int):
         return text  # scaffold, or the punctuation and the keys of a message written out as JSON
     name = "⟨reasoning⟩" if path[0] in REASONING_FIELDS else f"⟨{last}⟩"
     return f'"{name}"' if text[:1] == '"' else name  # quoted where it was written as JSON
 
 
-def recognise(template: Template, variables: Mapping[str, Any], renderer: str) -> str:
+def recognise(study: TemplateStudy, renderer: str) -> str:
     """The name of the family a template belongs to, ``"default"`` if of none that is known.
 
     With the name of a family as `renderer`, RendererError says where the template does not behave like it.
@@ -103,13 +111,13 @@ def recognise(template: Template, variables: Mapping[str, Any], renderer: str) -
     if renderer not in BY_NAME and renderer != "auto":
         known = ", ".join(["auto", "default", *BY_NAME])
         raise RendererError(f"there is no renderer {renderer!r}; known are {known}")
+    template = study.template
     if isinstance(template, PythonFormat):
         return next((family.name for family in FAMILIES if family.format is template), "default")
-    outline = read_outline(template, variables)
     if renderer == "auto":
-        fits = (family.name for family in FAMILIES if family.format is None and not family.differs(outline))
+        fits = (family.name for family in FAMILIES if family.format is None and not family.differs(study.outline))
         return next(fits, "default")
-    difference = BY_NAME[renderer].differs(outline)
+    difference = BY_NAME[renderer].differs(study.outline)
     if difference:
         raise RendererError(
             f"this template does not behave like {renderer}: {difference}; renderer='auto' takes any template"

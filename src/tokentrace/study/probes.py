@@ -1,174 +1,133 @@
-"""Small conversations that are rendered to see what a template writes, and what the trace says of them."""
+"""Probe conversations: the small conversations that a template is rendered with to see what it does.
+
+All of them use the same few messages, so that questions which need the same rendering share it (`study.study` renders
+each probe once). Nothing in them spells a control token or a tag.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import TokentraceError
-from ..template.chat_template import REASONING_FIELDS
-from ..template.origin import KEY, Origin
-from ..template.trace import Rendering
-from ..tokens.vocabulary import Vocabulary
+from ..conversation.forms import Silence
 
 Message = Mapping[str, Any]
-Draw = Callable[[Sequence[Message], Mapping[str, Any]], tuple[Rendering, int, int] | None]
-"""Renders a conversation, with changed template variables, and says where the turn of its last message stands."""
+Probe = Sequence[Message]
 
+SYSTEM: Final = {"role": "system", "content": "instruction"}
 USER: Final = {"role": "user", "content": "question"}
-_TAG: Final = r"</?[^\s<>=\"'/]+(?:>|=|(?=\s))"
+ANSWER: Final = {"role": "assistant", "content": "answer"}
+THOUGHT: Final = {"role": "assistant", "content": "answer", "reasoning_content": "thought"}
+INLINE_THOUGHT: Final = {"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}
+"""Reasoning that a parser left in the content."""
+
+ONE_ARGUMENT: Final = {"key": "value"}
+TWO_ARGUMENTS: Final = {"key": "value", "more": "other"}
+
+STAND_IN_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
+"""The tool that is declared where a probe has tools."""
+
+SILENT: Final[Mapping[Silence, Message]] = {
+    Silence.EMPTY: {"content": ""},
+    Silence.NULL: {"content": None},
+    Silence.ABSENT: {},
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Where a field stands in the text of a turn."""
-
-    start: int
-    stop: int
-    field: str
-    call: int = -1
-    path: tuple[Any, ...] = ()
-
-    @property
-    def is_key(self) -> bool:
-        return self.path[-1:] == (KEY,)
+def call(number: int = 1, arguments: Any = ONE_ARGUMENT, *, as_text: bool = False) -> dict[str, Any]:
+    """A tool call; its arguments as a mapping or as JSON text."""
+    given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+    return {"id": f"call0000{number}", "type": "function", "function": {"name": f"probe{number}", "arguments": given}}
 
 
-class Turn:
-    """An assistant's turn as the template writes it, and where its fields stand in it."""
-
-    def __init__(self, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> None:
-        self.holes: list[Hole] = []
-        begin = 0
-        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
-            low, high = max(begin, start), min(end, stop)
-            begin = end
-            hole = _hole(low - start, high - start, origin) if low < high else None
-            last = self.holes[-1] if self.holes else None
-            if hole is None:
-                continue
-            if last is not None and last == dataclasses.replace(hole, start=last.start, stop=hole.start):
-                self.holes[-1] = dataclasses.replace(last, stop=hole.stop)
-            else:
-                self.holes.append(hole)
-        self.full = text = rendering.text[start:stop]
-        after = max((hole.stop for hole in self.holes), default=0)
-        found = [at for at in (text.find(token, after) for token in ends) if at >= 0]
-        self.text = text[: min(found)] if found else text
-        """Without what ends the turn."""
-
-    def first(self, field: str, call: int = -1) -> Hole | None:
-        return next((hole for hole in self.holes if hole.field == field and hole.call == call), None)
-
-    def arguments(self, call: int) -> list[Hole]:
-        return [hole for hole in self.holes if hole.field == "arguments" and hole.call == call]
-
-    def called(self) -> Hole | None:
-        """The first field of the first call."""
-        return next((hole for hole in self.holes if hole.call == 0), None)
+def calling(*calls: Mapping[str, Any], **fields: Any) -> Message:
+    """An assistant's message with tool calls, one if none are given; without content unless `fields` has some."""
+    return {"role": "assistant", "content": "", **fields, "tool_calls": list(calls) or [call()]}
 
 
-def _hole(start: int, stop: int, origin: Origin | None) -> Hole | None:
-    if origin is None or origin.field is None:
-        return None
-    path = origin.path
-    if path[0] in REASONING_FIELDS:
-        return Hole(start, stop, "reasoning")
-    if path[0] == "content":
-        return Hole(start, stop, "content")
-    if path[0] != "tool_calls" or len(path) < 3 or not isinstance(path[1], int):
-        return None
-    inside = path[2:] if path[2] != "function" else path[3:]
-    if inside in (("name",), ("id",)):
-        return Hole(start, stop, str(inside[0]), path[1])
-    if inside[:1] == ("arguments",) and inside[1:] != (KEY,):
-        return Hole(start, stop, "arguments", path[1], inside[1:])
-    return None
+def result(number: int = 1, **fields: Any) -> Message:
+    """A tool's answer to a call."""
+    message = {"role": "tool", "name": f"probe{number}", "tool_call_id": f"call0000{number}", "content": "result"}
+    return {**message, **fields}
 
 
-def call(number: int, arguments: Any) -> dict[str, Any]:
-    function = {"name": f"probe{number}", "arguments": arguments}
-    return {"id": f"call0000{number}", "type": "function", "function": function}
+RESULT: Final = result()
 
 
-class Prober:
-    """Renders turns of one template, and takes its scaffold apart."""
-
-    def __init__(self, draw: Draw, vocabulary: Vocabulary, ends: Sequence[str]) -> None:
-        self._draw = draw
-        self.ends = sorted(ends, key=len, reverse=True)
-        """What ends a turn."""
-        self.notes: list[str] = []
-        controls = sorted(vocabulary.control, key=len, reverse=True)
-        marks = "|".join([*map(re.escape, controls), _TAG])
-        self.mark = re.compile(marks)
-        """A control token, or a tag that is spelled out."""
-        self._lexeme = re.compile(f"{marks}|\\s|\\w+|.", re.DOTALL)
-
-    # -- turns
-
-    def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Turn | None:
-        """An assistant's turn with these fields; None where the template refuses it or writes none."""
-        message = {"role": "assistant", **fields}
-        try:
-            drawn = self._draw([USER, message], variables or {})
-        except TokentraceError:
-            return None
-        return Turn(*drawn, self.ends) if drawn is not None else None
-
-    def called(self, *arguments: Any, content: str | None = None) -> Turn | None:
-        """A turn with calls, in the first form in which the template shows all of them (and content before them)."""
-        contents: tuple[str | None, ...] = (content,) if content else ("", None)
-        for said, as_text in itertools.product(contents, (False, True)):
-            calls = [
-                call(at, json.dumps(some, ensure_ascii=False) if as_text else some)
-                for at, some in enumerate(arguments, 1)
-            ]
-            turn = self.turn({"content": said, "tool_calls": calls})
-            first = turn.called() if turn is not None else None
-            if turn is None or first is None:
-                continue
-            shown = all(turn.first("name", at) or turn.first("id", at) for at in range(len(calls)))
-            spoken = turn.first("content")
-            if shown and (content is None or (spoken is not None and spoken.stop <= first.start)):
-                return turn
-        return None
-
-    # -- scaffold
-
-    def lexemes(self, text: str) -> list[str]:
-        return self._lexeme.findall(text)
-
-    def common_prefix(self, one: str, other: str) -> str:
-        pairs = zip(self.lexemes(one), self.lexemes(other), strict=False)
-        return "".join(left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    def common_suffix(self, one: str, other: str) -> str:
-        pairs = zip(reversed(self.lexemes(one)), reversed(self.lexemes(other)), strict=False)
-        found = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        return "".join(reversed(found))
-
-    def groups(self, text: str) -> list[tuple[int, int]]:
-        """The marks of a text; those with nothing between them are one."""
-        found: list[tuple[int, int]] = []
-        for match in self.mark.finditer(text):
-            if found and found[-1][1] == match.start():
-                found[-1] = (found[-1][0], match.end())
-            else:
-                found.append(match.span())
-        return found
+def stringified(message: Message) -> Message:
+    """A message with its arguments as JSON text, and None where it says nothing beside its calls."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    changed = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in calls
+    ]
+    return {**message, "content": message.get("content") or None, "tool_calls": changed}
 
 
-def leading(text: str) -> str:
-    """The white space a text begins with."""
-    return text[: len(text) - len(text.lstrip())]
+ANSWERED: Final[Probe] = (USER, ANSWER)
+"""An answer that is the last message."""
+CONTINUED: Final[Probe] = (USER, ANSWER, USER)
+"""An answer, and a new question."""
+REASONED: Final[Probe] = (USER, THOUGHT)
+CALLED: Final[Probe] = (USER, calling())
+"""A call that is the last message."""
+RETURNED: Final[Probe] = (USER, calling(), RESULT)
+"""A call, and its result."""
+CALLED_TWICE: Final[Probe] = (USER, calling(call(1), call(2)))
 
 
-def trailing(text: str) -> str:
-    """The white space a text ends with."""
-    return text[len(text.rstrip()) :]
+def marked_turns(silence: Message) -> Iterator[Probe]:
+    """Turns with and without reasoning, words and calls: which markers an assistant's turn has, in which order.
+
+    The assistant's is message 1. Turns of the past come first, because that is how turns are closed. `silence` is how
+    the template reads that nothing is said beside calls.
+    """
+    silent = [{"role": "assistant", **silence}, {"role": "assistant", **silence, "reasoning_content": "thought"}]
+    calls = [(silent[0], {}), *((said, TWO_ARGUMENTS) for said in (*silent, ANSWER, THOUGHT))]
+    for is_last in (False, True):
+        for reply in (ANSWER, THOUGHT):
+            yield (USER, reply) if is_last else (USER, reply, USER)
+        for said, arguments in calls:
+            message = {**said, "tool_calls": [call(1, arguments)]}
+            yield (USER, message) if is_last else (USER, message, RESULT)
+
+
+_SPOKEN_CALLS: Final = (
+    calling(call(1), call(2)),
+    calling(),
+    calling(call(1), call(2), content="answer", reasoning_content="thought"),
+    calling(content="answer", reasoning_content="thought"),
+)
+ASSISTANT_TURNS: Final[tuple[Probe, ...]] = (ANSWERED, REASONED, *((USER, said) for said in _SPOKEN_CALLS))
+"""Conversations in which an assistant answers a user: what stands in its turn may live there."""
+OTHER_TURNS: Final[tuple[Probe, ...]] = (
+    (USER,),
+    (SYSTEM, USER),
+    ({"role": "developer", "content": "instruction"}, USER),
+    (USER, ANSWER, USER, ANSWER),
+    *(
+        (USER, said, *(result(n + 1) for n in range(len(said["tool_calls"]))), *rest)
+        for said in _SPOKEN_CALLS
+        for rest in ((), (ANSWER, USER), (THOUGHT,))
+    ),
+    *(
+        ({"role": "user", "content": [{"type": kind, kind: "medium"}, {"type": "text", "text": "question"}]},)
+        for kind in ("image", "video", "audio")
+    ),
+)
+"""Conversations in which there is more, to see what stands outside of an assistant's turn."""
+
+
+def role_turn(role: str) -> Probe:
+    """A message of any role between two of a user."""
+    return USER, {"role": role, "content": "words"}, USER

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ..conversation.messages import RESULT_ROLES
 from ..errors import InputError, TemplateError
@@ -25,7 +25,11 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Ids
-from .turns import Messages, SampledTurn, Section, TurnFacts, turn_end
+from .endings import TurnEndings
+from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER
+from .prompts import words_in
+from .sampling import SampledTurn, turn_end
+from .turns import Messages, TurnSpan
 
 
 class RefusalReason(StrEnum):
@@ -51,13 +55,19 @@ class RefusalReason(StrEnum):
     """The shipped template would write the past anew (history ``inference``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class BridgeRefusal:
-    """Why there is no bridge. `message` is the index of the new message that is to blame, if one is."""
+    """Why there is no bridge; false in a condition. `message` is the index of the new message at fault, if one is."""
 
     reason: RefusalReason
     detail: str
     message: int | None = None
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return f"BridgeRefusal({self})"
 
     def __str__(self) -> str:
         where = f"new message {self.message}: " if self.message is not None else ""
@@ -65,15 +75,15 @@ class BridgeRefusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Continuation:
     """A rendering of ``[context, assistant, new messages]``, and where the assistant's turn ends in it."""
 
     encoded: Encoded
     conversation: Messages
     first_new: int
     turn: SampledTurn
-    section: Section
-    sections: list[Section]
+    span: TurnSpan
+    spans: list[TurnSpan]
 
     @property
     def tail(self) -> str:
@@ -103,36 +113,35 @@ class Join:
         return self.encoded.ids[self.turn.stop :]
 
 
-Build = Callable[[Messages, int], "tuple[Encoded, list[Section]]"]
-"""Renders a conversation with a generation prompt. Told which message's turn has to be found."""
+Written = tuple[Encoded, list[TurnSpan]]
+"""A rendered conversation, and where its turns stand."""
 
 
-def join(conversation: Messages, first_new: int, build: Build, facts: TurnFacts) -> Join | BridgeRefusal:
-    """Render, and find the end of the turn before the new messages."""
+def find_continuation(
+    conversation: Messages, first_new: int, write: Callable[[Messages, int], Written], endings: TurnEndings
+) -> Continuation | BridgeRefusal:
+    """Render with `write`, which is told whose turn has to be found, and find the end of the turn before the new
+    messages."""
     at = first_new - 1
     try:
-        encoded, turns = build(conversation, at)
+        encoded, turns = write(conversation, at)
     except TemplateError as error:
         return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, error.problem)
     except InputError as error:
         raise error.renumbered(first_new) from None
-    own = [section for section in turns if section.message == at and section.start < section.end]
+    own = [span for span in turns if span.message == at and span.start < span.end]
     if not own:
         return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn stands")
-    section = own[0]
-    turn = turn_end(encoded, section, facts)
-    if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != section.end:
+    turn = turn_end(encoded, own[0], endings)
+    if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != own[0].end:
         return BridgeRefusal(
             RefusalReason.NO_TURN_END, "no token ends where the assistant's turn ends: it runs into the next one"
         )
-    return Join(encoded, conversation, first_new, turn, section, turns)
+    return Continuation(encoded, conversation, first_new, turn, own[0], turns)
 
 
 # -- stand-ins
 
-_SYSTEM: Final = {"role": "system", "content": "instruction"}
-_USER: Final = {"role": "user", "content": "question"}
-_REPLY: Final = {"role": "assistant", "content": "answer"}
 _RESULT: Final = {"role": "tool", "name": "earlier", "tool_call_id": "call00009", "content": "result"}
 
 
@@ -152,11 +161,11 @@ def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
 
 
 CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
-    ((_USER,),),
-    ((_SYSTEM, _USER),),
-    ((_USER, _REPLY, _USER),),
-    _with_call((_USER,), ()),
-    _with_call((_SYSTEM, _USER), (_REPLY, _USER)),
+    ((USER,),),
+    ((SYSTEM, USER),),
+    ((USER, ANSWER, USER),),
+    _with_call((USER,), ()),
+    _with_call((SYSTEM, USER), (ANSWER, USER)),
 )
 """Conversations before the turn, each in the ways that one or another template takes."""
 
@@ -166,20 +175,12 @@ def shows_earlier_call(rendering: Rendering) -> bool:
     return any(origin is not None and origin.field == "tool_calls" for origin in rendering.origins)
 
 
-STAND_IN_TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "",
-        "parameters": {"type": "object", "properties": {}, "required": []},
-    },
-}
 UNKNOWN_NAME: Final = "unknown_function"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A way to write the stand-in for the assistant's turn."""
+class StandIn:
+    """A way to write the assistant's turn, whose words the bridge does not know."""
 
     content: str | None = "answer"
     reasoning: bool = False
@@ -214,27 +215,26 @@ def _call_id(result: Mapping[str, Any], at: int) -> str:
     return given if isinstance(given, str) and given else f"call{at + 1:05}"
 
 
-def base_forms(after_call: bool) -> Iterator[Form]:
+def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
     """Ways to write the turn, the likeliest first: what one template takes another refuses."""
     if not after_call:
-        yield Form()
+        yield StandIn()
         return
     for single in (False, True):
         for text_arguments in (False, True):
             for content in ("", None, "answer"):
-                yield Form(content, calls=True, text_arguments=text_arguments, single=single)
+                yield StandIn(content, calls=True, text_arguments=text_arguments, single=single)
 
 
-INLINE: Final = Form("<think>\nthought\n</think>\n\nanswer")
-"""Reasoning that a parser left in the content."""
+INLINE: Final = StandIn(str(INLINE_THOUGHT["content"]))
 
 
-def variants(form: Form) -> Iterator[Form]:
+def variants(form: StandIn) -> Iterator[StandIn]:
     """Other ways the turn could have gone: with reasoning, with words, with a call."""
     for calls in (True,) if form.calls else (False, True):
         for content in dict.fromkeys((form.content, "answer")):
             for reasoning in (False, True):
-                yield Form(content, reasoning, calls, form.text_arguments, form.single)
+                yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
 
 
 # -- shapes
@@ -256,14 +256,10 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
         (
             message["role"],
             tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role")),
-            _found(message.get("content"), words),
+            words_in(message.get("content"), words),
         )
         for message in messages
     )
-
-
-def _found(content: Any, words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for word in words if word in content) if isinstance(content, str) else ()
 
 
 def _sketch(value: Any) -> str:
@@ -277,10 +273,10 @@ def _sketch(value: Any) -> str:
     return type(value).__name__ + str(bool(value))
 
 
-# -- checks on one join
+# -- checks on one rendering
 
 
-def check_join(found: Join, known_names: int, *, true_context: bool = False) -> BridgeRefusal | None:
+def check_continuation(found: Continuation, known_names: int, *, true_context: bool = False) -> BridgeRefusal | None:
     """Whether all that follows the turn is of the new messages, and all of the new messages follows it.
 
     `true_context`: the messages before the turn are the real ones, so the template may repeat them.

@@ -40,6 +40,10 @@ class Template(Protocol):
         """The string constants it compares things with: roles it knows, words it looks for in content."""
 
     @property
+    def searched(self) -> frozenset[str]:
+        """Those of the constants that it may look for in what messages say."""
+
+    @property
     def variables(self) -> frozenset[str]:
         """The names of the variables it reads beside messages and tools: switches, special tokens."""
 
@@ -78,7 +82,8 @@ class ChatTemplate:
         if not isinstance(source, str) or not source.strip():
             raise TemplateError("the chat template is empty")
         self.source = source
-        self._template, self.constants, self.variables, self.reads, self.tags_generation = _compile(source)
+        compiled = _compile(source)
+        self._template, self.constants, self.searched, self.variables, self.reads, self.tags_generation = compiled
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str]]:
         return ChatTemplate, (self.source,)
@@ -216,11 +221,13 @@ def _wrap_variable(value: Any, origin: Origin) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[str], frozenset[str], bool]:
+def _compile(
+    source: str,
+) -> tuple[jinja2.Template, frozenset[str], frozenset[str], frozenset[str], frozenset[str], bool]:
     environment = _environment()
     try:
         tree = environment.parse(source)
-        constants = frozenset(_constants(tree))
+        constants, searched = frozenset(_constants(tree)), frozenset(_searched(tree))
         undeclared = jinja2.meta.find_undeclared_variables(tree) - _own_names(tree)
         functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
         if tree.find(nodes.ScopedEvalContextModifier):
@@ -232,7 +239,7 @@ def _compile(source: str) -> tuple[jinja2.Template, frozenset[str], frozenset[st
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
-    return template, constants, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
+    return template, constants, searched, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
 
 
 def _own_names(tree: nodes.Template) -> set[str]:
@@ -274,6 +281,50 @@ def _constants(tree: nodes.Template) -> Iterator[str]:
             yield from _strings(call)
 
 
+_TEXTS: Final = frozenset({"content", "text", *REASONING_FIELDS})
+"""Fields that hold what messages say."""
+
+
+def _searched(tree: nodes.Template) -> Iterator[str]:
+    """Of the constants, those that may be looked for in what a message says.
+
+    The others are compared with fields that are something else (a role, a schema's type), or looked up in mappings.
+    """
+    called = {id(call.node) for call in tree.find_all(nodes.Call)}
+    accesses: list[Any] = [*tree.find_all(nodes.Getattr), *tree.find_all(nodes.Getitem)]
+    fields = [node for node in accesses if id(node) not in called and isinstance(node.node, nodes.Name)]
+    mappings = {node.node.name for node in fields if _field_name(node)}
+    kinds = [test for test in tree.find_all(nodes.Test) if test.name in ("string", "mapping", "iterable", "sequence")]
+    mappings -= {test.node.name for test in kinds if isinstance(test.node, nodes.Name)}  # it may be either
+    for compare in tree.find_all(nodes.Compare):
+        operands = [compare.expr, *(operand.expr for operand in compare.ops)]
+        if any(_may_be_text(operand, mappings) for operand in operands):
+            yield from _strings(compare)
+    for test in tree.find_all(nodes.Test):
+        if test.args and _may_be_text(test.node, mappings):
+            yield from _strings(test)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and _may_be_text(call.node.node, mappings):
+            yield from _strings(call)
+
+
+def _field_name(node: nodes.Node) -> str:
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    key = node.arg if isinstance(node, nodes.Getitem) else None
+    return key.value if isinstance(key, nodes.Const) and isinstance(key.value, str) else ""
+
+
+def _may_be_text(operand: nodes.Node, mappings: set[str]) -> bool:
+    """Whether an operand may be what a message says, or a part of it; what is not certain may."""
+    if isinstance(operand, (nodes.Const, nodes.List, nodes.Tuple, nodes.Dict)):
+        return False
+    if isinstance(operand, nodes.Name):
+        return operand.name not in mappings
+    name = _field_name(operand)
+    return name in _TEXTS if name else True
+
+
 def _strings(node: nodes.Node) -> Iterator[str]:
     for constant in node.find_all(nodes.Const):
         if isinstance(constant.value, str) and constant.value:
@@ -299,6 +350,7 @@ class PythonFormat:
         self.name = name
         self._function = function
         self.constants = frozenset(constants)
+        self.searched: frozenset[str] = frozenset()
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
         self.digest = code_digest(name, function)

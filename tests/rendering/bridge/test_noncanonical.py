@@ -28,7 +28,7 @@ from tests.conversations import CONVERSATIONS, SIMPLE, SYS, assistant, call, res
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut, cuts
 from tests.support import load_family, make_renderer, per_vocabulary
 from tokentrace import BridgedTokens, BridgeRefusal, Kind, Tokenizer
-from tokentrace.study.skeleton import MarkedText
+from tokentrace.study.markers import MarkedText
 from tokentrace.tokens.vocabulary import Vocabulary
 
 SHORT = -(-1_000 // len(FAMILIES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -272,27 +271,18 @@ def test_unknown_settings_are_named(setting: str) -> None:
         create_renderer(POCKET, **{setting: "maybe"})
 
 
-# -- the last refusal
+# -- the result of a refusal
 
 
-def test_the_last_refusal_is_kept_until_a_bridge_is_made(pocket: Renderer) -> None:
+def test_a_refusal_is_false_and_says_why(pocket: Renderer) -> None:
     prompt = pocket.render([HI], add_generation_prompt=True)
+    refusal = pocket.bridge([], [], [BYE])
+    assert not refusal
+    assert isinstance(refusal, BridgeRefusal)
+    assert refusal.reason is RefusalReason.EMPTY_STREAM
+    assert repr(refusal).startswith("BridgeRefusal(empty_stream: there is no prompt")
     assert pocket.bridge_to_next_turn([], [], [BYE]) is None
-    assert pocket.bridge_refusal is not None
-    assert pocket.bridge_refusal.reason is RefusalReason.EMPTY_STREAM
-    assert pocket.bridge_to_next_turn(prompt.ids, [], [BYE]) is not None
-    assert pocket.bridge_refusal is None
-
-
-def test_the_last_refusal_is_that_of_the_thread() -> None:
-    renderer = create_renderer(POCKET)
-    assert renderer.bridge_to_next_turn([], [], [BYE]) is None
-    seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.append(renderer.bridge_refusal))
-    thread.start()
-    thread.join()
-    assert seen == [None]
-    assert renderer.bridge_refusal is not None
+    assert pocket.bridge_to_next_turn(prompt.ids, [], [BYE])
 
 
 # -- what users and tools say is text

@@ -1,6 +1,6 @@
-"""The skeleton of an assistant's turn: which markers follow which, and how a turn that was cut off is closed.
+"""The markers of an assistant's turn: which follows which, and how a turn that was cut off is closed.
 
-A marker is a control token of the template's scaffold, or a tag spelled out in it. Small conversations, with and
+A marker is a control token of the template's scaffold, or a tag spelled out in it. Probes, with and
 without reasoning and calls, show which marker can come after which. A completion that stops in the middle of
 reasoning, of a call or of a header is then closed by the shortest way from the last marker it wrote to the end of
 the turn: ``\\n</think>\\n\\n<|im_end|>`` on Qwen, ``<|message|><|end|>`` inside a header of gpt-oss.
@@ -13,15 +13,18 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..errors import TokentraceError
 from ..template.chat_template import REASONING_FIELDS
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
-from .turns import Messages, Render, sections, stringified
+from .probes import marked_turns
+from .turns import turn_spans
+
+if TYPE_CHECKING:
+    from .study import TemplateStudy
 
 START: Final = "start"
 END: Final = "end"
@@ -95,11 +98,11 @@ class _Edge:
     """White space after the first and before the second, where a field is between them."""
 
 
-class Skeleton:
+class TurnMarkers:
     """The markers of a template's assistant turns, and their order."""
 
-    def __init__(self, tokenizer: Tokenizer, render: Render) -> None:
-        self.marked = MarkedText(tokenizer)
+    def __init__(self, study: TemplateStudy) -> None:
+        self.marked = MarkedText(study.tokenizer)
         self.reasoning_close: set[str] = set()
         """The markers that come after reasoning."""
         self._edges: dict[str, dict[str, _Edge]] = {START: {}}
@@ -109,16 +112,16 @@ class Skeleton:
         self._names: dict[str, None] = {}
         self.plain_close = ""
         """What the template writes after the words of a past answer, in its turn; marked."""
-        for messages, at in _probes():
-            rendering = _rendered(messages, render)
+        for messages in marked_turns(study.forms.calls.silent_fields):
+            rendering = study.readable(messages)
             if rendering is None:
                 continue
-            segments = list(self._segments(rendering, at))
+            segments = list(self._segments(rendering, 1))
             markers = self._learn(segments)
             if not seen:
                 self.plain_close = "".join(text for text, field in segments[_last_field(segments) + 1 :] if not field)
             seen = True
-            if messages[at].get("tool_calls"):
+            if messages[1].get("tool_calls"):
                 with_call |= markers
                 self._learn_names(segments)
             else:
@@ -130,7 +133,7 @@ class Skeleton:
 
     def _segments(self, rendering: Rendering, message: int) -> Iterator[tuple[str, str]]:
         """The turn in pieces: marked scaffold with ``""``, fields with their name."""
-        own = next((s for s in sections(rendering) if s.message == message and s.start < s.end), None)
+        own = next((turn for turn in turn_spans(rendering) if turn.message == message and turn.start < turn.end), None)
         if own is None:
             return
         begin = 0
@@ -187,7 +190,7 @@ class Skeleton:
             known.lead, known.trail = edge.lead, edge.trail
 
     def _nest(self) -> None:
-        """An opened tag can be closed at once, whatever stood between the two in the small conversations."""
+        """An opened tag can be closed at once, whatever stood between the two in the probes."""
         named = {self.marked.to_text(marker): marker for marker in self._edges}
         for text, marker in named.items():
             closer = named.get(f"</{text[1:].rstrip('>')}>") if text[0] == "<" and text[1:2] != "/" else None
@@ -210,7 +213,7 @@ class Skeleton:
     # -- using
 
     def knows(self, token: int) -> bool:
-        """Whether a control token is one of the skeleton."""
+        """Whether a control token is one of the markers."""
         return self.marked.char(token) in self._edges
 
     def markers(self, marked: str) -> frozenset[str]:
@@ -316,35 +319,3 @@ def _leading(text: str) -> str:
 
 def _trailing(text: str) -> str:
     return text[len(text.rstrip()) :]
-
-
-# -- probes
-
-_USER: Final = {"role": "user", "content": "question"}
-
-
-def _probes() -> Iterator[tuple[Messages, int]]:
-    """Conversations with an assistant's turn at a position: in the past first, for that is how turns are closed."""
-    plain = {"role": "assistant", "content": "answer"}
-    thought = {"role": "assistant", "content": "answer", "reasoning_content": "thought"}
-    for last in (False, True):
-        for reply in (plain, thought):
-            yield [_USER, reply, *([] if last else [_USER])], 1
-        for content in ("", None, "answer"):
-            for arguments in ({}, {"key": "value"}, {"one": "value", "two": "value"}):
-                for reply in (plain, thought):
-                    function = {"name": "probe1", "arguments": arguments}
-                    call = {"id": "call00001", "type": "function", "function": function}
-                    result = {"role": "tool", "name": "probe1", "tool_call_id": "call00001", "content": "result"}
-                    said = {**reply, "content": content, "tool_calls": [call]}
-                    yield [_USER, said, *([] if last else [result])], 1
-
-
-def _rendered(messages: Messages, render: Render) -> Rendering | None:
-    """The conversation, with arguments as a mapping or, where the template wants that, as a JSON string."""
-    for some in (messages, [stringified(message) for message in messages]):
-        try:
-            return render(some, False)
-        except TokentraceError:
-            continue
-    return None

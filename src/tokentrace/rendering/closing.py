@@ -1,0 +1,154 @@
+"""The seam: what has to stand between a completion and the next turn, and the two joined.
+
+A completion may end with its stop token, with another one, in the middle of the separator that follows, or cut off
+anywhere. Nothing of it is changed: what is missing is added. Ids that close a turn which was cut off are synthetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..study.endings import TurnEndings
+from ..study.seams import BridgeRefusal, Continuation, RefusalReason
+from ..study.study import TemplateStudy
+from ..study.turns import common_prefix
+from ..tokens.kinds import Kind
+from ..tokens.tokenizer import Ids
+from .bridged import LOOK_BACK, BridgedTokens
+from .lost import Lost, find_lost
+from .rendered import span_messages
+
+_CUT_OFF: Final = "the completion was cut off before it ended its turn"
+
+
+class Truncation(StrEnum):
+    """What becomes of a completion that was cut off."""
+
+    CLOSE = "close"
+    """It is closed with tokens that carry no loss."""
+    REFUSE = "refuse"
+    """There is no bridge."""
+
+
+class _Seam(NamedTuple):
+    """Ids to add after the completion, and how many ids of what follows the stop token the completion has already."""
+
+    pieces: list[tuple[Sequence[int], Kind]]
+    dropped: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeamFinder:
+    """Finds the seam between a stream and a continuation."""
+
+    study: TemplateStudy
+    endings: TurnEndings
+    truncation: Truncation
+
+    def join(
+        self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, found: Continuation
+    ) -> BridgedTokens | BridgeRefusal:
+        """The stream, its seam, and what was written after the turn; `given` is the completion as it was passed."""
+        seam = self._seam(prompt, completion, found)
+        if isinstance(seam, BridgeRefusal):
+            return seam
+        encoded, first = found.encoded, found.turn.stop + seam.dropped
+        spans = encoded.spans[first:]
+        kinds = [
+            Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
+            for origin in encoded.rendering.origins
+        ]
+        owners = np.asarray(span_messages(encoded.rendering, found.conversation), np.int32)
+        before = [np.full(len(ids), kind, np.uint8) for ids, kind in seam.pieces]
+        count = sum(len(ids) for ids, _ in seam.pieces)
+        owner = np.maximum(owners[spans] - found.first_new, -1).astype(np.int32)
+        return BridgedTokens(
+            prompt,
+            given,
+            np.concatenate([*(np.asarray(ids, np.int32) for ids, _ in seam.pieces), encoded.ids[first:]]),
+            np.concatenate([*before, np.asarray(kinds, np.uint8)[spans]]),
+            np.concatenate([np.full(count, -1, np.int32), owner]),
+            len(found.conversation) - found.first_new,
+            self._lost(found),
+        )
+
+    def _lost(self, found: Continuation) -> list[Lost]:
+        """What of the new messages reached no token."""
+        lost, _ = find_lost(found.encoded.rendering, found.conversation, self.study.forms, first=found.first_new)
+        return [dataclasses.replace(one, message=(one.message or 0) - found.first_new) for one in lost]
+
+    def _seam(self, prompt: Sequence[int] | Ids, completion: Ids, found: Continuation) -> _Seam | BridgeRefusal:
+        last = int(completion[-1]) if len(completion) else -1
+        stop = found.turn.stop_token
+        if stop is None:
+            return self._open_seam(prompt, completion, found, last)
+        is_head = stop in self.endings.heads and stop not in self.endings.closers
+        head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
+        if last == stop:
+            return _Seam([])
+        if self._is_stop(last):
+            return _Seam(head)
+        overlap = self._overlap(completion, stop, found.ids)
+        if overlap is not None:
+            return _Seam([], overlap)
+        if self.truncation is Truncation.REFUSE:
+            return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
+        closing = self.study.markers().marked.ids(self._closing(prompt, completion))
+        if not is_head and (closing[-1] if closing else last) not in self.endings.closers:
+            closing = [*closing, stop]
+        return _Seam([(closing, Kind.SYNTHETIC), *head])
+
+    def _is_stop(self, token: int) -> bool:
+        """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
+        if token in self.endings.stops | self.endings.closers | self.study.eos:
+            return True
+        added = self.study.tokenizer.vocabulary.added.get(token)
+        return added is not None and added.special and not self.study.markers().knows(token)
+
+    def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
+        """How much of what follows the stop token the completion has already: a separator, or the next head."""
+        for length in range(min(len(ids), len(completion) - 1, 8), 0, -1):
+            if completion[-length - 1] == stop and np.array_equal(completion[-length:], ids[:length]):
+                return length
+        is_control = self.study.tokenizer.vocabulary.is_control
+        for at, index in enumerate(ids[:8].tolist()):
+            if is_control[index]:
+                return at + 1 if len(completion) and completion[-1] == index else None
+            if self.study.tokenizer.decode([index]).strip():
+                return None
+        return None
+
+    def _open_seam(
+        self, prompt: Sequence[int] | Ids, completion: Ids, found: Continuation, last: int
+    ) -> _Seam | BridgeRefusal:
+        """The seam of a template that ends the turn with text, or with nothing."""
+        markers = self.study.markers()
+        marked = markers.marked
+        closing = marked.of_text(found.encoded.rendering.text[found.span.body_end : found.cut])
+        closing = closing[len(closing) - common_prefix(closing[::-1], markers.plain_close[::-1]) :]
+        ended = self._is_stop(last)
+        said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())
+        there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
+        if ended or (closing and there == len(closing)):
+            return _Seam([(marked.ids(closing[there:]), Kind.SCAFFOLD)])
+        rest = closing[there:]
+        if not there:
+            inner = self._closing(prompt, completion)
+            done = next((n for n in range(len(closing), 0, -1) if inner.endswith(closing[:n])), 0)
+            rest = inner + closing[done:]
+        if rest and self.truncation is Truncation.REFUSE:
+            return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
+        return _Seam([(marked.ids(rest), Kind.SYNTHETIC)])
+
+    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids) -> str:
+        """What closes the turn, as far as its markers tell, in marked text."""
+        markers = self.study.markers()
+        chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
+        closers = frozenset(char for char in chars if char is not None)
+        tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
+        return markers.closing(markers.marked.of_ids([int(index) for index in tail]), closers)

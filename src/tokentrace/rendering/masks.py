@@ -1,0 +1,70 @@
+"""What a renderer derives for its settings: masks compared with generation tags, grammars compiled and proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import TokentraceError
+from ..formats.dialects import with_parsers
+from ..parsing.compiled import Compiled
+from ..parsing.parser import parse
+from ..parsing.proof import MISREAD, PROOFS, misread
+from ..study.probes import USER
+from ..study.study import TemplateStudy
+from ..tokens.encoding import Encoded
+from .rendered import RenderedTokens
+
+
+def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
+    """A note where the template's own generation tags do not agree with the derived mask."""
+    if not encoded.rendering.generation:
+        return []
+    tagged = np.zeros(len(mask), np.bool_)
+    for start, end in encoded.rendering.generation:
+        first, stop = encoded.tokens_touching(start, end)
+        tagged[first:stop] = True
+    if np.array_equal(tagged, mask):
+        return []
+    only_tagged, only_derived = int((tagged & ~mask).sum()), int((mask & ~tagged).sum())
+    where = int(np.flatnonzero(tagged != mask)[0])
+    return [
+        f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
+        f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
+    ]
+
+
+def compiled_grammar(
+    study: TemplateStudy,
+    has_tools: bool,
+    tool_parser: Any,
+    reasoning_parser: Any,
+    render: Callable[[Any], RenderedTokens] | None,
+) -> Compiled:
+    """The grammar that completions are parsed with.
+
+    If it is the template's own, and `render` is given, a note says where it does not read back what is rendered.
+    """
+    endings, derived = study.endings(has_tools), study.grammar(has_tools)
+    grammar = with_parsers(derived, tool_parser, reasoning_parser)
+    compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
+    if grammar is derived and render is not None:
+        found = ", ".join(_misread(compiled, render))
+        compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {found}"] if found else [])))
+    return compiled
+
+
+def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Iterator[str]:
+    """Where a grammar does not read back what its own template writes."""
+    for name, fields in PROOFS.items():
+        try:
+            rendered = render([USER, {"role": "assistant", **fields}])
+        except TokentraceError:
+            continue
+        for turn in rendered.turns[:1]:
+            prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
+            parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
+            yield from misread(name, rendered.rendering, parsed, compiled.grammar)

@@ -1,0 +1,160 @@
+"""Generation prompts: what a template writes to ask for a reply, and where it stands at the head of a turn."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import TokentraceError
+from ..template.trace import Rendering
+from ..tokens.encoding import Encoded
+from ..tokens.tokenizer import Tokenizer
+from .memory import Memory
+from .probes import USER
+from .turns import Messages, Render, TurnSpan, cut_points, matched_prefix
+
+if TYPE_CHECKING:
+    from .study import TemplateStudy
+
+Circumstances = tuple[str, tuple[str, ...], tuple[str, ...], bool]
+"""The role of the message before, words of system messages, words of the last user message, whether there are tools."""
+
+
+class GenerationPrompt(NamedTuple):
+    """What is known to ask for a reply."""
+
+    tail: str
+    """The text after the last turn."""
+    added: str
+    """What asking adds to the text.
+
+    Less than the tail where a template writes the end of a message outside its turn (Llama's first user message beside
+    tools), more where it writes the prompt inside of one.
+    """
+
+    def texts(self) -> list[str]:
+        return sorted({text for text in self if text}, key=len)
+
+
+class GenerationPrompts:
+    """Generation prompts, by the circumstances that a template can make them depend on.
+
+    The prompt before an assistant's turn depends on the role of the message before it, on whether there are
+    tools, and on words that the template looks for in what system and user said (``/no_think``). For each such
+    combination it is found once, by rendering the conversation at hand up to that turn.
+    """
+
+    def __init__(self, study: TemplateStudy) -> None:
+        self._study = study
+        self._words = searched_words(study)
+        self._known = Memory()
+        self._ends = Memory()
+
+    def circumstances(self, messages: Messages, has_tools: bool) -> list[Circumstances]:
+        """For each position, what a generation prompt at that position could depend on."""
+        out: list[Circumstances] = [("", (), (), has_tools)]
+        system: tuple[str, ...] = ()
+        user: tuple[str, ...] = ()
+        for message in messages:
+            role = message["role"]
+            if role in ("system", "developer", "user"):
+                found = words_in(message.get("content"), self._words)
+                if role == "user":
+                    user = found
+                else:
+                    system += found
+            out.append((role, system, user, has_tools))
+        return out
+
+    def after(self, circumstances: Circumstances, messages: Messages, render: Render) -> GenerationPrompt | None:
+        """The generation prompt after some messages; None where there are none or the template refuses to write one."""
+        if not messages:
+            return None
+        try:
+            return self._known.once(circumstances, lambda: _prompt_after(messages, render))
+        except TokentraceError:
+            return None
+
+    def alone(self, has_tools: bool) -> GenerationPrompt | None:
+        """The generation prompt after a question by itself."""
+        prompted, plain = (self._study.probe((USER,), has_tools, prompt) for prompt in (True, False))
+        return None if prompted is None else _compared(prompted, plain)
+
+    def length(
+        self,
+        encoded: Encoded,
+        turn: TurnSpan,
+        prompt: GenerationPrompt | None,
+        others: Callable[[], Iterable[str]],
+    ) -> int | None:
+        """How many characters at the head of a turn are its generation prompt.
+
+        0 if the prompt was written before the turn began; None if it is nowhere. A turn that begins with the
+        generation prompt of other circumstances than its own has that one.
+        """
+        tail = None if prompt is None else prompt.tail
+        text = encoded.rendering.text
+        whole = text.find(tail, turn.start, turn.body + len(tail)) if tail else -1
+        if tail and 0 <= whole <= turn.body:  # it may end inside a field: content that brings its own ``<think>``
+            end = whole + len(tail)
+            if end <= turn.body or _is_written(encoded, turn.body, end, self._study.tokenizer):
+                return end - turn.start
+        scaffold = text[turn.start : turn.body]
+        length = self._end_in(scaffold, tail) if tail else None
+        if length is None and tail and text.endswith(tail, 0, turn.start):
+            length = 0
+        if not length and scaffold:
+            found = [self._end_in(scaffold, other) for other in others()]
+            length = max((other for other in found if other), default=length)
+        return 0 if length is None and (tail == "" or not scaffold) else length
+
+    def _end_in(self, scaffold: str, tail: str) -> int | None:
+        """Turns begin alike, so this is kept."""
+        find = functools.partial(_prompt_end, scaffold, tail, self._study.tokenizer)
+        return self._ends.once((scaffold, tail), find)
+
+
+def searched_words(study: TemplateStudy) -> list[str]:
+    """Words that the template looks for in what messages say: what they change is part of a conversation's shape."""
+    return sorted(word for word in study.template.searched if len(word) > 1)
+
+
+def words_in(content: Any, words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if word in content) if isinstance(content, str) else ()
+
+
+def _prompt_after(messages: Messages, render: Render) -> GenerationPrompt:
+    prompted = render(messages, True)
+    try:
+        plain = render(messages, False)
+    except TokentraceError:
+        plain = None
+    return _compared(prompted, plain)
+
+
+def _compared(prompted: Rendering, plain: Rendering | None) -> GenerationPrompt:
+    is_longer = plain is not None and prompted.text.startswith(plain.text)
+    return GenerationPrompt(
+        prompted.text[prompted.tail :], prompted.text[len(plain.text) :] if plain is not None and is_longer else ""
+    )
+
+
+def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
+    """How many characters at the head of a turn are scaffold up to the end of its generation prompt."""
+    cuts = cut_points(tail, tokenizer)
+    head = tail[: cuts[0]]
+    best, end, at = 0, 0, 0
+    while at >= 0:
+        length = matched_prefix(scaffold[at:], tail, cuts)
+        if length > best:
+            best, end = length, at + length
+        at = scaffold.find(head, at + 1)
+    return end if best else None
+
+
+def _is_written(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
+    """Whether control tokens that a text spells are those tokens, and not letters: text that is not trusted."""
+    pattern = tokenizer.vocabulary.control_pattern
+    named = list(pattern.finditer(encoded.rendering.text, start, end)) if pattern is not None else []
+    return all(encoded.control[encoded.first_touching([match.start()])[0]] for match in named)

@@ -1,0 +1,134 @@
+"""Which tokens of a rendering the model samples.
+
+A token is sampled iff it lies in an assistant's turn, after that turn's own generation prompt, up to and
+including its stop token. Nothing of this is declared per model:
+
+- *where a turn stands* the trace says (`study.turns`);
+- *its generation prompt* is what the template writes after the last message when it is asked for one, at that
+  very point of a conversation (`study.prompts`);
+- *its stop token* is the control token that ends it (`study.endings`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..template.traced import TracedList
+from ..tokens.encoding import Encoded
+from .endings import TurnEndings
+from .prompts import GenerationPrompt
+from .study import TemplateStudy
+from .turns import Messages, TurnSpan, find_turns
+
+
+@dataclass(slots=True)
+class SampledTurn:
+    """The tokens of one turn that the model samples: ``start`` to ``stop``, the stop token included."""
+
+    message: int
+    start: int
+    stop: int
+    stop_token: int | None
+    other_prompt: str = ""
+    """The generation prompt of this turn, where the turn does not go on from it, id for id: a start that inference
+    never gives. Empty where it does, or where nothing is known of the prompt."""
+
+
+@dataclass(slots=True)
+class Sampling:
+    """The sampled turns of a rendering, and what could not be settled."""
+
+    turns: list[SampledTurn] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def mask(self, length: int) -> npt.NDArray[np.bool_]:
+        mask = np.zeros(length, np.bool_)
+        for turn in self.turns:
+            mask[turn.start : turn.stop] = True
+        return mask
+
+
+def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
+    """Which tokens the model samples. The template is run again only for prompts in new circumstances."""
+    sampling = Sampling()
+    if not any(message["role"] == "assistant" for message in messages):
+        return sampling
+    render = functools.partial(study.run_with, tools)
+    turns, unproven = find_turns(encoded.rendering, messages, render, study.tokenizer)
+    own = [turn for turn in turns if messages[turn.message]["role"] == "assistant"]
+    circumstances = study.prompts.circumstances(messages, bool(tools))
+    counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in own]
+    prompts = [study.prompts.after(circumstances[count], messages[:count], render) for count in counts]
+
+    @functools.cache
+    def others() -> set[str]:
+        """The prompts of this conversation, and of a question by itself; not of others that were rendered before."""
+        some = (study.prompts.alone(bool(tools)), *prompts)
+        return {text for prompt in some if prompt is not None for text in prompt.texts()}
+
+    begins = []
+    for turn, prompt in zip(own, prompts, strict=True):
+        length = study.prompts.length(encoded, turn, prompt, others)
+        if length is None:
+            sampling.notes.append(
+                f"message {turn.message}: the template writes this turn without the generation prompt that it "
+                "asks for a reply with; all of the turn counts as sampled"
+            )
+        begins.append(turn.start + (length or 0))
+    sampling.turns = _sampled_turns(encoded, own, begins, prompts, study.endings(bool(tools))) if own else []
+    sampling.notes += unproven
+    return sampling
+
+
+def _sampled_turns(
+    encoded: Encoded,
+    turns: Sequence[TurnSpan],
+    begins: Sequence[int],
+    prompts: Sequence[GenerationPrompt | None],
+    endings: TurnEndings,
+) -> list[SampledTurn]:
+    """The turns, each from where its text begins (in characters) to its stop token."""
+    out: list[SampledTurn] = []
+    starts, aligned = encoded.first_touching(begins), encoded.first_after(begins)
+    closes = encoded.first_touching([turn.body_end for turn in turns])
+    stops = encoded.first_after([turn.end for turn in turns])
+    for at, (turn, start, close, stop) in enumerate(zip(turns, starts, closes, stops, strict=True)):
+        sampled = _ended(encoded, turn.message, start, max(start, close), max(start, stop), endings)
+        prompt = prompts[at]
+        texts = prompt.texts() if prompt is not None else []
+        if texts and (not out or out[-1].message != turn.message):
+            is_asked = encoded.rendering.text.endswith(tuple(texts), 0, begins[at])
+            sampled.other_prompt = "" if is_asked and aligned[at] == start else texts[0]
+        out.append(sampled)
+    return out
+
+
+def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> SampledTurn:
+    """The end of one turn. Nothing is said about where it begins: `start` is the first token after its last field."""
+    close = encoded.first_touching([turn.body_end])[0]
+    stop = encoded.first_after([turn.end])[0]
+    return _ended(encoded, turn.message, close, close, max(close, stop), endings)
+
+
+def _ended(encoded: Encoded, message: int, start: int, close: int, stop: int, endings: TurnEndings) -> SampledTurn:
+    """A turn's sampled tokens: up to its closer, or up to the next head where that is the stop.
+
+    `close` is the first token after the turn's last field, `stop` the first after the turn.
+    """
+    after = encoded.ids[close : stop + 1].tolist()
+    for at in range(min(stop - close, len(after)) - 1, -1, -1):
+        if after[at] in endings.closers:
+            return SampledTurn(message, start, close + at + 1, after[at])
+    if stop - close < len(after) and after[stop - close] in endings.heads:
+        return SampledTurn(message, start, stop + 1, after[stop - close])
+    if not endings.seen and not endings.open_ended and not endings.closers:
+        control = np.flatnonzero(encoded.control[close:stop])
+        if len(control):
+            at = int(control[-1])
+            return SampledTurn(message, start, close + at + 1, after[at])
+    return SampledTurn(message, start, stop, None)

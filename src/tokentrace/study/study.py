@@ -1,0 +1,153 @@
+"""TemplateStudy: what is learned of one template, once.
+
+A study depends on a template, its variables and a tokenizer, and on nothing else: not on the settings of a renderer and
+not on the conversations that were rendered before. So one study serves every renderer of a template (`study_of`): the
+members of a pool, copies, renderers with other settings. It renders each probe conversation at most once, keeps the
+renderings, and finds out each fact when it is first asked for, in one thread while the others wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from ..errors import TokentraceError
+from ..formats.grammar import TurnGrammar
+from ..template.chat_template import Template, wrap_tools, wrap_variables
+from ..template.trace import Rendering
+from ..template.traced import TracedList
+from ..tokens.control import Trust
+from ..tokens.encoding import ControlPolicy, Encoded, encode_spans
+from ..tokens.tokenizer import Tokenizer
+from . import derive, inner
+from .endings import TurnEndings, find_endings
+from .forms import TemplateForms
+from .markers import TurnMarkers
+from .memory import Memory
+from .outline import TemplateOutline
+from .probes import STAND_IN_TOOL, Probe, stringified
+from .prompts import GenerationPrompts
+from .turns import Messages
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def learned(
+    find: Callable[Concatenate[TemplateStudy, Given], Found],
+) -> Callable[Concatenate[TemplateStudy, Given], Found]:
+    """A question that a study answers once for the same arguments; threads that ask meanwhile wait for the answer."""
+
+    @functools.wraps(find)
+    def ask(study: TemplateStudy, /, *given: Given.args, **named: Given.kwargs) -> Found:
+        return study._facts.once((find.__name__, *given), lambda: find(study, *given, **named))
+
+    return ask
+
+
+class TemplateStudy:
+    """What is known of one template with one set of variables and one tokenizer. Make it with `study_of`."""
+
+    def __init__(self, template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
+        self.template = template
+        self.tokenizer = tokenizer
+        self.variables = {**tokenizer.variables, **wrap_variables(variables)}
+        self.forms = TemplateForms(self)
+        self.prompts = GenerationPrompts(self)
+        self.outline = TemplateOutline(self)
+        self._tool = wrap_tools([STAND_IN_TOOL])
+        self._facts = Memory()
+        self._renderings = Memory()
+
+    # -- rendering
+
+    def run(self, messages: Messages, tools: TracedList | None, prompt: bool) -> Rendering:
+        """Run the template on a conversation. Nothing is kept."""
+        return self.template.render(messages, tools, add_generation_prompt=prompt, variables=self.variables)
+
+    def run_with(self, tools: TracedList | None, messages: Messages, prompt: bool) -> Rendering:
+        return self.run(messages, tools, prompt)
+
+    def probe(
+        self, messages: Probe, tools: bool = False, prompt: bool = False, changes: Mapping[str, Any] | None = None
+    ) -> Rendering | None:
+        """A probe conversation, rendered once; None where the template refuses it. Do not change what it returns.
+
+        `tools` declares the stand-in tool, `changes` are other values of template variables.
+        """
+
+        def render() -> Rendering | None:
+            variables = {**self.variables, **wrap_variables(changes)} if changes else self.variables
+            shown = self._tool if tools else None
+            try:
+                return self.template.render(messages, shown, add_generation_prompt=prompt, variables=variables)
+            except TokentraceError:
+                return None
+
+        return self._renderings.once(json.dumps([messages, tools, prompt, changes or {}]), render)
+
+    def readable(self, messages: Probe, tools: bool = False, prompt: bool = False) -> Rendering | None:
+        """A probe with calls, whose arguments are JSON text if the template refuses them as mappings."""
+        return self.probe(messages, tools, prompt) or (
+            self.probe([stringified(message) for message in messages], tools, prompt)
+            if any(message.get("tool_calls") for message in messages)
+            else None
+        )
+
+    def encode(self, rendering: Rendering) -> Encoded:
+        """The ids of a probe. All of its text is ours, and may be part of control tokens."""
+        return encode_spans(self.tokenizer, rendering, [Trust.ANY] * len(rendering.ends), ControlPolicy.HF_COMPAT)
+
+    # -- learning
+
+    @functools.cached_property
+    def eos(self) -> frozenset[int]:
+        """The ends of generation that the model's own files name."""
+        named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))
+        return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
+
+    @learned
+    def endings(self, tools: bool) -> TurnEndings:
+        """How turns end, with tools or without. A template that refuses the stand-in tool ends them as without."""
+        found = find_endings(self, tools)
+        return self.endings(False) if tools and not found.seen else found
+
+    @learned
+    def markers(self) -> TurnMarkers:
+        """The markers of an assistant's turn, and how a turn that was cut off is closed."""
+        return TurnMarkers(self)
+
+    @learned
+    def grammar(self, tools: bool) -> TurnGrammar:
+        """What the model writes in its turns. Tools are not shown to the template, but may change what ends a turn."""
+        endings = self.endings(tools)
+        ends = endings.stops | endings.closers | self.eos
+        return self._facts.once(("grammar", ends), lambda: derive.template_grammar(self, ends))
+
+    @learned
+    def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
+        """The control tokens that an assistant's text may hold, where its turns are written like this."""
+        return inner.inner_tokens(self, grammar)
+
+
+_SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValueDictionary()
+_SHARING: Final = threading.Lock()
+
+
+def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> TemplateStudy:
+    """The study of a template: the same one as long as somebody holds it, for equal templates and variables."""
+    given = dict(variables or {})
+    try:
+        json.dumps(given)
+    except (TypeError, ValueError, RecursionError):  # only variables that are JSON are told apart by how they print
+        return TemplateStudy(template, tokenizer, given)
+    key = (type(template), template.digest, id(tokenizer), repr(sorted(given.items())))
+    with _SHARING:
+        study = _SHARED.get(key)
+        if study is None:
+            study = _SHARED[key] = TemplateStudy(template, tokenizer, given)
+        return study

@@ -1,0 +1,82 @@
+"""What an engine is: one of your own needs little, all are imported from one place, and what they show is short."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import pytest
+
+from tests.engines.support import Fake, same
+from tokentrace import create_renderer
+from tokentrace.engines import (
+    Capabilities,
+    Delta,
+    EmbeddedEngine,
+    Engine,
+    EngineError,
+    FinishReason,
+    GenerateRequest,
+    Router,
+    SamplingParams,
+    ScriptedEngine,
+    VLLMEngine,
+    collected,
+)
+from tokentrace.pocket import POCKET
+from tokentrace.rollout import Agent, Budget, Task
+
+
+class Echo(Engine):
+    """Says the prompt again, an id at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(Capabilities("echo", model="parrot"))
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        *first, last = np.asarray(request.prompt_ids, np.int32)
+        for one in first:
+            yield Delta(np.array([one]), np.array([-1.0], np.float32))
+        yield Delta(np.array([last]), np.array([-1.0], np.float32), FinishReason.LENGTH)
+
+
+def test_an_engine_of_your_own_is_a_stream() -> None:
+    engine = Echo()
+    done = asyncio.run(engine.generate([1, 2, 3], SamplingParams(3)))
+    assert (done.ids.tolist(), done.finish_reason) == ([1, 2, 3], FinishReason.LENGTH)
+    assert same(done, asyncio.run(collected(engine.stream([1, 2, 3], SamplingParams(3)))))
+    assert same(done, asyncio.run(Router([engine]).generate([1, 2, 3], SamplingParams(3), session="s")))
+    for act in (engine.abort("a"), engine.pause(), engine.resume()):
+        with pytest.raises(EngineError, match="echo cannot"):
+            asyncio.run(act)
+    asyncio.run(engine.close())
+
+
+def test_all_engines_are_imported_from_one_place_without_optional_packages() -> None:
+    code = (
+        "import sys\nfor name in ('httpx2', 'yaml', 'pyarrow'): sys.modules[name] = None\n"
+        "from tokentrace.engines import *\nfrom tokentrace.rollout import *\n"
+        "print(VLLMEngine.__name__, EmbeddedEngine.__name__, Agent.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["VLLMEngine", "EmbeddedEngine", "Agent"]
+
+
+def test_reprs_are_short() -> None:
+    engine = EmbeddedEngine()
+    assert repr(engine) == "EmbeddedEngine(pocket)"
+    assert (
+        repr(VLLMEngine(Fake().connection(), Capabilities("vllm", model="tiny"))) == "VLLMEngine(tiny at http://engine)"
+    )
+    assert repr(Router([Echo(), Echo()])) == "Router(endpoint 0 closed, endpoint 1 closed)"
+    assert repr(Budget(turns=3)) == "Budget(turns=3)"
+    task = Task([{"role": "user", "content": "?"}], name="one")
+    assert repr(task) == "Task('one', 1 messages)"
+    stop = create_renderer(POCKET).get_stop_token_ids()[0]
+    agent = Agent(ScriptedEngine(lambda prompt, sampling: [stop]), create_renderer(POCKET), budget=Budget(turns=3))
+    assert repr(agent) == "Agent(ScriptedEngine(), 0 tools, Budget(turns=3))"
+    rollout = asyncio.run(agent.run(task))
+    assert repr(rollout) == f"Rollout('one', answer, 1 turns, {len(rollout.trajectory)} tokens)"

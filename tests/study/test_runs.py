@@ -1,0 +1,207 @@
+"""How often a template is run: little for the first render and the first bridge, once for all after that.
+
+Tokenizers are made up of the templates' own control tokens: what is counted does not depend on the vocabulary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.assets import family_dir
+from tests.conversations import SIMPLE
+from tests.support import JINJA_FAMILIES, PYTHON_FORMATS, SPECIAL, tokenizer_json_for
+from tokentrace import BridgedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
+from tokentrace.pocket import POCKET
+from tokentrace.rendering.factory import create_renderer_pool
+from tokentrace.study.memory import MOST_KEPT, Memory
+from tokentrace.study.study import study_of
+from tokentrace.template import ChatTemplate, PythonFormat
+from tokentrace.tokens.loading import load_tokenizer
+
+ASKED = [{"role": "user", "content": "Hi"}]
+ANSWERED = [*ASKED, {"role": "assistant", "content": "Hello."}]
+CALL = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+CALLED = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+
+FIRST_PROMPT = {"gemma-3": 10, "qwen3-instruct-2507": 8}
+"""Runs to make a renderer and render a prompt: 7, and more where the template refuses calls in every form."""
+FIRST_ANSWER = {"deepseek-v3": 46, "deepseek-r1": 52, "deepseek-v3.1": 52, "gemma-3": 55}
+"""Runs for the first answer after that: 16, and more where calls are not read as they are usually written."""
+FIRST_BRIDGE = {"deepseek-v3": 55}
+"""Runs for the first bridge after that: 50."""
+
+
+class Runs:
+    """Counts the runs of templates."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        with self._lock:
+            self.count += 1
+
+    def of(self, do: Callable[[], Any]) -> int:
+        before = self.count
+        do()
+        return self.count - before
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    counted = Runs()
+    for kind in (ChatTemplate, PythonFormat):
+
+        def render(self: Any, *given: Any, real: Any = kind.render, **named: Any) -> Any:
+            counted.add()
+            return real(self, *given, **named)
+
+        monkeypatch.setattr(kind, "render", render)
+    return counted
+
+
+def tokenizer_for(family: str) -> tuple[Tokenizer, Any]:
+    """A small tokenizer for a family's template, and the template."""
+    if family in PYTHON_FORMATS:
+        controls = "<｜begin▁of▁sentence｜><｜end▁of▁sentence｜><｜User｜><｜Assistant｜><think></think><｜DSML｜>"
+        return Tokenizer(tokenizer_json_for(controls), variables=SPECIAL, fast=False), PYTHON_FORMATS[family]
+    source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
+    return Tokenizer(tokenizer_json_for(source), name=family, variables=SPECIAL, fast=False), source
+
+
+def completion(renderer: Renderer, messages: list[Any], tools: Any = None) -> list[int]:
+    rendered = renderer.render(messages, tools=tools)
+    return [int(index) for turn in rendered.turns for index in rendered.ids[turn.start : turn.stop]]
+
+
+@pytest.mark.parametrize("family", [*JINJA_FAMILIES, *PYTHON_FORMATS])
+def test_the_first_render_and_the_first_bridge_take_few_runs(family: str, runs: Runs) -> None:
+    tokenizer, template = tokenizer_for(family)
+    made: list[Renderer] = []
+    found = {
+        "make": runs.of(lambda: made.append(create_renderer(tokenizer, chat_template=template, lost="ignore"))),
+    }
+    renderer = made[0]
+    found["prompt"] = runs.of(lambda: renderer.render(ASKED, add_generation_prompt=True))
+    found["answer"] = runs.of(lambda: renderer.render(ANSWERED))
+    stream = renderer.render_ids(ASKED, add_generation_prompt=True), completion(renderer, ANSWERED)
+    found["bridge"] = runs.of(lambda: renderer.bridge(*stream, ASKED))
+    found["next bridge"] = runs.of(lambda: renderer.bridge(*stream, ASKED))
+    found["next answer"] = runs.of(lambda: renderer.render(ANSWERED))
+    print(family, found)
+    assert found["make"] + found["prompt"] <= FIRST_PROMPT.get(family, 7), found
+    assert found["answer"] <= FIRST_ANSWER.get(family, 16), found
+    assert found["bridge"] <= FIRST_BRIDGE.get(family, 50), found
+    assert found["next bridge"] == found["next answer"] == 1, found
+
+
+@pytest.mark.parametrize("family", [*JINJA_FAMILIES, *PYTHON_FORMATS])
+def test_the_first_bridge_over_a_tools_result_takes_few_runs(family: str, runs: Runs) -> None:
+    tokenizer, template = tokenizer_for(family)
+    renderer = create_renderer(tokenizer, chat_template=template, lost="ignore")
+    try:
+        stream = (
+            renderer.render_ids(ASKED, tools=SIMPLE, add_generation_prompt=True),
+            completion(renderer, CALLED, SIMPLE),
+        )
+    except TokentraceError:
+        pytest.skip("the template takes no calls")
+    result = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "sunny"}
+    first = runs.of(lambda: renderer.bridge(*stream, [result], tools=SIMPLE))
+    assert first <= {"deepseek-v3": 67, "gemma-3": 62}.get(family, 60), first
+
+
+def test_shapes_count_words_only_where_the_template_looks_for_them(runs: Runs) -> None:
+    tokenizer, template = tokenizer_for("gpt-oss")
+    renderer = create_renderer(tokenizer, chat_template=template, lost="ignore")
+    prompt = renderer.render_ids(ASKED, tools=SIMPLE, add_generation_prompt=True)
+    called = completion(renderer, CALLED, SIMPLE)
+    words = sorted(ChatTemplate(template).constants - ChatTemplate(template).searched)
+    assert len(words) > 15
+
+    def bridge(at: int) -> None:
+        content = " ".join(word for bit, word in enumerate(words) if at >> (bit % 9) & 1) + f" result {at}"
+        result = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": content}
+        assert isinstance(renderer.bridge(prompt, called, [result], tools=SIMPLE), BridgedTokens)
+
+    bridge(0)
+    assert runs.of(lambda: [bridge(at) for at in range(1, 400)]) == 399
+
+
+def test_words_that_the_template_does_not_look_for_make_no_new_prompts(runs: Runs) -> None:
+    tokenizer, template = tokenizer_for("gpt-oss")
+    renderer = create_renderer(tokenizer, chat_template=template, lost="ignore")
+    renderer.render(ANSWERED)
+    words = ["string", "array", "python browser", "function", "low", "null or object"]
+    asked = [[{"role": "user", "content": word}, ANSWERED[1]] for word in words]
+    assert runs.of(lambda: [renderer.render(messages) for messages in asked]) == len(asked)
+
+
+# -- sharing
+
+
+def test_a_pool_that_starts_cold_learns_once(runs: Runs) -> None:
+    def work(renderer: Renderer) -> BridgedTokens | None:
+        prompt = renderer.render_ids(ASKED, add_generation_prompt=True)
+        return renderer.bridge_to_next_turn(prompt, completion(renderer, ANSWERED), ASKED)
+
+    def in_pool(barrier: threading.Barrier, pool: Any) -> None:
+        with pool.checkout() as renderer:
+            barrier.wait()
+            assert work(renderer)
+
+    alone = create_renderer(load_tokenizer(POCKET))
+    first, again = (runs.of(lambda: work(alone)) for _ in range(2))
+    pool = create_renderer_pool(load_tokenizer(POCKET), size=16)
+    barrier = threading.Barrier(16)
+    with ThreadPoolExecutor(16) as threads:
+        taken = runs.of(lambda: list(threads.map(in_pool, [barrier] * 16, [pool] * 16)))
+    assert first > 3 * again
+    assert taken <= first + 15 * again
+
+
+def test_renderers_of_one_template_share_its_study() -> None:
+    tokenizer = load_tokenizer(POCKET)
+    renderer = create_renderer(tokenizer)
+    study = renderer.study()
+    assert create_renderer(tokenizer, use_patched=True, history="inference").study() is study
+    assert renderer.preserving().study() is study
+    assert renderer.silent().study() is study
+    assert renderer.study(SIMPLE) is study
+    assert create_renderer(tokenizer, enable_thinking=False).study() is not study
+    assert create_renderer(load_tokenizer(POCKET)).study().tokenizer is not tokenizer
+
+
+def test_variables_that_are_not_json_are_not_shared() -> None:
+    tokenizer = load_tokenizer(POCKET)
+    template = ChatTemplate("{{ made }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert study_of(template, tokenizer, {"made": 1}) is study_of(template, tokenizer, {"made": 1})
+    assert study_of(template, tokenizer, {"made": 1}) is not study_of(template, tokenizer, {"made": True})
+    one = study_of(template, tokenizer, {"made": b"x"})
+    assert study_of(template, tokenizer, {"made": b"x"}) is not one
+
+
+# -- memory
+
+
+def test_memory_is_bounded_and_keeps_no_errors() -> None:
+    memory = Memory(most=8)
+    for key in range(100):
+        assert memory.once(key, lambda key=key: key * 2) == key * 2  # type: ignore[misc]
+    assert len(memory._known) <= 8
+    assert MOST_KEPT >= 512
+
+    def fail() -> int:
+        raise ValueError("once")
+
+    with pytest.raises(ValueError, match="once"):
+        memory.once("x", fail)
+    assert memory.once("x", lambda: 1) == 1
+    assert memory.once("y", lambda: 1, keep=lambda found: found > 1) == 1
+    assert memory.once("y", lambda: 2) == 2
