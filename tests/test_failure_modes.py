@@ -16,7 +16,7 @@ from tests.conversations import assistant, call, result, tool, user
 from tests.oracle import hf_ids
 from tests.support import make_renderer
 from tokentrace import Renderer
-from tokentrace.compare.breaks import BreakCause, explain_break
+from tokentrace.compare.breaks import Cause, explain_break
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory
 
@@ -52,7 +52,7 @@ class Rollout:
         assert bridged, bridged
         return bridged.token_ids
 
-    def cause(self, next_prompt: list[int], **known: Any) -> BreakCause | None:
+    def cause(self, next_prompt: list[int], **known: Any) -> Cause | None:
         """Why a prompt does not extend the stream; None if it does."""
         sampled = np.arange(len(self.stream)) >= len(self.prompt)
         found = explain_break(self.stream, next_prompt, self.renderer, sampled=sampled, **known)
@@ -72,7 +72,7 @@ def test_a_a_boolean_makes_the_round_trip_through_python() -> None:
     )
     again = rollout.rendered_again(assistant("", call("deploy", {"dry_run": False})), result("done"))
 
-    assert rollout.cause(again) is BreakCause.BOOLEAN_CASE
+    assert rollout.cause(again) is Cause.BOOLEAN_CASE
     assert rollout.cause(rollout.bridged(result("done"))) is None
 
 
@@ -83,7 +83,7 @@ def test_b_the_same_text_is_merged_otherwise() -> None:
     rollout.completion = [*np.concatenate(pieces).tolist(), *rollout.completion]
     again = rollout.rendered_again(assistant("jsonpenderer"), user("And?"))
 
-    assert rollout.cause(again) is BreakCause.BPE_REMERGE
+    assert rollout.cause(again) is Cause.BPE_REMERGE
     assert rollout.cause(rollout.bridged(user("And?"))) is None
 
 
@@ -96,7 +96,7 @@ def test_c_an_empty_parameter_vanishes() -> None:
     )
     again = rollout.rendered_again(assistant("", call("echo", {})), result("…"))
 
-    assert rollout.cause(again) is BreakCause.EMPTY_PARAMETER
+    assert rollout.cause(again) is Cause.EMPTY_PARAMETER
     assert rollout.cause(rollout.bridged(result("…"))) is None
 
 
@@ -110,7 +110,7 @@ def test_d_reasoning_is_stripped_from_the_past(family: str) -> None:
     rollout = Rollout(family, completion)
     again = rollout.rendered_again(assistant("Four.", reasoning="Hm, two and two."), user("Why?"))
 
-    assert rollout.cause(again) is BreakCause.STRIPPED_REASONING
+    assert rollout.cause(again) is Cause.STRIPPED_REASONING
     assert rollout.cause(rollout.bridged(user("Why?"))) is None
 
 
@@ -120,7 +120,7 @@ def test_e_an_anchor_is_zeroed_after_truncation() -> None:
     zeroed: list[int] = []
     assert rollout.renderer.bridge_to_next_turn(zeroed, zeroed, [user("Go on.")], tools=[DEPLOY]) is None
     again = rollout.rendered_again(assistant("", call("deploy", {"dry_run": False})), user("Go on."))
-    assert rollout.cause(again, anchor=zeroed) is BreakCause.ZEROED_ANCHOR
+    assert rollout.cause(again, anchor=zeroed) is Cause.ZEROED_ANCHOR
 
     # a trajectory keeps what was sampled, however long: the turn is closed with tokens that carry no loss
     record = Trajectory(logprobs=False)
@@ -148,7 +148,7 @@ def test_f_a_scaffold_rewrites_the_call_and_the_record_branches() -> None:
     error = {"tool": "Bash", "error": "Model tried to call unavailable tool Bash"}
     again = rollout.rendered_again(assistant("", call("invalid", error)), result("no such tool"))
     cause = rollout.cause(again)
-    assert cause is BreakCause.REWRITTEN_CALL
+    assert cause is Cause.REWRITTEN_CALL
 
     record = Trajectory(logprobs=False)
     record.begin(rollout.prompt, messages=1)

@@ -1,12 +1,15 @@
 """The public names and where each is defined. `lazy.py` reads this file; a name is declared nowhere else."""
 
 from .compare.breaks import Break as Break
-from .compare.breaks import BreakCause as BreakCause
 from .compare.breaks import explain_break as explain_break
+from .compare.causes import Cause as Cause
 from .compare.histories import compare_histories as compare_histories
 from .compare.incremental import tokenize_incrementally as tokenize_incrementally
 from .compare.splicing import splice_prefix as splice_prefix
 from .conversation.forms import Change as Change
+from .conversation.messages import Message as Message
+from .conversation.messages import Tool as Tool
+from .conversation.messages import ToolCall as ToolCall
 from .data.job import tokenize_files as tokenize_files
 from .data.tables import read_samples as read_samples
 from .data.tables import write_samples as write_samples

@@ -154,14 +154,14 @@ def test_rows_of_stdin_say_that_their_source_is_no_file(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.output
     result = run(out, "-t", POCKET)
     assert result.exit_code == 1
-    assert "made of stdin, which is no file: give it with --source" in " ".join(result.stdout.split())
+    assert "made of stdin, which is not a file: give it with --source" in " ".join(result.stdout.split())
 
 
 def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Path) -> None:
     path = lines(tmp_path / "bare.jsonl", {"input_ids": SAMPLE.token_ids, "loss_mask": SAMPLE.loss_mask})
     result = run(path, "-t", POCKET)
     assert result.exit_code == 1
-    assert result.stdout.startswith("• 1 of 1 rows could not be held against a conversation\n")
+    assert result.stdout.startswith("• 1 of 1 rows have no conversation to compare them with\n")
     assert run(path, "-t", POCKET, "--allow-unchecked").exit_code == 0
     wrong = lines(tmp_path / "wrong.jsonl", {"input_ids": SAMPLE.token_ids, "loss_mask": [1] * len(SAMPLE)})
     assert run(wrong, "-t", POCKET, "--allow-unchecked").exit_code == 1

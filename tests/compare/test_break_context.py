@@ -15,7 +15,7 @@ from tests.compare.two_requests import (
     report,
 )
 from tests.conversations import ADD, NOW, SYS, assistant, call, result, system, user
-from tokentrace.compare.breaks import Break, BreakCause, explain_break
+from tokentrace.compare.breaks import Break, Cause, explain_break
 
 # -- the context
 
@@ -65,7 +65,7 @@ def test_changed_tools(family: str, change: str, proof: bool) -> None:
     rows = history()
     after = {"messages": [*rows, ANSWER, AND], "tools": tools}
     found = Requests(family, {"messages": rows, "tools": TOOLS}, after).explain(proof=proof)
-    assert found.cause is BreakCause.CHANGED_TOOLS
+    assert found.cause is Cause.CHANGED_TOOLS
     assert found.region == "first prompt"
     if proof:
         said = {"added": "`add` was added", "described": "`now` changed"}.get(change, "`now` was removed")
@@ -79,10 +79,10 @@ def test_changed_system(family: str, proof: bool) -> None:
     changed = [system("You are a careless assistant."), *rows[1:], ANSWER, AND]
     asked = Requests(family, {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS})
     found = asked.explain(proof=proof)
-    assert found.cause is BreakCause.CHANGED_SYSTEM
+    assert found.cause is Cause.CHANGED_SYSTEM
     assert "careful" in found.before_text
     assert "careless" in found.after_text
-    assert asked.explain(mask=False).cause is BreakCause.CHANGED_SYSTEM
+    assert asked.explain(mask=False).cause is Cause.CHANGED_SYSTEM
 
 
 @BOTH
@@ -90,7 +90,7 @@ def test_changed_system(family: str, proof: bool) -> None:
 def test_system_that_vanished(family: str, proof: bool) -> None:
     rows = history()
     found = Requests(family, {"messages": rows}, {"messages": [*rows[1:], ANSWER, AND]}).explain(proof=proof)
-    assert found.cause is BreakCause.CHANGED_SYSTEM
+    assert found.cause is Cause.CHANGED_SYSTEM
 
 
 @BOTH
@@ -105,7 +105,7 @@ def test_compaction(family: str, change: str, proof: bool) -> None:
     }[change]
     asked = Requests(family, {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS})
     found = asked.explain(proof=proof)
-    assert found.cause is BreakCause.COMPACTION
+    assert found.cause is Cause.COMPACTION
     if proof and change == "middle":
         assert "2 messages are missing from message 4 on" in found.detail
 
@@ -114,7 +114,7 @@ def test_cleared_tool_result() -> None:
     rows = history()
     changed = [*rows[:3], result("[cleared]"), *rows[4:], ANSWER, AND]
     found = Requests("pocket", {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS}).explain()
-    assert found.cause is BreakCause.COMPACTION
+    assert found.cause is Cause.COMPACTION
     assert found.region == "context after completion 1"
     assert "text of the tool was cut" in found.detail
 
@@ -127,7 +127,7 @@ def test_the_conversations_disprove_what_the_text_suggests() -> None:
     same: dict[str, Any] = {"before": {"messages": rows, "tools": TOOLS}, "after": {"messages": rows, "tools": TOOLS}}
     found = explain_break(stream.ids, other.ids, renderer, sampled=stream.mask, **same)
     assert found is not None
-    assert found.cause is BreakCause.UNKNOWN
+    assert found.cause is Cause.UNKNOWN
     assert "the tools of both requests are the same" in found.detail
 
 
@@ -136,5 +136,5 @@ def test_words_about_tools_are_no_tools() -> None:
     changed = [SYS, user("Read this:\n# Tools\n<tools>\nsaw\n</tools>\nand tell."), *rows[2:]]
     for after in (changed, [*changed, ANSWER, AND]):
         found = Requests("pocket", {"messages": rows}, {"messages": after}).explain()
-        assert found.cause is BreakCause.UNKNOWN
+        assert found.cause is Cause.UNKNOWN
         assert "text of the user" in found.detail

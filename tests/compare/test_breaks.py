@@ -22,10 +22,11 @@ from tests.compare.two_requests import (
 )
 from tests.conversations import assistant, user
 from tokentrace import create_renderer
-from tokentrace.compare.breaks import Break, BreakCause, explain_break
-from tokentrace.compare.token_diff import DiffOp, next_hunk
+from tokentrace.compare.breaks import Break, Cause, explain_break
+from tokentrace.compare.texts import DiffOp
 from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET
+from tokentrace.tokens.alignment import next_hunk
 from tokentrace.tokens.kinds import Kind
 
 # -- white space, stop tokens, unknown
@@ -44,14 +45,14 @@ def test_whitespace(family: str, told: str, content: str) -> None:
     after = OK if family == "qwen3.5" else user("Bye")
     reply = assistant(content, reasoning="Hm.") if family == "qwen3.5" else assistant(content)
     found = Rollout(family, told, (reply, after)).explain()
-    assert found.cause is BreakCause.WHITESPACE
+    assert found.cause is Cause.WHITESPACE
     assert "only white space differs" in found.detail
 
 
 def test_whitespace_within_an_argument() -> None:
     told = weather('{"city": "Paris "}', family="pocket")
     found = Rollout("pocket", told, called("get_weather", {"city": "Paris"})).explain()
-    assert found.cause is BreakCause.WHITESPACE
+    assert found.cause is Cause.WHITESPACE
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_whitespace_within_an_argument() -> None:
 def test_stop_token(family: str, told: str) -> None:
     made = Rollout(family, told, (assistant(HELLO), user("Bye")))
     found = made.explain()
-    assert found.cause is BreakCause.STOP_TOKEN
+    assert found.cause is Cause.STOP_TOKEN
     assert told[told.rindex("<") :] in found.detail
     assert found.position == len(made.stream) - 1
     assert found.prompt_range == (found.position, found.position + 1)
@@ -72,7 +73,7 @@ def test_stop_token(family: str, told: str) -> None:
 def test_unknown_is_said(kept: str, family: str) -> None:
     end = {"qwen3": "<|im_end|>", "pocket": "<|end|>"}[family]
     found = Rollout(family, f"The answer is four.{end}", (assistant(kept), user("Bye"))).explain()
-    assert found.cause is BreakCause.UNKNOWN
+    assert found.cause is Cause.UNKNOWN
     assert "nothing shows why" in found.detail
     assert "before=" in found.advice
 
@@ -81,7 +82,7 @@ def test_a_request_that_was_repeated() -> None:
     made = Rollout("pocket", f"{HELLO}<|end|>", ())
     found = explain_break(made.stream, made.prompt, made.renderer, sampled=made.sampled)
     assert found is not None
-    assert found.cause is BreakCause.UNKNOWN
+    assert found.cause is Cause.UNKNOWN
     assert found.position == len(made.prompt)
     assert found.prompt_range == (len(made.prompt), len(made.prompt))
     assert "repeated" in found.detail
@@ -192,7 +193,7 @@ def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
     assert (found is None) == (prompt[: len(stream)].tolist() == stream.tolist())
     if found is not None:
         consistent(found, stream, prompt)
-        assert found.cause is not BreakCause.BPE_REMERGE or found.before_text != ""
+        assert found.cause is not Cause.BPE_REMERGE or found.before_text != ""
 
 
 @given(st.text(min_size=1, max_size=60), st.data())
@@ -211,16 +212,16 @@ def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.D
         assert found is None
     else:
         assert found is not None
-        assert found.cause is BreakCause.BPE_REMERGE
-        assert set(found.later) <= {BreakCause.BPE_REMERGE}
+        assert found.cause is Cause.BPE_REMERGE
+        assert set(found.later) <= {Cause.BPE_REMERGE}
 
 
 @given(st.lists(SMALL, max_size=60), st.lists(SMALL, max_size=60))
 @settings(deadline=None, max_examples=200)
 def test_hunks_meet_again_where_they_say(stream: list[int], prompt: list[int]) -> None:
     hunk = next_hunk(np.asarray(stream, np.int32), np.asarray(prompt, np.int32), 0, 0)
-    a, b = hunk.stream_stop, hunk.prompt_stop
-    if hunk.meets:
+    a, b = hunk.stop, hunk.other_stop
+    if a < len(stream):
         assert stream[a : a + 1] == prompt[b : b + 1]
     else:
         assert (a, b) == (len(stream), len(prompt))
@@ -276,5 +277,5 @@ def test_later_differences_are_named_wherever_the_first_one_stands(lead: str) ->
     prompt = encode(f"{lead}a b{middle} c d, and the rest of it")
     found = explain_break(stream, prompt, create_renderer(POCKET))
     assert found is not None
-    assert found.cause is BreakCause.WHITESPACE
-    assert found.later == (BreakCause.WHITESPACE,)
+    assert found.cause is Cause.WHITESPACE
+    assert found.later == (Cause.WHITESPACE,)

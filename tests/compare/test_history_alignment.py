@@ -50,7 +50,7 @@ def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: 
                     wrong.append("a run is not its tokens")
                 for part in run.parts:
                     where = slice(part.start, part.stop)
-                    if {shown.names[name] for name in shown.fields[where]} != {part.field}:
+                    if set(shown.fields[where].tolist()) != {part.field}:
                         wrong.append("a part is not its field")
                     if set(shown.messages[where].tolist()) != {part.message}:
                         wrong.append("a part is not its message")
@@ -107,7 +107,7 @@ def columns(one: list[int], other: list[int], prompts: tuple[int, int] = (0, 0),
     out = []
     for side, (found, prompt) in enumerate(zip((one, other), prompts, strict=True)):
         owners = np.zeros(len(found), np.int32) if messages is None else np.asarray(messages[side], np.int32)
-        out.append(Shown(np.asarray(found, np.int32), owners, np.zeros(len(found), np.int32), ["content"], prompt))
+        out.append(Shown(np.asarray(found, np.int32), owners, np.full(len(found), "content", object), prompt))
     return out
 
 

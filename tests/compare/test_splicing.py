@@ -138,7 +138,7 @@ def test_bad_calls_are_named() -> None:
     renderer = make_renderer("qwen3-coder")
     with pytest.raises(InputError, match="no assistant message carries prompt_token_ids"):
         splice_prefix(renderer, [user("a"), assistant("b"), user("c")])
-    with pytest.raises(InputError, match="message 0: is no assistant's message"):
+    with pytest.raises(InputError, match="message 0: is not an assistant's message"):
         splice_prefix(renderer, [user("a"), assistant("b")], [1], [2], message=0)
     with pytest.raises(InputError, match="prompt_token_ids"):
         splice_prefix(renderer, [user("a"), assistant("b")], ["x"], [2])

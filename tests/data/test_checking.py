@@ -32,9 +32,9 @@ from tests.data.checked import (
 from tests.data.generate import conversations, write_conversations
 from tests.support import PYTHON_FORMATS, make_renderer
 from tokentrace import InputError, TokentraceError
+from tokentrace.compare.causes import Cause
 from tokentrace.data.check.columns import RowColumns, ready_row
 from tokentrace.data.check.dataset import Outcome, RowChecker, check_dataset
-from tokentrace.data.check.deviations import Cause
 from tokentrace.data.check.turn_marks import TurnMarks
 from tokentrace.data.chunks import Row
 from tokentrace.data.job import tokenize_files
@@ -129,7 +129,7 @@ def test_padding_that_the_expected_row_has_too_stays() -> None:
     row = row_of([*IDS, *[IDS[-1]] * 3], [*MASK, 0, 0, 0])
     found = checks.check(Row(1, None, row))
     assert (found.outcome, found.padding) == (Outcome.SAME, 3)
-    with pytest.raises(InputError, match="no control token"):
+    with pytest.raises(InputError, match="not a control token"):
         RowChecker(make_settings(), pad_token="<nothing>")
 
 
@@ -181,7 +181,7 @@ def test_what_differs_is_placed_in_message_and_field() -> None:
     other = changed(lambda row: row["messages"][2].update(content="And the weather in Rome?"))
     found = checked(row_of(sample_of(other).ids))
     [place] = found.deviations
-    assert (place.cause, place.message, place.role, place.field) == (Cause.TEXT, 2, "user", "content")
+    assert (place.cause, place.message, place.role, place.field) == (Cause.UNKNOWN, 2, "user", "content")
     assert "".join(place.expected).strip() == "Paris"
     assert "".join(place.found).strip() == "Rome"
     assert "message 2 (user), content" in str(place)
@@ -270,10 +270,10 @@ def test_turns_with_reasoning_calls_and_results_are_read_from_ids(family: str) -
         ([1, 2], "mapping of columns"),
         ({"messages": MESSAGES}, "holds no ids"),
         (row_of([]), "holds no ids"),
-        ({**CONVERSATION, "input_ids": ["a"]}, "no number"),
+        ({**CONVERSATION, "input_ids": ["a"]}, "not a number"),
         ({**CONVERSATION, "input_ids": [[1, 2]]}, "list of lists"),
-        ({**CONVERSATION, "input_ids": [1.5]}, "no token id"),
-        ({**CONVERSATION, "input_ids": [2**40]}, "as large as"),
+        ({**CONVERSATION, "input_ids": [1.5]}, "not a token id"),
+        ({**CONVERSATION, "input_ids": [2**40]}, "too large"),
         (row_of(IDS, MASK[:-1]), "loss_mask: has"),
         (row_of(IDS, labels=[-100]), "labels: has 1 entries"),
         (row_of(IDS, attention_mask=[1]), "attention_mask: has 1 entries"),

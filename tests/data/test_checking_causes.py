@@ -26,8 +26,8 @@ from tests.data.checked import (
     sample_of,
 )
 from tests.support import load_family
+from tokentrace.compare.causes import Cause
 from tokentrace.data.check.dataset import Outcome
-from tokentrace.data.check.deviations import Cause
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
@@ -53,29 +53,29 @@ CAUSES: dict[str, tuple[Any, Cause, Outcome]] = {
     "cut at the end": (IDS[:-5], Cause.CUT, Outcome.CUT),
     "cut at the beginning": (IDS[200:], Cause.CUT, Outcome.CUT),
     "tools": (sample_of(changed(lambda row: row.pop("tools"))).ids, Cause.TOOLS_MISSING, Outcome.IDS),
-    "other tools": (sample_of(changed(lambda row: row["tools"].pop())).ids, Cause.TOOLS_OTHER, Outcome.IDS),
+    "other tools": (sample_of(changed(lambda row: row["tools"].pop())).ids, Cause.CHANGED_TOOLS, Outcome.IDS),
     "reasoning": (
         sample_of(changed(lambda row: row["messages"][1].pop("reasoning_content"))).ids,
-        Cause.REASONING_LEFT_OUT,
+        Cause.STRIPPED_REASONING,
         Outcome.IDS,
     ),
     "system": (
         sample_of({"messages": [system("You are a pirate."), *MESSAGES], "tools": SIMPLE}).ids,
-        Cause.SYSTEM_TEXT,
+        Cause.CHANGED_SYSTEM,
         Outcome.IDS,
     ),
     "control": (sample_of(control_tokens="hf_compat").ids, Cause.TEXT_AS_CONTROL, Outcome.IDS),
-    "JSON": (sample_of(changed(_args('{"city":"Paris","unit":"celsius"}'))).ids, Cause.JSON, Outcome.IDS),
+    "JSON": (sample_of(changed(_args('{"city":"Paris","unit":"celsius"}'))).ids, Cause.JSON_FORMAT, Outcome.IDS),
     "white space": (
         sample_of(changed(lambda row: row["messages"][2].update(content=" And the weather in Paris?"))).ids,
         Cause.WHITESPACE,
         Outcome.IDS,
     ),
-    "call": (sample_of(changed(_args('{"city": "Rome", "unit": "celsius"}'))).ids, Cause.CALL, Outcome.IDS),
+    "call": (sample_of(changed(_args('{"city": "Rome", "unit": "celsius"}'))).ids, Cause.OTHER_CALL, Outcome.IDS),
     "no token": ([*IDS[:9], 99_999, *IDS[10:]], Cause.NO_TOKEN, Outcome.IDS),
     "text": (
         sample_of(changed(lambda row: row["messages"][5].update(content="It rains in Paris."))).ids,
-        Cause.TEXT,
+        Cause.UNKNOWN,
         Outcome.IDS,
     ),
 }
@@ -106,7 +106,7 @@ def test_a_stop_token_dropped_inside_a_row_is_named() -> None:
 def test_several_causes_in_one_row_are_all_named() -> None:
     spelled = sample_of(changed(_args('{"city":"Paris","unit":"celsius"}'))).ids
     found = checked(row_of([_bos(), *spelled, IDS[-1]]))
-    assert found.causes == [Cause.BOS_DOUBLED, Cause.JSON, Cause.END_ADDED]
+    assert found.causes == [Cause.BOS_DOUBLED, Cause.JSON_FORMAT, Cause.END_ADDED]
 
 
 @pytest.mark.parametrize("letters", [False, True])
@@ -118,7 +118,7 @@ def test_text_that_was_encoded_otherwise_is_drift(letters: bool) -> None:
     again = [index for piece in tokenizer.encode_plain(pieces) for index in piece.tolist()]
     assert again != word
     found = checked(row_of([*IDS[:at], *again, *IDS[at + len(word) :]]))
-    assert set(found.causes) == {Cause.DRIFT}
+    assert set(found.causes) == {Cause.BPE_REMERGE}
     assert (found.deviations[0].message, found.deviations[0].field) == (5, "content")
 
 
@@ -156,7 +156,7 @@ def test_reasoning_kept_where_the_template_leaves_it_out() -> None:
     assert found.causes == [Cause.REASONING_KEPT]
     plain = sample_of(talk, "qwen3")
     found = checked(row_of(plain.ids, None, talk), "qwen3", samples=SampleSettings(past="preserve"))
-    assert found.causes == [Cause.REASONING_LEFT_OUT]
+    assert found.causes == [Cause.STRIPPED_REASONING]
 
 
 # -- masks

@@ -35,8 +35,8 @@ from tests.data.generate import conversations, write_conversations
 from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
 from tests.support import templates_of_trl
 from tokentrace import InputError, SampleError
+from tokentrace.compare.causes import Cause
 from tokentrace.data.check.dataset import Outcome, check_dataset
-from tokentrace.data.check.deviations import Cause
 from tokentrace.data.check.report import EXAMPLES
 from tokentrace.data.check.source_rows import SourceRows
 from tokentrace.data.conversations import Columns
@@ -259,5 +259,5 @@ def test_messages_that_were_encoded_one_by_one_are_caught(family: str, tmp_path:
         rows.append({"messages": talk.messages, "input_ids": ids, "assistant_masks": mask})
     report = check_dataset([write_lines(tmp_path / "rows.jsonl", rows)], make_settings(family))
     assert report.outcomes[Outcome.SAME] == 0
-    assert report.causes[Cause.DRIFT] + report.causes[Cause.WHITESPACE] > 0
+    assert report.causes[Cause.BPE_REMERGE] + report.causes[Cause.WHITESPACE] > 0
     assert report.differing == len(rows)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.test_show import Page, assert_only_its_own_code_runs
 from tokentrace import create_renderer
-from tokentrace.compare.breaks import BreakCause
+from tokentrace.compare.breaks import Cause
 from tokentrace.demo.paths import (
     CLIENTS,
     ClientPath,
@@ -203,7 +203,7 @@ def test_turns_that_are_spelled_as_rendered_do_not_break(path: ClientPath) -> No
 def test_other_spacing_breaks_where_messages_are_kept(path: ClientPath) -> None:
     rollout, breaks = scripted(path, WIDE, ANSWER)
     (found,) = breaks["one"]
-    assert found.cause is BreakCause.JSON_FORMAT
+    assert found.cause is Cause.JSON_FORMAT
     assert rollout.trajectory.num_samples == 2
     scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL)
     wide, narrow = (RENDERER.tokenizer.encode(text) for text in (WIDE, CALL))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tests.test_show import Page, assert_only_its_own_code_runs
 from tokentrace import create_renderer
-from tokentrace.compare.breaks import BreakCause
+from tokentrace.compare.breaks import Cause
 from tokentrace.demo.memory import RememberingEngine, RememberingScorer
 from tokentrace.demo.paths import ClientPath
 from tokentrace.demo.tasks import make_questions, solve
@@ -73,7 +73,7 @@ def test_only_pockets_template_is_changed() -> None:
 def test_the_first_trial_is_the_comparison_itself(demo: Demo) -> None:
     assert demo.trials[0].reports is demo.paths
     assert demo.trials[0].of(ClientPath.RERENDER).num_breaks > 0
-    assert set(demo.trials[0].causes) <= {BreakCause.BPE_REMERGE, BreakCause.JSON_FORMAT}
+    assert set(demo.trials[0].causes) <= {Cause.BPE_REMERGE, Cause.JSON_FORMAT}
 
 
 def test_greedily_the_noise_does_not_show(demo: Demo) -> None:
@@ -89,9 +89,9 @@ def test_every_user_turn_breaks_the_path_that_renders_a_forgetful_template_again
     assert trial.drops_reasoning
     report = trial.of(ClientPath.RERENDER)
     assert report.later_user_turns == 1
-    assert report.causes == {BreakCause.STRIPPED_REASONING: 1}
+    assert report.causes == {Cause.STRIPPED_REASONING: 1}
     for found in (found for some in report.breaks.values() for found in some):
-        assert found.cause is BreakCause.STRIPPED_REASONING
+        assert found.cause is Cause.STRIPPED_REASONING
     for path in (ClientPath.FIXED_BASE, ClientPath.TOKENTRACE):
         assert trial.of(path).causes == {}
 

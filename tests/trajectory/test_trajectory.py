@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.trajectory.walk import Walk
 from tokentrace.errors import ExtensionError, TrajectoryError
-from tokentrace.tokens.differences import common_prefix
+from tokentrace.tokens.alignment import common_prefix
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import MessageSpan, SharedPrefix, Trajectory, VersionSpan, to_bytes
 from tokentrace.trajectory.buffers import Buffer, WireText

@@ -5,7 +5,7 @@ the rest on its own. The mode says what the context is: everything before the me
 conversation that never changes (``fixed_base``), so that a template cannot rewrite what it wrote before.
 
 Neither proves anything. Text encoded in parts need not have the ids of the whole, and a template may write a message
-otherwise in another context. The sanity check holds the result against a render of the whole conversation, id by id.
+differently in another context. The sanity check compares the result with a render of the whole conversation, id by id.
 These modes are here to compare with, and for templates of which nothing better can be proven; a rollout wants
 `Renderer.bridge_to_next_turn`, training data `Renderer.render`, which masks in one render.
 """
@@ -21,17 +21,17 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.messages import RESULT_ROLES, check_messages
+from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import RendererError, TemplateError, TemplateLimitError
-from ..rendering.bridged import check_ids
 from ..rendering.renderer import Renderer
 from ..settings import choose
-from ..study.turns import Messages, common_prefix
 from ..template.origin import Origin
 from ..template.trace import Rendering
-from ..tokens.differences import Difference
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids, Tokenizer
+from .causes import Cause
 from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
+from .texts import shared_start
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
@@ -53,7 +53,7 @@ class SanityCheck(StrEnum):
     STRICT = "strict"
     """Every one."""
     IGNORE_STRIPPABLE = "ignore_strippable"
-    """All but those of white space. The same text in other tokens is no difference of white space."""
+    """All but those of white space. The same text in other tokens is not a difference of white space."""
     OFF = "off"
     """None: nothing is rendered to compare with."""
 
@@ -62,7 +62,7 @@ class NoteCause(StrEnum):
     """Why a piece is less certain than others."""
 
     REWRITTEN = "rewritten"
-    """The template wrote the context otherwise once the message followed; the text was cut by length all the same."""
+    """The template wrote the context differently once the message followed; the text was cut by length all the same."""
     BASE_SHOWN = "base_shown"
     """The template wrote text of the base into the message (as a system message put before the last user)."""
     OTHER_BASE = "other_base"
@@ -172,7 +172,7 @@ class _Added:
 
     def _detail(self, cause: NoteCause) -> str:
         if cause is NoteCause.REWRITTEN:
-            at = common_prefix(self.before, self.after.text)
+            at = shared_start(self.before, self.after.text)
             was, now = short_text(self.before[at:]), short_text(self.after.text[at:])
             return (
                 f"the template writes what stands before it otherwise once it is there: at character {at}, {was} "
@@ -266,7 +266,7 @@ class IncrementalTokenizer:
         return _joined([piece.ids for piece in added])
 
     def tokens(self, *, sanity_check: SanityCheck | str = SanityCheck.STRICT) -> IncrementalTokens:
-        """All of it so far, held against a full render of the messages. Warns as `tokenize_incrementally` does."""
+        """All of it so far, compared with a full render of the messages. Warns as `tokenize_incrementally` does."""
         return self._tokens(choose(SanityCheck, "sanity_check", sanity_check))
 
     # -- stages
@@ -292,7 +292,7 @@ class IncrementalTokenizer:
         self._asked = asks
 
     def _checked(self, messages: Any) -> list[Mapping[str, Any]]:
-        return check_messages(messages, more_roles=self.renderer.study(self.tools).template.constants)
+        return self.renderer.check_messages(messages, tools=self.tools)
 
     def _render(self, messages: Messages, *, asks: bool = False) -> Rendering:
         return self.renderer.render_text(messages, tools=self.tools, add_generation_prompt=asks)
@@ -300,7 +300,7 @@ class IncrementalTokenizer:
     def _unit(self, messages: Messages, start: int, stop: int) -> _Piece:
         """What ``messages[start:stop]`` adds after its context; an assistant's, after its generation prompt.
 
-        An empty unit is a generation prompt. A base that the template rewrites or repeats is as good as refused,
+        An empty unit is a generation prompt. A base that the template rewrites or repeats counts as refused,
         unless there is no better one: then the text is cut by length all the same, and a note says so.
         """
         unit = messages[start:stop]
@@ -404,7 +404,7 @@ class IncrementalTokenizer:
             owners = np.repeat([piece.message for piece in self._pieces], lengths)
             mismatches = find_mismatches(self.renderer.tokenizer, ids, owners, full)
         if check is SanityCheck.IGNORE_STRIPPABLE:
-            mismatches = [one for one in mismatches if one.kind is not Difference.WHITESPACE]
+            mismatches = [one for one in mismatches if one.kind is not Cause.WHITESPACE]
         if mismatches:
             warnings.warn(TokenizationMismatchWarning(warning_text(self.mode, mismatches)), stacklevel=3)
         notes = [note for piece in self._pieces for note in piece.notes]
@@ -427,7 +427,7 @@ def _units(messages: Messages, start: int) -> Iterator[tuple[int, int]]:
 
 def _bases(messages: Messages, start: int, stop: int) -> Iterator[Messages]:
     """Fixed conversations for ``messages[start:stop]``: system and user; without the system message; then, for what
-    is no assistant's, the same with an assistant's turn, which for tool results makes the calls they answer."""
+    is not an assistant's, the same with an assistant's turn, which for tool results makes the calls they answer."""
     yield [SYSTEM, USER]
     yield [USER]
     if start == stop or messages[start]["role"] == "assistant":
@@ -458,15 +458,11 @@ def _calls(results: Messages, past: Messages, arguments: dict[str, Any] | str) -
 
 def _cut(rendering: Rendering, at: int, numbers: Sequence[int], guard: str) -> Rendering:
     """A rendering from character `at` on, its messages renumbered, after a guard of scaffold if one is given."""
-    out = Rendering(guard + rendering.text[at:])
-    if guard:
-        out.ends, out.turns, out.origins = [len(guard)], [-1], [None]
-    for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
-        if end > at:
-            out.ends.append(len(guard) + end - at)
-            out.turns.append(numbers[turn] if turn >= 0 else turn)
-            out.origins.append(origin and origin.renumbered(numbers))
-    return out
+    moved = [
+        (text, numbers[turn] if turn >= 0 else turn, origin and origin.renumbered(numbers))
+        for text, turn, origin in rendering.spans(at)
+    ]
+    return Rendering.of([(guard, -1, None), *moved])
 
 
 def _neutral_control(tokenizer: Tokenizer) -> str:
@@ -482,7 +478,7 @@ def _joined(parts: Sequence[Ids]) -> Ids:
 
 
 __all__ = [
-    "Difference",
+    "Cause",
     "IncrementalMode",
     "IncrementalTokenizer",
     "IncrementalTokens",

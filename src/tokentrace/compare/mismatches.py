@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ..rendering.rendered import RenderedTokens
-from ..tokens.differences import Difference, difference, differing
+from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.vocabulary import Vocabulary
+from .causes import Cause
+from .texts import spell
 
 
 class TokenizationMismatchWarning(UserWarning):
@@ -30,7 +34,7 @@ class Mismatch:
     incremental_text: str
     full_text: str
     message: int | None
-    kind: Difference
+    kind: Cause
 
     def __str__(self) -> str:
         owner = "" if self.message is None else f" (message {self.message})"
@@ -45,8 +49,9 @@ def find_mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], fu
     `owners` has the message of each of the ids.
     """
     out = []
-    for start, stop, full_start, full_stop in differing(tokenizer.vocabulary, ids, full.ids):
-        here, there = ids[start:stop], full.ids[full_start:full_stop]
+    for hunk in _parts(tokenizer.vocabulary, ids, full.ids):
+        start, _, full_start, _ = hunk
+        here, there = hunk.sides(ids, full.ids)
         message = int(full.messages[full_start] if len(there) else owners[start])
         out.append(
             Mismatch(
@@ -56,10 +61,39 @@ def find_mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], fu
                 incremental_text=tokenizer.decode(here.tolist()),
                 full_text=tokenizer.decode(there.tolist()),
                 message=message if message >= 0 else None,
-                kind=difference(tokenizer.vocabulary, here, there),
+                kind=_kind(tokenizer.vocabulary, here, there),
             )
         )
     return out
+
+
+def _parts(vocabulary: Vocabulary, one: Ids, other: Ids) -> Iterator[Hunk]:
+    """The parts that differ. Parts between two control tokens that together spell the same text are one part:
+    by themselves they would seem to spell different text."""
+    group: list[Hunk] = []
+    control = [token.id for token in vocabulary.control.values()]
+    for hunk in align(one, other):
+        if group and np.isin(one[group[-1].stop : hunk.start], control).any():
+            yield from _together(vocabulary, one, other, group)
+            group = []
+        group.append(hunk)
+    yield from _together(vocabulary, one, other, group)
+
+
+def _together(vocabulary: Vocabulary, one: Ids, other: Ids, group: Sequence[Hunk]) -> Sequence[Hunk]:
+    if len(group) < 2:
+        return group
+    whole = Hunk(group[0].start, group[-1].stop, group[0].other_start, group[-1].other_stop)
+    return [whole] if _kind(vocabulary, *whole.sides(one, other)) is Cause.BPE_REMERGE else group
+
+
+def _kind(vocabulary: Vocabulary, one: Ids, other: Ids) -> Cause:
+    """In what ids differ. Compared as bytes: half a character decodes to U+FFFD, whichever it is half of."""
+    left, right = spell(vocabulary, one), spell(vocabulary, other)
+    if left == right:
+        return Cause.BPE_REMERGE
+    bare = left.translate(None, b"\n\t\r ") == right.translate(None, b"\n\t\r ")
+    return Cause.WHITESPACE if bare else Cause.UNKNOWN
 
 
 def warning_text(mode: str, mismatches: Sequence[Mismatch], shown: int = 3) -> str:

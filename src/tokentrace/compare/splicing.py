@@ -13,19 +13,19 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import InputError, TemplateError
-from ..rendering.bridged import BridgedTokens, check_ids
+from ..rendering.bridged import BridgedTokens
 from ..rendering.renderer import Renderer
 from ..settings import whole
 from ..study.seams import BridgeRefusal, RefusalReason
-from .breaks import BreakCause, explain_break
+from ..tokens.ids import check_ids
+from .breaks import explain_break
+from .causes import Cause
 
 PROMPT_IDS: Final = "prompt_token_ids"
 COMPLETION_IDS: Final = "generation_token_ids"
 """Fields of an assistant's message in which servers hand back the ids of its turn."""
 
-REWRITTEN: Final = frozenset(
-    {BreakCause.REWRITTEN_CALL, BreakCause.CHANGED_TOOLS, BreakCause.CHANGED_SYSTEM, BreakCause.COMPACTION}
-)
+REWRITTEN: Final = frozenset({Cause.REWRITTEN_CALL, Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION})
 """Causes that make it another conversation: the old ids no longer say what the messages do."""
 
 
@@ -86,7 +86,7 @@ def _tokenized(
         )
     at = said[-1] if message is None else whole("message", message, error=InputError)
     if not 0 <= at < len(messages) or messages[at]["role"] != "assistant":
-        raise InputError("is no assistant's message, so it has no sampled ids", message=at)
+        raise InputError("is not an assistant's message, so it has no sampled ids", message=at)
     own = messages[at]
     prompt = own.get(PROMPT_IDS, ()) if prompt_ids is None else prompt_ids
     completion = own.get(COMPLETION_IDS, ()) if completion_ids is None else completion_ids
@@ -97,8 +97,8 @@ def _tokenized(
 def _rewritten(
     renderer: Renderer, spliced: BridgedTokens, messages: Sequence[Mapping[str, Any]], tools: Any
 ) -> BridgeRefusal | None:
-    """Whether the messages say something else than the ids. They are rendered as they stood when these were sampled:
-    what the template alone changes about the past later on is no change of theirs."""
+    """Whether the messages say something else than the ids. They are rendered as they were when these were sampled:
+    what the template alone changes about the past later on does not count."""
     renderer = renderer.silent()
     try:
         asked = renderer.render(messages[:-1], tools=tools, add_generation_prompt=True)
@@ -112,7 +112,7 @@ def _rewritten(
     found = explain_break(spliced.ids[: spliced.stream_length], expected, renderer, sampled=sampled)
     if found is None or found.position >= len(expected):  # a stop token that the last turn of a rendering has not
         return None
-    if found.cause is not BreakCause.UNKNOWN and not REWRITTEN & {found.cause, *found.later}:
+    if found.cause is not Cause.UNKNOWN and not REWRITTEN & {found.cause, *found.later}:
         return None
     return BridgeRefusal(
         RefusalReason.REWRITES_PAST,

@@ -19,15 +19,16 @@ import numpy.typing as npt
 
 from ..compare.breaks import Break, explain_break
 from ..compare.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
+from ..conversation.messages import Messages
 from ..engines.protocol import Engine, SamplingParams
 from ..pocket.model import PocketModel, load_pocket
 from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
-from ..rollout.loop import Agent, Budget, End, Messages, Rollout, Task
+from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.sample import Sample
 from ..samples.trajectories import report_rollouts, trajectory_samples
-from ..tokens.differences import unequal
+from ..tokens.alignment import align
 from ..tokens.tokenizer import Ids
 from .memory import RememberingEngine, RememberingScorer, Scorer
 from .rollouts import FollowUps, question_reward, question_tasks
@@ -169,7 +170,7 @@ def _paired(one: Ids, other: Ids) -> list[tuple[int, int]]:
     """The places of tokens that two runs have in common, in order."""
     pairs: list[tuple[int, int]] = []
     at, other_at = 0, 0
-    for start, stop, other_start, other_stop in unequal(one.tolist(), other.tolist()):
+    for start, stop, other_start, other_stop in align(one, other):
         pairs += zip(range(at, start), range(other_at, other_start), strict=True)
         at, other_at = stop, other_stop
     pairs += zip(range(at, len(one)), range(other_at, len(other)), strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..compare.breaks import BreakCause
+from ..compare.breaks import Cause
 from ..pocket import NOISE, POCKET
 from ..pocket.model import load_pocket
 from ..rendering.factory import create_renderer
@@ -27,16 +27,16 @@ class Pretrained:
     model: str
     rollouts: int
     broken: int
-    cause: BreakCause
+    cause: Cause
 
 
-PRETRAINED: Final = Pretrained("SmolLM2-135M", 384, 6, BreakCause.BPE_REMERGE)
+PRETRAINED: Final = Pretrained("SmolLM2-135M", 384, 6, Cause.BPE_REMERGE)
 """A small model on these tasks that was trained on text as its tokenizer encodes it, with no noise added."""
 
-WORDS: Final[Mapping[BreakCause, str]] = {
-    BreakCause.BPE_REMERGE: "the same text, encoded again, is other tokens",
-    BreakCause.JSON_FORMAT: "the same call, written again, has other spacing",
-    BreakCause.STRIPPED_REASONING: "the template leaves out reasoning that was sampled",
+WORDS: Final[Mapping[Cause, str]] = {
+    Cause.BPE_REMERGE: "the same text, encoded again, is other tokens",
+    Cause.JSON_FORMAT: "the same call, written again, has other spacing",
+    Cause.STRIPPED_REASONING: "the template leaves out reasoning that was sampled",
 }
 """Causes that the demo is about, for people; docs/breaks.md tells the others."""
 
@@ -172,7 +172,7 @@ def _of_pretrained() -> str:
 def _of_reasoning(demo: Demo) -> list[str]:
     trial = next(trial for trial in demo.trials if trial.drops_reasoning)
     report = trial.of(ClientPath.RERENDER)
-    asked, broke = report.later_user_turns, report.causes.get(BreakCause.STRIPPED_REASONING, 0)
+    asked, broke = report.later_user_turns, report.causes.get(Cause.STRIPPED_REASONING, 0)
     if not asked:
         return [
             "No noise is needed where a template drops past reasoning, but none of these questions goes on after its "

@@ -14,14 +14,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..compare.breaks import Break, BreakCause
-from ..compare.token_diff import DiffOp, token_text
+from ..compare.breaks import Break, Cause
+from ..compare.texts import DiffOp, token_text
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
 from ..show.page import Row, Stretch, Token, make_page
 from ..show.pieces import Kind, kind_of
-from ..tokens.differences import unequal
+from ..tokens.alignment import align
 from ..tokens.kinds import Kind as Origin
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted, visible
@@ -214,7 +214,7 @@ def _cause_lines(trial: Trial) -> list[tuple[str, str, list[str]]]:
 
 
 def _words(cause: str) -> str:
-    return WORDS.get(BreakCause(cause), "docs/breaks.md tells what that is")
+    return WORDS.get(Cause(cause), "docs/breaks.md tells what that is")
 
 
 # -- for terminals
@@ -378,7 +378,7 @@ def _respelled(rollout: Rollout, renderer: Renderer) -> npt.NDArray[np.bool_]:
     stream = rollout.trajectory.stream()
     rendered = renderer.render(rollout.messages, tools=rollout.schemas)
     differs = np.zeros(len(stream), np.bool_)
-    for start, stop, _, _ in unequal(stream.tolist(), rendered.token_ids):
+    for start, stop, _, _ in align(stream, rendered.ids):
         differs[start:stop] = True
     return differs
 

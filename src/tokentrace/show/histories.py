@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View
-from ..compare.histories.findings import listed
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted, visible
+from ..tokens.visible import counted, listed, visible
 from .page import Card, Row, Stretch, Token, make_fragment, make_page
 from .pieces import kind_of, texts_of
 from .terminal import flat, laid_out, plain_lines
 
 if TYPE_CHECKING:
-    from ..compare.histories.report import HistoryReport, Step
+    from ..compare.histories.differences import Step
+    from ..compare.histories.report import HistoryReport
 
 PAGE_LIMIT: Final = 6_000
 FRAGMENT_LIMIT: Final = 1_500

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..tokens.differences import common_prefix
+from ..tokens.alignment import common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
 from .buffers import Buffer, WireText

@@ -1,18 +1,20 @@
-"""What a check is given, a `Case`, and what it gives back, a `Finding`."""
+"""What a check is given, a `Case`, and what it gives back, `Evidence`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...tokens.alignment import Hunk, next_hunk
 from ...tokens.tokenizer import Ids
 from ...tokens.vocabulary import Vocabulary
-from ..token_diff import Hunk, TextWindow, one_line, text_of
-from .causes import BreakCause
+from ..causes import Cause
+from ..texts import TextWindow, text_of
+from .markup import Markup
 from .turn_heads import TurnHeads
 
 
@@ -49,16 +51,27 @@ class Case:
 
     stream: Ids
     prompt: Ids
-    vocabulary: Vocabulary
-    turns: TurnHeads
+    markup: Markup
     hunk: Hunk
     text: TextWindow
     region: Region | None
-    tags: Sequence[tuple[str, str]]
-    call_tags: Sequence[tuple[str, str]]
-    """Texts that open and close reasoning."""
-    before: Mapping[str, Any] | None
-    after: Mapping[str, Any] | None
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+
+    @classmethod
+    def at(cls, position: int, stream: Ids, prompt: Ids, markup: Markup, mask: npt.NDArray[np.bool_] | None) -> Case:
+        """The difference at the first token that is not the same; `mask` says which of the stream were sampled."""
+        hunk = next_hunk(stream, prompt, position, position)
+        text = TextWindow.around(markup.vocabulary, stream, prompt, hunk)
+        return cls(stream, prompt, markup, hunk, text, Region.at(mask, position))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.markup.vocabulary
+
+    @property
+    def turns(self) -> TurnHeads:
+        return self.markup.turns
 
     @property
     def in_completion(self) -> bool | None:
@@ -77,36 +90,42 @@ class Case:
 
     def roles(self) -> tuple[str | None, str | None]:
         """Whose turn it begins in, in the stream and in the prompt."""
-        return self.turns.role(self.stream, self.hunk.stream), self.turns.role(self.prompt, self.hunk.prompt)
+        return self.turns.role(self.stream, self.hunk.start), self.turns.role(self.prompt, self.hunk.other_start)
 
     def token_after(self, characters: int) -> int:
         """The stream's token that begins so many characters after the difference."""
-        size = len(self.text.stream[: max(0, characters)].encode("utf-8", "surrogatepass"))
-        at, seen = self.hunk.stream, 0
-        while seen < size and at < len(self.stream):
-            seen += len(self.vocabulary.token_bytes(int(self.stream[at])))
+        return self._reaching(self.stream, self.hunk.start, self.text.stream[: max(0, characters)])
+
+    def tokens_of(self, start: int, stop: int, *, prompt: bool = False) -> Ids:
+        """The tokens of characters `start` to `stop` of one of the `sides`; `start` is before the difference."""
+        lead, ids = self.text.lead, self.prompt if prompt else self.stream
+        at = self.hunk.other_start if prompt else self.hunk.start
+        text = (lead + (self.text.prompt if prompt else self.text.stream))[len(lead) : stop]
+        size, first = len(lead[start:].encode("utf-8", "surrogatepass")), at
+        while size > 0 and first > 0:
+            first -= 1
+            size -= len(self.vocabulary.token_bytes(int(ids[first])))
+        return ids[first : self._reaching(ids, at, text)]
+
+    def _reaching(self, ids: Ids, at: int, text: str) -> int:
+        """Where the tokens from `at` on have spelled as much as the text."""
+        size, seen = len(text.encode("utf-8", "surrogatepass")), 0
+        while seen < size and at < len(ids):
+            seen += len(self.vocabulary.token_bytes(int(ids[at])))
             at += 1
         return at
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A cause and the evidence for it."""
+class Evidence:
+    """A cause and what shows it."""
 
-    cause: BreakCause
+    cause: Cause
     detail: str
     hunk: Hunk | None = None
-    """A better idea of what differs than that of the diff."""
+    """A better idea of what differs than that of the alignment."""
     until: int = 0
     """Where the value or the call ends that was compared as a whole, as a character of `Case.sides`."""
-
-
-def quoted(text: str, most: int = 48) -> str:
-    """Text for a sentence: on one line, cut short where long."""
-    text = one_line(text)
-    if not text:
-        return "nothing"
-    return f"`{text}`" if len(text) <= most else f"`{text[:most]}…`"
 
 
 def counted(tokens: int) -> str:

@@ -11,25 +11,22 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import TokentraceError, TrajectoryError, shown
+from ...errors import TrajectoryError, shown
 from ...settings import instance
-from ...tokens.differences import common_prefix
+from ...tokens.alignment import common_prefix, hunks
+from ...tokens.ids import check_ids
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
-from ...tokens.vocabulary import Vocabulary
-from ..token_diff import DiffOp, DiffRow, diff_lines, diff_rows, hunks_after, next_hunk, one_line, text_of, text_window
+from ..causes import ADVICE, Cause
+from ..texts import DiffOp, DiffRow, TextWindow, diff_lines, diff_rows, one_line, quoted, text_of
 from .calls import changed_call, lost_call
-from .case import Case, Finding, Region, quoted
-from .causes import ADVICE, BreakCause
-from .context import compaction, cut_short, system, tools
-from .conversations import compared
-from .endings import lost_by_client, lost_completion, stop_token
-from .markup import CALL_TAGS, REASONING_TAGS
-from .reasoning import reasoning as stripped_reasoning
+from .case import Case, Evidence, Region
+from .completions import lost_by_client, lost_completion, stop_token, stripped_reasoning
+from .context import changed_system, changed_tools, compaction, compared, cut_short
+from .markup import Markup
 from .spelling import boolean, json_format, remerge, whitespace
-from .turn_heads import TurnHeads
 
-CHECKS: Final[tuple[Callable[[Case], Finding | None], ...]] = (
+CHECKS: Final[tuple[Callable[[Case], Evidence | None], ...]] = (
     remerge,
     stripped_reasoning,
     lost_completion,
@@ -39,8 +36,8 @@ CHECKS: Final[tuple[Callable[[Case], Finding | None], ...]] = (
     json_format,
     changed_call,
     whitespace,
-    tools,
-    system,
+    changed_tools,
+    changed_system,
     lost_call,
     cut_short,
 )
@@ -54,14 +51,14 @@ _LATER: Final = 8
 class Break:
     """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
 
-    `position` is the first id that differs. `stream_range` and `prompt_range` are the tokens that stand against
-    each other until both sides agree again (they begin at `position`). `before_text` and `after_text` are the
+    `position` is the first id that differs. `stream_range` and `prompt_range` are the tokens in which
+    they differ until both sides agree again (they begin at `position`). `before_text` and `after_text` are the
     same as text, with a little around them, cut short where long. `region` says in which part of the stream it
     lies, where that is known; completions are counted from 1. `later` are the causes of further differences
     up to the end of the stream (the first few). `tokens` is the diff in rows.
     """
 
-    cause: BreakCause
+    cause: Cause
     position: int
     stream_length: int
     prompt_length: int
@@ -73,7 +70,7 @@ class Break:
     advice: str
     region: str | None
     tokens: tuple[DiffRow, ...]
-    later: tuple[BreakCause, ...] = ()
+    later: tuple[Cause, ...] = ()
 
     def __str__(self) -> str:
         where = "" if self.region is None else f" ({self.region})"
@@ -108,12 +105,12 @@ def explain_break(
     `tokenizer` is a `Tokenizer`, or a `Renderer`, whose grammar then says how reasoning and calls are set off.
     `sampled` (or `kinds`) marks the tokens of the stream that were sampled: with it the report names the region, and
     a completion that is missing can be told from a history that was rewritten. `reasoning` are the texts that open
-    and close reasoning, where they are none of the usual ones. `anchor` is what the client took for the stream.
+    and close reasoning, where they are not among the usual ones. `anchor` is what the client took for the stream.
     `before` and `after` are the conversations of the two requests (``{"messages": […], "tools": […]}``): changed
     tools, changed system messages and compaction are then proven by comparing them.
 
     Every prompt begins with an empty stream. Where `sampled`, `kinds` or `before` say that there was a request
-    before, it is a zeroed anchor. TrajectoryError where the arguments are no ids, or do not fit each other.
+    before, it is a zeroed anchor. TrajectoryError where the arguments are not ids, or do not fit each other.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -126,86 +123,78 @@ def explain_break(
     >>> explain_break(stream, stream, tokenizer) is None
     True
     """
-    ours, theirs = _ids(stream, "stream"), _ids(next_prompt, "next_prompt")
+    ours, theirs = (
+        check_ids(stream, "stream", error=TrajectoryError),
+        check_ids(next_prompt, "next_prompt", error=TrajectoryError),
+    )
     mask = _mask(sampled, kinds, len(ours))
     for name, request in (("before", before), ("after", after)):
         if request is not None:
             instance(name, request, Mapping, TrajectoryError)  # type: ignore[type-abstract]
     if reasoning is not None and not _are_tags(reasoning):
         raise TrajectoryError(f"reasoning is two strings, what opens it and what closes it, not {shown(reasoning)}")
-    vocabulary = _vocabulary(tokenizer)
-    own_reasoning, own_calls = _own_tags(tokenizer)
+    if not isinstance(tokenizer, Tokenizer) and not isinstance(getattr(tokenizer, "tokenizer", None), Tokenizer):
+        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not a {type(tokenizer).__name__}")
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None
-    hunk = next_hunk(ours, theirs, position, position)
-    case = Case(
-        stream=ours,
-        prompt=theirs,
-        vocabulary=vocabulary,
-        turns=TurnHeads.of(vocabulary),
-        hunk=hunk,
-        text=text_window(vocabulary, ours, theirs, hunk),
-        region=Region.at(mask, position),
-        tags=(*([] if reasoning is None else [reasoning]), *own_reasoning, *REASONING_TAGS),
-        call_tags=(*own_calls, *CALL_TAGS),
-        before=before,
-        after=after,
-    )
-    finding = _explain(case)
+    case = Case.at(position, ours, theirs, Markup.of(tokenizer, reasoning), mask)
+    case = replace(case, before=before, after=after)
+    evidence = explain(case)
     if anchor is not None:
-        finding = lost_by_client(case, _ids(anchor, "anchor"), finding) or finding
-    case = replace(case, hunk=finding.hunk or hunk)
+        evidence = lost_by_client(case, check_ids(anchor, "anchor", error=TrajectoryError), evidence) or evidence
+    case = replace(case, hunk=evidence.hunk or case.hunk)
     before_text, after_text = _excerpts(case)
     return Break(
-        cause=finding.cause,
+        cause=evidence.cause,
         position=position,
         stream_length=len(ours),
         prompt_length=len(theirs),
-        stream_range=(position, case.hunk.stream_stop),
-        prompt_range=(position, case.hunk.prompt_stop),
+        stream_range=(position, case.hunk.stop),
+        prompt_range=(position, case.hunk.other_stop),
         before_text=before_text,
         after_text=after_text,
-        detail=finding.detail,
-        advice=ADVICE[finding.cause],
+        detail=evidence.detail,
+        advice=ADVICE[evidence.cause],
         region=None if case.region is None else case.region.name,
-        tokens=diff_rows(vocabulary, ours, theirs, case.hunk),
-        later=tuple(_later(case, finding, mask)),
+        tokens=diff_rows(case.vocabulary, ours, theirs, case.hunk),
+        later=tuple(_later(case, evidence, mask)),
     )
 
 
 # -- stages
 
 
-def _explain(case: Case) -> Finding:
-    found = next((finding for check in CHECKS if (finding := check(case)) is not None), None)
+def explain(case: Case) -> Evidence:
+    """The cause of one difference, and what shows it."""
+    found = next((evidence for check in CHECKS if (evidence := check(case)) is not None), None)
     return compared(case, found or _unknown(case))
 
 
-def _unknown(case: Case) -> Finding:
+def _unknown(case: Case) -> Evidence:
     ours, theirs = case.hunk_texts()
-    if not theirs and case.hunk.prompt == len(case.prompt):
-        ids = len(case.stream) - case.hunk.stream
-        return Finding(
-            BreakCause.UNKNOWN,
+    if not theirs and case.hunk.other_start == len(case.prompt):
+        ids = len(case.stream) - case.hunk.start
+        return Evidence(
+            Cause.UNKNOWN,
             f"the next prompt ends where the stream goes on for {ids:,} tokens: a request was repeated, or the "
             "history taken back",
         )
-    role = case.turns.role(case.stream, case.hunk.stream)
+    role = case.turns.role(case.stream, case.hunk.start)
     of = f" in text of the {role}" if role else ""
-    return Finding(
-        BreakCause.UNKNOWN, f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}{of}; nothing shows why"
+    return Evidence(
+        Cause.UNKNOWN, f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}{of}; nothing shows why"
     )
 
 
-def _later(case: Case, finding: Finding, mask: npt.NDArray[np.bool_] | None) -> Iterator[BreakCause]:
-    """The causes of the next few differences, but for those in what the finding compared as a whole."""
-    covered = case.token_after(finding.until - len(case.text.lead))
-    for hunk in islice(hunks_after(case.hunk, case.stream, case.prompt), _LATER):
-        if hunk.stream >= covered:
-            text = text_window(case.vocabulary, case.stream, case.prompt, hunk, back=1024, forward=4096)
-            region = Region.at(mask, hunk.stream)
-            yield _explain(replace(case, hunk=hunk, text=text, region=region, before=None, after=None)).cause
+def _later(case: Case, evidence: Evidence, mask: npt.NDArray[np.bool_] | None) -> Iterator[Cause]:
+    """The causes of the next few differences, but for those in what was compared as a whole."""
+    covered = case.token_after(evidence.until - len(case.text.lead))
+    for hunk in islice(hunks(case.stream, case.prompt, case.hunk.stop, case.hunk.other_stop), _LATER):
+        if covered <= hunk.start < len(case.stream):
+            text = TextWindow.around(case.vocabulary, case.stream, case.prompt, hunk, back=1024, forward=4096)
+            region = Region.at(mask, hunk.start)
+            yield explain(replace(case, hunk=hunk, text=text, region=region, before=None, after=None)).cause
 
 
 def _excerpts(case: Case, around: int = 16, most: int = 400) -> tuple[str, str]:
@@ -217,24 +206,11 @@ def _excerpts(case: Case, around: int = 16, most: int = 400) -> tuple[str, str]:
         tail = text_of(case.vocabulary, ids[stop - most // 2 : stop + around])
         return f"{head} … {stop - start - most:,} tokens … {tail}"
 
-    hunk = case.hunk
-    return excerpt(case.stream, hunk.stream, hunk.stream_stop), excerpt(case.prompt, hunk.prompt, hunk.prompt_stop)
+    start, stop, other_start, other_stop = case.hunk
+    return excerpt(case.stream, start, stop), excerpt(case.prompt, other_start, other_stop)
 
 
 # -- input
-
-
-def _ids(given: Any, name: str) -> Ids:
-    """Ids of any sequence, a bridge among them, as int32; an array of that kind is taken as it is."""
-    try:
-        array = np.asarray(given if isinstance(given, np.ndarray) else list(given))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TrajectoryError(f"{name} is no sequence of token ids: {error}; give a list of ints or an array") from None
-    if array.ndim == 1 and not len(array):
-        return np.zeros(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.itemsize > 4 and np.abs(array).max() >= 2**31):
-        raise TrajectoryError(f"{name} must be one row of token ids, not {array.dtype} of shape {array.shape}")
-    return array.astype(np.int32, copy=False)
 
 
 def _are_tags(given: Any) -> bool:
@@ -252,24 +228,3 @@ def _mask(sampled: Any, kinds: Any, size: int) -> npt.NDArray[np.bool_] | None:
         name = "sampled" if sampled is not None else "kinds"
         raise TrajectoryError(f"{name} has shape {mask.shape}, the stream {size} tokens; give one entry per token")
     return mask
-
-
-def _own_tags(renderer: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The texts that open and close reasoning, and calls, where a renderer knows its template's."""
-    if not callable(getattr(renderer, "grammar", None)):
-        return [], []
-    try:
-        grammar = renderer.grammar()
-    except TokentraceError:
-        return [], []
-    frame, calls = grammar.reasoning, grammar.calls
-    reasoning = [(frame.open, frame.close)] if frame is not None and frame.open else []
-    opening, closing = (calls.open.strip(), calls.close.strip()) if calls is not None else ("", "")
-    return reasoning, [(opening, closing)] if opening and closing else []
-
-
-def _vocabulary(tokenizer: Any) -> Vocabulary:
-    found = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "tokenizer", None)
-    if not isinstance(found, Tokenizer):
-        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not a {type(tokenizer).__name__}")
-    return found.vocabulary

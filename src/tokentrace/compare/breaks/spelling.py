@@ -2,19 +2,85 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
-from ..token_diff import remerged, text_of
-from .case import Case, Finding, counted, quoted
-from .causes import BreakCause
-from .written import openers, same_value, value_at
+from ..causes import Cause
+from ..texts import quoted, spelled_alike, text_of
+from .case import Case, Evidence, counted
+
+# -- JSON values in text
+
+_DECODER: Final = json.JSONDecoder()
+_OPENERS: Final = 64
+"""Braces and brackets before a character that are tried as the beginning of a JSON value."""
 
 
-def remerge(case: Case) -> Finding | None:
+def openers(text: str, at: int) -> Iterator[int]:
+    """Where a JSON value may begin that holds this character, the nearest first."""
+    found = (index for index in range(min(at, len(text) - 1), -1, -1) if text[index] in "{[")
+    return islice(found, _OPENERS)
+
+
+def value_at(text: str, start: int) -> tuple[Any, int] | None:
+    """The JSON value that begins here and its end; also as Python's repr() writes it."""
+    try:
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        pass
+    written = text[start : start + 4096]
+    stop = max(written.find("}\n"), written.find("}<"), written.find("]\n"), written.find("]<")) + 1
+    written = written[: stop or None]
+    if "'" not in written or "\\" in written:  # a warning about escapes is not ours to print
+        return None
+    try:
+        return ast.literal_eval(written), start + len(written)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+
+
+def value_of(given: Any) -> Any:
+    """The value that a string of JSON writes; anything else as it is."""
+    found = value_at(given, 0) if isinstance(given, str) else None
+    return given if found is None else found[0]
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same. ``1`` and ``1.0`` are, ``1`` and ``true`` are not; nor does order count
+    among keys. A string that holds the JSON of the other value is the same, written twice.
+    """
+    pairs = [(one, other)]
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, str) != isinstance(b, str):
+            text, value = (a, b) if isinstance(a, str) else (b, a)
+            parsed = value_at(text, 0) if isinstance(value, (dict, list)) else None
+            if parsed is None or parsed[1] != len(text):
+                return False
+            pairs.append((parsed[0], value))
+        elif isinstance(a, dict) and isinstance(b, dict):
+            if a.keys() != b.keys():
+                return False
+            pairs += [(a[key], b[key]) for key in a]
+        elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            if len(a) != len(b):
+                return False
+            pairs += zip(a, b, strict=True)
+        elif isinstance(a, bool) != isinstance(b, bool) or a != b:
+            return False
+    return True
+
+
+# -- the checks
+
+
+def remerge(case: Case) -> Evidence | None:
     """Other tokens that spell the same bytes."""
-    hunk = remerged(case.vocabulary, case.stream, case.prompt, case.hunk)
+    hunk = spelled_alike(case.vocabulary, case.stream, case.prompt, case.hunk)
     if hunk is None:
         return None
     spelled, respelled = hunk.sides(case.stream, case.prompt)
@@ -29,7 +95,7 @@ def remerge(case: Case) -> Finding | None:
             break
     else:
         detail += ": it was decoded and encoded again"
-    return Finding(BreakCause.BPE_REMERGE, detail, hunk)
+    return Evidence(Cause.BPE_REMERGE, detail, hunk)
 
 
 _NAMES_OF_VALUES: Final = {frozenset(pair) for pair in (("true", "True"), ("false", "False"), ("null", "None"))}
@@ -39,8 +105,8 @@ _VALUE_FOLLOWS: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)\Z")
 _VALUE_ENDS: Final = re.compile(r"\s*(?:[<,\]})]|\Z)|[ \t]*\n")
 
 
-def boolean(case: Case) -> Finding | None:
-    """A word of JSON against one of Python, where a value stands."""
+def boolean(case: Case) -> Evidence | None:
+    """A word of JSON on one side and one of Python on the other, in the place of a value."""
     ours, theirs, at = case.sides()
     tail = _WORD_BEFORE.search(ours[max(0, at - 16) : at])
     start = at - len(tail[0]) if tail else at
@@ -52,10 +118,10 @@ def boolean(case: Case) -> Finding | None:
     if not (_VALUE_ENDS.match(ours, one.end()) and _VALUE_ENDS.match(theirs, other.end())):
         return None
     how = "the value went through Python's str()" if other[0][0].isupper() else "the value went through JSON"
-    return Finding(BreakCause.BOOLEAN_CASE, f"the stream has `{one[0]}`, the next prompt `{other[0]}`: {how}")
+    return Evidence(Cause.BOOLEAN_CASE, f"the stream has `{one[0]}`, the next prompt `{other[0]}`: {how}")
 
 
-def json_format(case: Case) -> Finding | None:
+def json_format(case: Case) -> Evidence | None:
     """A JSON value around the difference that is whole on both sides, and the same."""
     ours, theirs, at = case.sides()
     for start in openers(ours, at):
@@ -67,7 +133,7 @@ def json_format(case: Case) -> Finding | None:
         written, rewritten = ours[start : one[1]], theirs[start : other[1]]
         how = _rewritten(written, rewritten, one[0], other[0])
         said = f"the stream has {quoted(written)}, the next prompt {quoted(rewritten)}"
-        return Finding(BreakCause.JSON_FORMAT, f"the same JSON is written {how}: {said}", until=one[1])
+        return Evidence(Cause.JSON_FORMAT, f"the same JSON is written {how}: {said}", until=one[1])
     return None
 
 
@@ -95,7 +161,7 @@ def _rewritten(ours: str, theirs: str, one: Any, other: Any) -> str:
     return "with its values spelled another way"
 
 
-def whitespace(case: Case) -> Finding | None:
+def whitespace(case: Case) -> Evidence | None:
     """White space alone, as far as the next few characters tell."""
     one, other = case.text.stream[case.text.shared :], case.text.prompt[case.text.shared :]
     rest, others = one.lstrip(), other.lstrip()
@@ -105,8 +171,8 @@ def whitespace(case: Case) -> Finding | None:
     if _dense(rest)[:size] != _dense(others)[:size]:
         return None
     a, b = one[: len(one) - len(rest)], other[: len(other) - len(others)]
-    return Finding(
-        BreakCause.WHITESPACE, f"only white space differs: the stream has {quoted(a)}, the next prompt {quoted(b)}"
+    return Evidence(
+        Cause.WHITESPACE, f"only white space differs: the stream has {quoted(a)}, the next prompt {quoted(b)}"
     )
 
 

@@ -1,20 +1,19 @@
-"""Where turns begin among ids, and whose they are, as far as control tokens tell."""
+"""Where turns begin among ids, and the roles that speak in them, as far as control tokens tell."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ...tokens.differences import common_prefix
+from ...tokens.alignment import Hunk, common_prefix
 from ...tokens.tokenizer import Ids
 from ...tokens.vocabulary import Vocabulary
-from ..token_diff import BACK, Hunk, text_of
-from .markup import CALL_TAGS, REASONING_TAGS
+from ..texts import READ, text_of
 
 _ROLE: Final = re.compile(
     r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
@@ -30,7 +29,6 @@ _OTHER_HEADS: Final = {
     "<｜tool▁output▁begin｜>": "tool",
     "<｜tool▁calls▁begin｜>": "assistant",
 }
-_TAGS: Final = frozenset(tag for pair in (*REASONING_TAGS, *CALL_TAGS) for tag in pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +44,8 @@ class TurnHeads:
     """Control tokens other than tags in the text of a turn."""
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary) -> TurnHeads:
-        """The heads that a vocabulary has, by their names."""
+    def of(cls, vocabulary: Vocabulary, tags: Collection[str]) -> TurnHeads:
+        """The heads that a vocabulary has, by their names; `tags` set off text inside of turns."""
         named, heads, structural = {}, [], set()
         for text, token in vocabulary.control.items():
             match = _NAMED_HEAD.fullmatch(text)
@@ -56,7 +54,7 @@ class TurnHeads:
                 named[token.id] = role
             if role or _HEAD.match(text):
                 heads.append(token.id)
-            if token.special and text not in _TAGS:
+            if token.special and text not in tags:
                 structural.add(token.id)
         return cls(vocabulary, named, np.asarray(heads, np.int32), frozenset(structural | set(heads)))
 
@@ -66,7 +64,7 @@ class TurnHeads:
 
     def role(self, ids: Ids, at: int) -> str | None:
         """The role of the turn that a token lies in (or is the name of); None where no head tells."""
-        start = max(0, at - BACK)
+        start = max(0, at - READ)
         for index in reversed((self._places(ids[start : at + 1]) + start).tolist()):
             match = _ROLE.match(text_of(self.vocabulary, ids[index + 1 : index + 5]))
             if match:
@@ -76,20 +74,20 @@ class TurnHeads:
         return None
 
     def lead(self, ids: Ids, at: int) -> str:
-        """What stands before a token in its own turn."""
-        before = ids[max(0, at - BACK) : at]
+        """The text before a token in its own turn."""
+        before = ids[max(0, at - READ) : at]
         heads = self._places(before)
         return text_of(self.vocabulary, before[heads[-1] :] if len(heads) else before)
 
     def before_user(self, ids: Ids, at: int) -> bool:
         """Whether nothing but a first user's turn comes next: formats without a head for system text begin so."""
-        heads = self._places(ids[: at + BACK])
+        heads = self._places(ids[: at + READ])
         first = int(heads[0]) if len(heads) else -1
         return first > at and self.named.get(int(ids[first])) == "user"
 
     def skipped(self, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
         """What differs if the prompt goes on with a later turn of the stream, two turns long at the least."""
-        at, prompt_at = hunk.stream, hunk.prompt
+        at, prompt_at = hunk.start, hunk.other_start
         heads = self._places(stream)
         ahead = int(np.searchsorted(heads, at))
         begun = at - int(heads[ahead - 1]) if ahead else 0
@@ -99,7 +97,7 @@ class TurnHeads:
             run = common_prefix(stream[head:], prompt[prompt_at - begun :])
             ended = head + run == len(stream)
             if run > begun and (ended or self.count(stream[head + 1 : head + run]) >= 2):
-                return Hunk(at, head + begun, prompt_at, prompt_at, True)
+                return Hunk(at, head + begun, prompt_at, prompt_at)
         return None
 
     def _places(self, ids: Ids) -> npt.NDArray[np.intp]:

@@ -1,16 +1,16 @@
-"""Audits: what a template does to a conversation, found out and written down."""
+"""Three histories of one conversation, production, rollout and training, compared token by token."""
 
-from .differences import Comparison, Difference, FieldCount, Part, Run, Shown, View
+from .differences import Comparison, Difference, FieldCount, FieldTokens, Run, Shown, Step, View
 from .findings import Finding, Verb
-from .report import HistoryReport, Step, compare_histories
+from .report import HistoryReport, compare_histories
 
 __all__ = [
     "Comparison",
     "Difference",
     "FieldCount",
+    "FieldTokens",
     "Finding",
     "HistoryReport",
-    "Part",
     "Run",
     "Shown",
     "Step",

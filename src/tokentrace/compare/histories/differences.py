@@ -1,14 +1,12 @@
-"""What differs between two columns of tokens, exactly, and whose tokens those are.
+"""What differs between two views of a conversation, exactly, and which messages those tokens come from.
 
-Ids are aligned message by message, and within a message in time that grows with its length. What is left out of a
-`Comparison` is the same on both sides, so either side can be made from the other.
+Ids are aligned message by message. What is left out of a `Comparison` is the same on both sides, so either side can be
+made from the other.
 """
 
 from __future__ import annotations
 
-import difflib
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -17,16 +15,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...tokens.differences import common_prefix, common_suffix
+from ...study.seams import BridgeRefusal
+from ...tokens.alignment import Hunk, align, common_prefix, common_suffix
 from ...tokens.tokenizer import Ids
-
-Cut = tuple[int, int, int, int]
-"""A difference as positions: start and stop on the left, start and stop on the right."""
-
-_FINE: Final = 1 << 18
-"""Pairs of tokens up to which a difference is searched one token with another."""
-_GRAMS: Final = (1, 8, 32)
-"""Lengths of the runs by which longer stretches are anchored: a run that occurs once on either side."""
+from ...tokens.visible import counted
 
 
 class View(StrEnum):
@@ -51,13 +43,12 @@ PAIRS: Final = (
 class Shown:
     """What one view holds when a turn is done: `prompt` tokens of prompt, then the turn.
 
-    `ids`, `messages` (-1 for none) and `fields` (indices into `names`) have one entry per token.
+    `ids`, `messages` (-1 for none) and `fields` (their names) have one entry per token.
     """
 
     ids: Ids
     messages: npt.NDArray[np.int32]
-    fields: npt.NDArray[np.int32]
-    names: Sequence[str]
+    fields: npt.NDArray[np.object_]
     prompt: int
 
     def __len__(self) -> int:
@@ -70,15 +61,29 @@ class Shown:
         messages, fields = self.messages[start:stop], self.fields[start:stop]
         cuts = np.flatnonzero((messages[1:] != messages[:-1]) | (fields[1:] != fields[:-1])) + start + 1
         for first, last in pairwise([start, *cuts.tolist(), stop]):
-            yield first, last, int(self.messages[first]), self.names[self.fields[first]]
+            yield first, last, int(self.messages[first]), self.fields[first]
 
     def count(self, message: int, name: str) -> int:
         """How many tokens came from this field of this message."""
-        return int(((self.messages == message) & (self.fields == self.names.index(name))).sum())
+        return int(((self.messages == message) & (self.fields == name)).sum())
+
+    def joined(self, rest: Shown) -> Shown:
+        """This, all of it as a prompt, and then the rest."""
+        return Shown(
+            np.concatenate([self.ids, rest.ids]),
+            np.concatenate([self.messages, rest.messages]),
+            np.concatenate([self.fields, rest.fields]),
+            len(self),
+        )
+
+    def cut(self, start: int, stop: int, prompt: int = 0) -> Shown:
+        """The tokens from `start` to `stop`, the first `prompt` of them as a prompt."""
+        at = slice(start, stop)
+        return Shown(self.ids[at], self.messages[at], self.fields[at], prompt)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FieldTokens:
     """Tokens `start` to `stop` of one view that came from one field of one message."""
 
     start: int
@@ -99,7 +104,7 @@ class Run:
     start: int
     stop: int
     ids: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[FieldTokens, ...]
     text: str
 
     def __len__(self) -> int:
@@ -169,6 +174,40 @@ class Comparison:
         return [_field_line(found, self.left, self.right) for found in self.fields]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """The moment the model is asked for a message; `message` is None for the turn that is still to come.
+
+    `training` is None where the row holds no such turn. `refusal` says why the rollout could not go on from the step
+    before: it is a break, and what the rollout shows was rendered anew.
+    """
+
+    index: int
+    message: int | None
+    production: Shown
+    rollout: Shown
+    training: Shown | None
+    refusal: BridgeRefusal | None
+    branch: int
+    """Which of the rollout's streams this step is part of."""
+    comparisons: tuple[Comparison, ...]
+
+    def shown(self, view: View | str) -> Shown | None:
+        """What a view holds here."""
+        found: Shown | None = getattr(self, View(view).value)
+        return found
+
+    def compare(self, left: View | str, right: View | str) -> Comparison | None:
+        """The comparison of two views, its sides as in `PAIRS`; None where one of them holds no such turn."""
+        wanted = {View(left), View(right)}
+        return next((found for found in self.comparisons if {found.left, found.right} == wanted), None)
+
+    @property
+    def equal(self) -> bool:
+        """Whether all views hold the same."""
+        return self.training is not None and all(found.equal for found in self.comparisons)
+
+
 def _patched(ids: list[int], changes: Iterable[tuple[Run, Run]]) -> list[int]:
     out: list[int] = []
     at = 0
@@ -192,12 +231,12 @@ def _field_line(found: FieldCount, left: View, right: View) -> str:
 # -- aligning
 
 
-def differing(one: Shown, other: Shown) -> Iterator[tuple[bool, Cut]]:
+def differing(one: Shown, other: Shown) -> Iterator[tuple[bool, Hunk]]:
     """What differs, in order, and whether in the turn itself: prompt against prompt, message against message."""
     blocks = _blocks(one, other)
     for block, ((start, other_start), (stop, other_stop)) in enumerate(blocks):
-        for a, b, c, d in _align(one.ids[start:stop], other.ids[other_start:other_stop]):
-            yield block == len(blocks) - 1, (start + a, start + b, other_start + c, other_start + d)
+        for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
+            yield block == len(blocks) - 1, hunk.moved(start, other_start)
 
 
 def _blocks(one: Shown, other: Shown) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -223,79 +262,3 @@ def _blocks(one: Shown, other: Shown) -> list[tuple[tuple[int, int], tuple[int, 
             cuts.append((at, there))
     cuts += [(one.prompt, other.prompt), (len(one), len(other))]
     return list(pairwise(cuts))
-
-
-def _align(one: Ids, other: Ids) -> Iterator[Cut]:
-    """Where two stretches of ids differ. Exact, in time that grows with their length and not with its square."""
-    todo = [(0, len(one), 0, len(other))]
-    while todo:
-        start, stop, other_start, other_stop = todo.pop()
-        same = common_prefix(one[start:stop], other[other_start:other_stop])
-        start, other_start = start + same, other_start + same
-        same = common_suffix(one[start:stop], other[other_start:other_stop])
-        stop, other_stop = stop - same, other_stop - same
-        size, other_size = stop - start, other_stop - other_start
-        if not size and not other_size:
-            continue
-        if size and other_size and size * other_size <= _FINE:
-            yield from _fine(one, other, start, stop, other_start, other_stop)
-            continue
-        found = _anchors(one[start:stop], other[other_start:other_stop]) if size and other_size else []
-        if not found:
-            yield start, stop, other_start, other_stop
-            continue
-        bounds = [(start, other_start), *((start + a, other_start + b) for a, b in found), (stop, other_stop)]
-        todo += [(a, b, c, d) for (a, c), (b, d) in pairwise(bounds)][::-1]
-
-
-def _fine(one: Ids, other: Ids, start: int, stop: int, other_start: int, other_stop: int) -> Iterator[Cut]:
-    left, right = one[start:stop].tolist(), other[other_start:other_stop].tolist()
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        if tag != "equal":
-            yield start + a, start + b, other_start + c, other_start + d
-
-
-def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
-    """Pairs of positions, rising on both sides, of runs that occur once on either side."""
-    for length in _GRAMS:
-        if min(len(one), len(other)) < length:
-            break
-        (left, at), (right, there) = _unique(one, length), _unique(other, length)
-        _, first, second = np.intersect1d(left, right, assume_unique=True, return_indices=True)
-        pairs = sorted(zip(at[first].tolist(), there[second].tolist(), strict=True))
-        pairs = [(a, b) for a, b in pairs if one[a] == other[b]]  # a hash says equal: look
-        if pairs:
-            return _rising(pairs)
-    return []
-
-
-def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
-    """The hashes of runs of `length` ids that occur once, and where."""
-    hashes = np.zeros(len(ids) - length + 1, np.uint64)
-    for at in range(length):
-        hashes = hashes * np.uint64(0x100000001B3) + ids[at : len(ids) - length + 1 + at].astype(np.uint64)
-    values, index, counts = np.unique(hashes, return_index=True, return_counts=True)
-    return values[counts == 1], index[counts == 1]
-
-
-def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest choice of pairs that rises on both sides."""
-    tails: list[int] = []
-    ends: list[int] = []
-    before: list[int] = []
-    for index, (_, there) in enumerate(pairs):
-        at = bisect_left(tails, there)
-        before.append(ends[at - 1] if at else -1)
-        tails[at : at + 1] = [there]
-        ends[at : at + 1] = [index]
-    out = []
-    index = ends[-1]
-    while index >= 0:
-        out.append(pairs[index])
-        index = before[index]
-    return out[::-1]
-
-
-def counted(count: int) -> str:
-    """A number of tokens in words."""
-    return f"{count:,} token{'' if count == 1 else 's'}"

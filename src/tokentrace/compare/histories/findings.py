@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from ...template.chat_template import REASONING_FIELDS
-from .differences import Comparison, View, counted
+from ...tokens.visible import counted, listed
+from .differences import Comparison, Step, View
 
 _SCAFFOLD: Final = frozenset({"scaffold", "generation prompt"})
 _SHORT: Final = 40
@@ -25,11 +26,11 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that `views` do otherwise than the rollout, to `messages`, at `steps`; the views in `agrees` do not.
+    """One thing that `views` do differently from the rollout, to `messages`, at `steps`; those in `agrees` do not.
 
     `tokens` counts every message once: tokens of the rollout, or for `adds` those of the views. `scaffold` of them are
     scaffold. `in_turn`: in the turn that is asked for, not in its prompt. `once`: what has to follow first. `texts` is
-    what stands in the views and in the rollout, where it is short, everywhere the same, and no text that is gone.
+    what the views and the rollout have there, where it is short, the same everywhere, and not text that is gone.
     """
 
     views: tuple[View, ...]
@@ -77,16 +78,8 @@ class Finding:
         return f"Training leaves {what} out of the turn itself, though the model samples it: {how}{many}."
 
 
-@dataclass(slots=True)
-class Moment:
-    """A step as findings see it: how long its conversation is, and the comparisons with the rollout there are."""
-
-    asked: int
-    against: dict[View, Comparison]
-
-
 Place = tuple[int, str, bool]
-"""A message, the kind of field, and whether it stands in the turn itself."""
+"""A message, the kind of field, and whether it is in the turn itself."""
 
 
 @dataclass(slots=True)
@@ -114,9 +107,16 @@ class _Gathered:
     texts: set[tuple[str, str]] = field(default_factory=set)
 
 
-def find(moments: Sequence[Moment], roles: Sequence[str]) -> list[Finding]:
+def find(steps: Sequence[Step], roles: Sequence[str]) -> list[Finding]:
     """The differences from the rollout, gathered: the same views doing the same to the same kind of field."""
-    changes = [{view: _changes(found) for view, found in moment.against.items()} for moment in moments]
+    changes = [
+        {
+            view: _changes(compared)
+            for view in (View.PRODUCTION, View.TRAINING)
+            if (compared := step.compare(view, View.ROLLOUT)) is not None
+        }
+        for step in steps
+    ]
     gathered: dict[tuple[tuple[View, ...], Verb, str, bool, str, tuple[View, ...]], _Gathered] = {}
     for step, done in enumerate(changes):
         for place in dict.fromkeys(place for of_view in done.values() for place in of_view):
@@ -124,7 +124,7 @@ def find(moments: Sequence[Moment], roles: Sequence[str]) -> list[Finding]:
             made = {view: of_view.get(place) for view, of_view in done.items()}
             agrees = tuple(view for view in View if view is View.ROLLOUT or (view in made and made[view] is None))
             for views, change in _groups(made):
-                once = _once(moments, changes, roles, step, place) if View.PRODUCTION in views else ""
+                once = _once(steps, changes, roles, step, place) if View.PRODUCTION in views else ""
                 found = gathered.setdefault((views, change.verb, what, in_turn, once, agrees), _Gathered())
                 count = change.view if change.verb is Verb.ADDS else change.rollout
                 found.tokens[message] = max(found.tokens.get(message, (0, 0)), (count, change.scaffold))
@@ -164,7 +164,7 @@ def _groups(made: dict[View, _Change | None]) -> Iterator[tuple[tuple[View, ...]
 
 
 def _changes(compared: Comparison) -> dict[Place, _Change]:
-    """What a view does otherwise than the rollout. Scaffold counts with the text that it stands around, if any."""
+    """What a view does differently from the rollout. Scaffold counts with the text that it encloses, if any."""
     out: dict[Place, _Change] = {}
     for found in compared.differences:
         view, rollout = (found.right, found.left) if compared.left is View.ROLLOUT else (found.left, found.right)
@@ -198,7 +198,7 @@ def _what(name: str) -> str:
 
 
 def _once(
-    moments: Sequence[Moment],
+    steps: Sequence[Step],
     changes: Sequence[dict[View, dict[Place, _Change]]],
     roles: Sequence[str],
     step: int,
@@ -210,23 +210,18 @@ def _once(
     message = since = place[0]
     if message < 0:
         return ""
-    for moment, done in zip(moments[: step + 1], changes, strict=False):
-        if moment.asked <= message:
+    for asking, done in zip(steps[: step + 1], changes, strict=False):
+        asked = len(roles) if asking.message is None else asking.message
+        if asked <= message:
             continue
         if place in done[View.PRODUCTION]:
-            came = [role for role in dict.fromkeys(roles[since : moment.asked]) if role != "assistant"]
+            came = [role for role in dict.fromkeys(roles[since:asked]) if role != "assistant"]
             if len(came) > 1:
                 return f"messages of {listed(came)} follow"
             known = {"tool": "a tool result follows", "": "another turn follows"}
             return known.get("".join(came), f"a {''.join(came)} message follows")
-        since = moment.asked
+        since = asked
     return ""
-
-
-def listed(items: Iterable[Any]) -> str:
-    """``"a, b and c"``."""
-    names = [str(item) for item in items]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _messages(numbers: Sequence[int]) -> str:

@@ -20,51 +20,17 @@ from ...rendering.bridged import BridgedTokens
 from ...rendering.bridging import History
 from ...rendering.rendered import RenderedTokens
 from ...study.seams import BridgeRefusal, RefusalReason
-from ...tokens.differences import common_suffix
+from ...tokens.alignment import common_suffix
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
-from .differences import PAIRS, Comparison, Difference, FieldCount, Part, Run, Shown, View, differing
-from .findings import Finding, Moment, find
+from .differences import PAIRS, Comparison, Difference, FieldCount, FieldTokens, Run, Shown, Step, View, differing
+from .findings import Finding, find
 
 if TYPE_CHECKING:
     from ...rendering.renderer import Renderer
 
 _FLAGS: Final = ("preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched")
 """What a renderer adds to the shipped template."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """The moment the model is asked for a message; `message` is None for the turn that is still to come.
-
-    `training` is None where the row holds no such turn. `refusal` says why the rollout could not go on from the step
-    before: it is a break, and what the rollout shows was rendered anew.
-    """
-
-    index: int
-    message: int | None
-    production: Shown
-    rollout: Shown
-    training: Shown | None
-    refusal: BridgeRefusal | None
-    branch: int
-    """Which of the rollout's streams this step is part of."""
-    comparisons: tuple[Comparison, ...]
-
-    def shown(self, view: View | str) -> Shown | None:
-        """What a view holds here."""
-        found: Shown | None = getattr(self, View(view).value)
-        return found
-
-    def compare(self, left: View | str, right: View | str) -> Comparison | None:
-        """The comparison of two views, its sides as in `PAIRS`; None where one of them holds no such turn."""
-        wanted = {View(left), View(right)}
-        return next((found for found in self.comparisons if {found.left, found.right} == wanted), None)
-
-    @property
-    def equal(self) -> bool:
-        """Whether all views hold the same."""
-        return self.training is not None and all(found.equal for found in self.comparisons)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,18 +157,6 @@ def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -
     return _Walk(renderer, messages, tools).report()
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A step before it is compared. The rollout's prompt is the first `prompt` tokens of its branch."""
-
-    message: int | None
-    production: Shown
-    turn: Shown
-    branch: int
-    prompt: int
-    refusal: BridgeRefusal | None
-
-
 class _Walk:
     """One conversation, walked turn by turn."""
 
@@ -210,7 +164,7 @@ class _Walk:
         self.renderer = renderer = renderer.silent()
         self.shipped = _shipped(renderer)
         self.tools = tools
-        self.row = renderer.render(messages, tools=tools)  # raises for what is no conversation
+        self.row = renderer.render(messages, tools=tools)  # raises for what is not a conversation
         self.messages = list(messages)
         self.roles = tuple(str(self.row.role(at)) for at in range(len(self.messages)))
         self.open = self.roles[-1] != "assistant"
@@ -218,30 +172,16 @@ class _Walk:
             self.row = renderer.render(messages, tools=tools, add_generation_prompt=True)
         self.turns = {turn.message: turn for turn in reversed(self.row.turns)}
         self.notes: dict[str, None] = {f"training row: {note}": None for note in self.row.notes}
-        self.names: list[str] = []
-        self._indices: dict[str, int] = {}
 
     def report(self) -> HistoryReport:
-        asked, streams = self._walk()
-        row = self._column(self.row, len(self.messages))
-        steps = [self._step(index, found, streams[found.branch], row) for index, found in enumerate(asked)]
-        moments = [
-            Moment(
-                len(self.messages) if step.message is None else step.message,
-                {
-                    view: found
-                    for view in (View.PRODUCTION, View.TRAINING)
-                    if (found := step.compare(view, View.ROLLOUT)) is not None
-                },
-            )
-            for step in steps
-        ]
+        steps = self._steps()
+        streams = {step.branch: step.rollout.ids for step in steps}
         return HistoryReport(
             steps=tuple(steps),
-            findings=tuple(find(moments, self.roles)),
+            findings=tuple(find(steps, self.roles)),
             roles=self.roles,
             row=self.row,
-            branches=tuple(stream.ids for stream in streams),
+            branches=tuple(streams.values()),
             notes=tuple(self.notes),
             settings=_settings(self.renderer),
             tokenizer=self.renderer.tokenizer,
@@ -249,36 +189,41 @@ class _Walk:
 
     # -- the rollout
 
-    def _walk(self) -> tuple[list[_Asked], list[Shown]]:
-        """Every step, and the rollout's streams."""
+    def _steps(self) -> list[Step]:
+        """Every step, the rollout's stream going on from the one before where it can."""
         wanted: list[int | None] = [at for at, role in enumerate(self.roles) if role == "assistant" and at]
         if self.roles[0] == "assistant":
             self._note("message 0: nothing comes before it; it counts as given, not as sampled")
         if self.open:
             wanted.append(None)
-        streams: list[Shown] = []
-        out: list[_Asked] = []
+        row = self._column(self.row, len(self.messages))
+        steps: list[Step] = []
         for message in wanted:
             at = len(self.messages) if message is None else message
-            rendered = self._prompt(self.shipped, at)
-            production = self._column(rendered, at)
-            refusal = None
-            if out:
-                bridged = self._bridge(streams[-1].ids, out[-1], at)
-                if isinstance(bridged, BridgeRefusal):
-                    refusal = bridged
-                else:
-                    streams[-1] = _joined(streams[-1], self._bridged(bridged, production, out[-1].message, at))
-            if not out or refusal is not None:
-                own = production
-                if self.renderer is not self.shipped and self.renderer.history is History.TRAIN:
-                    own = self._column(self._prompt(self.renderer, at), at)
-                streams.append(own)
-            prompt = len(streams[-1])
+            production = self._column(self._prompt(self.shipped, at), at)
+            bridged = self._bridge(steps[-1], at) if steps else None
+            if isinstance(bridged, BridgedTokens):
+                prompt = steps[-1].rollout.joined(self._bridged(bridged, production, steps[-1].message, at))
+            elif self.renderer is not self.shipped and self.renderer.history is History.TRAIN:
+                prompt = self._column(self._prompt(self.renderer, at), at)
+            else:
+                prompt = production
             turn = self._turn(message, production)
-            streams[-1] = _joined(streams[-1], turn)
-            out.append(_Asked(message, production, turn, len(streams) - 1, prompt, refusal))
-        return out, streams
+            training = row if message is None else None
+            if message in self.turns:
+                sampled = self.turns[message]
+                training = row.cut(0, sampled.stop, sampled.start)
+            shown, rollout = production.joined(turn), prompt.joined(turn)
+            views = {View.PRODUCTION: shown, View.ROLLOUT: rollout, View.TRAINING: training}
+            comparisons = tuple(
+                self._compare(left, right, one, other)
+                for left, right in PAIRS
+                if (one := views[left]) is not None and (other := views[right]) is not None
+            )
+            refusal = bridged if isinstance(bridged, BridgeRefusal) else None
+            branch = steps[-1].branch + (refusal is not None) if steps else 0
+            steps.append(Step(len(steps), message, shown, rollout, training, refusal, branch, comparisons))
+        return steps
 
     def _prompt(self, renderer: Renderer, at: int) -> RenderedTokens:
         try:
@@ -287,13 +232,14 @@ class _Walk:
             error.add_note(f"while rendering the prompt that asks for message {at}")
             raise
 
-    def _bridge(self, stream: Ids, last: _Asked, at: int) -> BridgedTokens | BridgeRefusal:
+    def _bridge(self, last: Step, at: int) -> BridgedTokens | BridgeRefusal:
         assert last.message is not None  # only the last step asks for a turn to come
-        if not len(last.turn):
+        prompt, turn = last.rollout.ids[: last.rollout.prompt], last.rollout.ids[last.rollout.prompt :]
+        if not len(turn):
             return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template shows no turn for message {last.message}")
         bridged = self.renderer.bridge(
-            stream[: last.prompt],
-            last.turn.ids,
+            prompt,
+            turn,
             self.messages[last.message + 1 : at],
             tools=self.tools,
             messages=self.messages[: last.message],
@@ -305,28 +251,28 @@ class _Walk:
     def _turn(self, message: int | None, production: Shown) -> Shown:
         """What is sampled for a message: its turn as the last one, after the prompt that asks for it."""
         if message is None:
-            return _slice(production, 0, 0)
+            return production.cut(0, 0)
         rendered = self.row
         if message + 1 < len(self.messages):
             rendered = self.renderer.render(self.messages[: message + 1], tools=self.tools)
         turn = next((turn for turn in rendered.turns if turn.message == message), None)
         if turn is None:
-            return _slice(production, 0, 0)
+            return production.cut(0, 0)
         column = self._column(rendered, -1)
-        found = self._after_prompt(_slice(column, 0, turn.stop), turn.start, message, production)
+        found = self._after_prompt(column.cut(0, turn.stop), turn.start, message, production)
         closed = self.turns.get(message)
         if turn.stop_token is None and closed is not None and closed.stop_token is not None:
             # the head of the next turn ends this one, and the model samples it
-            found = _joined(found, self._made([closed.stop_token], message, "scaffold"))
+            found = found.joined(self._made([closed.stop_token], message, "scaffold"))
         return found
 
     def _after_prompt(self, column: Shown, start: int, message: int, production: Shown) -> Shown:
-        """The turn's tokens, cut where the prompt ends. A token that reaches over the cut is parted."""
-        asking = production.ids[production.fields == self._index("generation_prompt")]
+        """The turn's tokens, cut where the prompt ends. A token that reaches over the cut is encoded in two."""
+        asking = production.ids[production.fields == "generation_prompt"]
         there = len(asking)
         while there > start or not np.array_equal(column.ids[start - there : start], asking[:there]):
             there -= 1
-        turn = _slice(column, start, len(column))
+        turn = column.cut(start, len(column))
         if there == len(asking):
             return turn
         decode = self.renderer.tokenizer.decode
@@ -335,74 +281,47 @@ class _Walk:
             text = decode(turn.ids[:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and there:
                 (ids,) = self.renderer.tokenizer.encode_plain([text[len(missing) :]])
-                first = self._made(ids, message, self.names[turn.fields[count - 1]])
-                return _joined(first, _slice(turn, count, len(turn)))
+                first = self._made(ids, message, turn.fields[count - 1])
+                return first.joined(turn.cut(count, len(turn)))
         self._note(
             f"message {message}: its turn does not begin with the prompt that asks for it, "
             f"{decode(asking.tolist())!r}; the rollout holds both, one after the other"
         )
         return turn
 
-    # -- whose tokens they are
-
-    def _index(self, name: str) -> int:
-        if name not in self._indices:
-            self._indices[name] = len(self.names)
-            self.names.append(name)
-        return self._indices[name]
+    # -- which message and field a token is from
 
     def _column(self, rendered: RenderedTokens, at: int) -> Shown:
         """A rendering's tokens. Its generation prompt belongs to message `at`, which it asks for, if there is one."""
-        fields = np.zeros(len(rendered), np.int32)
-        for span in rendered.spans():
-            fields[span.start : span.stop] = self._index(span.field)
+        fields = np.array(rendered.fields, np.object_)
         messages = rendered.messages
         if 0 <= at < len(self.messages):
-            messages = np.where(fields == self._index("generation_prompt"), np.int32(at), messages)
-        return Shown(rendered.ids, messages, fields, self.names, len(rendered))
+            messages = np.where(fields == "generation_prompt", np.int32(at), messages)
+        return Shown(rendered.ids, messages, fields, len(rendered))
 
     def _bridged(self, bridged: BridgedTokens, production: Shown, previous: int | None, at: int) -> Shown:
         """What a bridge added. It knows messages and kinds; fields come from the shipped rendering of the same ids."""
         first_new = (previous or 0) + 1
         messages = np.where(bridged.messages >= 0, bridged.messages + first_new, -1).astype(np.int32)
-        by_kind = np.full(max(Kind) + 1, self._index("scaffold"), np.int32)
-        by_kind[Kind.CONTEXT] = self._index("text")
-        by_kind[Kind.SYNTHETIC] = self._index("synthetic_close")
-        fields = by_kind[bridged.kinds]
+        fields = np.full(len(messages), "scaffold", np.object_)
+        fields[bridged.kinds == Kind.CONTEXT] = "text"
+        fields[bridged.kinds == Kind.SYNTHETIC] = "synthetic_close"
         same = common_suffix(bridged.new_ids, production.ids)
         if same:
             owners, known = production.messages[-same:], messages[-same:]
             agreed = (known == owners) | (known < 0)
             messages[-same:] = np.where(agreed, owners, known)
             fields[-same:] = np.where(agreed, production.fields[-same:], fields[-same:])
-        return Shown(bridged.new_ids, messages, fields, self.names, len(messages))
+        return Shown(bridged.new_ids, messages, fields, len(messages))
 
     def _made(self, ids: Sequence[int] | Ids, message: int, name: str) -> Shown:
         made = np.asarray(ids, np.int32)
-        whole = np.full_like(made, 1)
-        return Shown(made, whole * message, whole * self._index(name), self.names, len(made))
+        return Shown(made, np.full_like(made, message), np.full(len(made), name, np.object_), len(made))
 
     def _note(self, note: str) -> None:
         self.notes[note] = None
 
     # -- comparing
-
-    def _step(self, index: int, asked: _Asked, stream: Shown, row: Shown) -> Step:
-        production = _joined(asked.production, asked.turn)
-        rollout = _slice(stream, 0, asked.prompt + len(asked.turn), asked.prompt)
-        training = None
-        if asked.message is None:
-            training = row
-        elif asked.message in self.turns:
-            turn = self.turns[asked.message]
-            training = _slice(row, 0, turn.stop, turn.start)
-        shown = {View.PRODUCTION: production, View.ROLLOUT: rollout, View.TRAINING: training}
-        comparisons = tuple(
-            self._compare(left, right, one, other)
-            for left, right in PAIRS
-            if (one := shown[left]) is not None and (other := shown[right]) is not None
-        )
-        return Step(index, asked.message, production, rollout, training, asked.refusal, asked.branch, comparisons)
 
     def _compare(self, left: View, right: View, one: Shown, other: Shown) -> Comparison:
         differences = []
@@ -425,7 +344,7 @@ class _Walk:
         decode = self.renderer.tokenizer.decode
         ids = shown.ids[start:stop].tolist()
         parts = tuple(
-            Part(first, last, message, self._role(message), name, decode(ids[first - start : last - start]))
+            FieldTokens(first, last, message, self._role(message), name, decode(ids[first - start : last - start]))
             for first, last, message, name in shown.parts(start, stop)
         )
         return Run(start, stop, tuple(ids), parts, decode(ids))
@@ -452,18 +371,3 @@ def _settings(renderer: Renderer) -> dict[str, Any]:
         **{flag: getattr(renderer, flag) for flag in _FLAGS},
         "template_kwargs": dict(renderer.template_kwargs),
     }
-
-
-def _joined(prompt: Shown, rest: Shown) -> Shown:
-    return Shown(
-        np.concatenate([prompt.ids, rest.ids]),
-        np.concatenate([prompt.messages, rest.messages]),
-        np.concatenate([prompt.fields, rest.fields]),
-        prompt.names,
-        len(prompt),
-    )
-
-
-def _slice(shown: Shown, start: int, stop: int, prompt: int = 0) -> Shown:
-    at = slice(start, stop)
-    return Shown(shown.ids[at], shown.messages[at], shown.fields[at], shown.names, prompt)

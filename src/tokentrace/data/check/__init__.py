@@ -1,4 +1,4 @@
-"""Rows of ids that are there already, held against a template and its masks."""
+"""Rows of ids that somebody made, compared with what the template gives for their conversations."""
 
 from .dataset import check_dataset
 from .report import CheckReport, Outcome

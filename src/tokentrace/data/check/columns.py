@@ -1,9 +1,9 @@
-"""Ready rows: rows that hold ids already, whoever made them. Which column holds what, and what is wrong in itself."""
+"""Rows that hold ids already: which column holds what, and what is wrong in itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -56,24 +56,18 @@ class ReadyRow:
     """The other columns."""
 
     def cut(self, start: int, stop: int) -> ReadyRow:
-        """Without what stands before `start` and from `stop` on, which is padding."""
-        return ReadyRow(
-            ids=self.ids[start:stop],
-            mask=None if self.mask is None else self.mask[start:stop],
-            start=self.start + start,
-            padding=self.padding + start + len(self.ids) - stop,
-            trained_padding=self.trained_padding,
-            attended=self.attended,
-            rest=self.rest,
-        )
+        """Without the padding before `start` and from `stop` on."""
+        mask = None if self.mask is None else self.mask[start:stop]
+        padding = self.padding + start + len(self.ids) - stop
+        return replace(self, ids=self.ids[start:stop], mask=mask, start=self.start + start, padding=padding)
 
 
 def ready_row(value: Any, columns: RowColumns = FOUND_OUT) -> ReadyRow:
     """What a row holds, or InputError naming the column and what is wrong with it.
 
-    Refused are ids that are none, masks, labels and attention masks of another length than the ids, masks of other
-    values than 0 and 1, labels that are neither -100 nor the id at their place (or contradict the mask beside them),
-    and attention masks with a hole.
+    Refused are ids that are not token ids; masks, labels and attention masks of another length than the ids; masks of
+    other values than 0 and 1; labels that are neither -100 nor the id at their place, or contradict the mask beside
+    them; and attention masks with a hole.
     """
     if not isinstance(value, Mapping):
         raise InputError(f"a row of ids must be a mapping of columns, not a {type(value).__name__}")
@@ -113,7 +107,7 @@ def _numbers(value: Any, name: str) -> npt.NDArray[Any]:
     if array.ndim == 1 and not len(array):
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iubf":
-        what = "is a list of lists" if array.ndim > 1 else "holds what is no number"
+        what = "is a list of lists" if array.ndim > 1 else "holds a value that is not a number"
         raise InputError(f"must be one list of numbers, and {what}", field=name)
     return array
 
@@ -123,9 +117,9 @@ def _ids(value: Any, name: str) -> Ids:
     if not len(array):
         raise InputError("holds no ids", field=name)
     if array.dtype.kind not in "iu":
-        raise InputError("holds what is no token id", field=name)
+        raise InputError("holds a value that is not a token id", field=name)
     if int(array.max()) >= 2**31 or int(array.min()) < -(2**31):
-        raise InputError("holds a number that no token id is as large as", field=name)
+        raise InputError("holds a number too large for a token id", field=name)
     return array.astype(np.int32)
 
 
@@ -163,7 +157,7 @@ def _labelled(labels: npt.NDArray[Any], name: str, ids: Ids) -> Mask:
     if not len(wrong):
         return trained
     at = int(wrong[0])
-    said = f"the label at token {at} is {labels[at]}, neither {IGNORE} nor the id {ids[at]} that stands there"
+    said = f"the label at token {at} is {labels[at]}, neither {IGNORE} nor the id {ids[at]} at this place"
     if np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
         said += "; all labels are those of the next token: models shift them on their own"
     raise InputError(said, field=name)
@@ -179,11 +173,10 @@ def _attended(row: ReadyRow, value: Any) -> ReadyRow:
     if len(seen) != stop - start:
         hole = start + int(np.flatnonzero(~attention[start:stop])[0])
         raise InputError(
-            f"has a hole at token {hole}: padding stands before and after a row, not in it", field=ATTENTION
+            f"has a hole at token {hole}: padding comes before and after a row, not inside", field=ATTENTION
         )
     trained = 0 if row.mask is None else int(row.mask[:start].sum()) + int(row.mask[stop:].sum())
-    off = row.cut(start, stop)
-    return ReadyRow(off.ids, off.mask, off.start, off.padding, trained, True, off.rest)
+    return replace(row.cut(start, stop), trained_padding=trained, attended=True)
 
 
 def without_padding(row: ReadyRow, pad: int | None, expected: Ids) -> ReadyRow:

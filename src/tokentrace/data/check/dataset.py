@@ -1,7 +1,7 @@
-"""The delta check: rows that hold ids already, held against what the template makes of their conversations.
+"""The delta check: rows that hold ids already, compared with what the template makes of their conversations.
 
-A row's conversation stands in the row itself or, for files that tokentrace wrote, in the source that the row names.
-What is expected is what `RowTokenizer` makes of it. Without a conversation the row is held against itself, and its mask
+A row's conversation is in the row itself or, for files that tokentrace wrote, in the source that the row names.
+What is expected is what `RowTokenizer` makes of it. Without a conversation, the row is checked by itself, and its mask
 against the turns that its ids show.
 """
 
@@ -10,23 +10,24 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from ...compare.causes import Cause
 from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
 from ...settings import whole
-from ...tokens.differences import common_prefix
+from ...tokens.alignment import common_prefix, hunks
 from ..chunks import ROW_BYTES, Row, plan, read_rows
 from ..sources import Format, Source, find_sources
 from ..tables import read_metadata
 from ..tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
-from .deviations import Cause, Explainer, hunks
-from .expected import NOBODY, Expected
-from .masks import PADDING, MaskDifference, mask_differences, read_differences, shift
+from .deviations import Explainer
+from .masks import NOBODY, PADDING, Expected, MaskDifference, mask_differences, read_differences, shift
 from .report import CheckedRow, CheckReport, Outcome
 from .source_rows import RecordedSources, SourceRows
 from .turn_marks import TurnMarks
@@ -54,18 +55,18 @@ def check_dataset(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Hold rows of ids against what the template makes of their conversations.
+    """Compare rows of ids with what the template makes of their conversations.
 
     - `inputs`: files, folders and datasets as `find_sources` takes them.
     - `settings`: what the rows should have been made with. None: what a Parquet file of ours says of itself, else the
       defaults; then `tokenizer` is needed, and `changes` (names as in `TokenizeSettings.described`) go before both.
-    - `sources`: the files that rows name in their columns ``source`` and ``row``. None are needed where the rows'
-      file says where it was made from and these files are still there; findings tell of those that are gone or changed.
+    - `sources`: the files that rows name in their columns ``source`` and ``row``. Not needed where the rows' file says
+      what it was made from and these files are still there; findings tell of those that are gone or changed.
     - `columns`: where rows hold ids and mask. `pad_token`: what rows are padded with; by default the tokenizer's own.
     - `limit`: look at so many rows only.
 
-    Memory does not grow with the number of rows. InputError where nothing can be read, TokentraceError where the
-    template is none; what is wrong with a row is in the report.
+    Memory does not grow with the number of rows. InputError where nothing can be read, TokentraceError where there is
+    no working template; what is wrong with a row is in the report.
     """
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
         given = find_sources(inputs, Path(spool) / "rows", split=split)
@@ -121,7 +122,7 @@ def _settings(
         raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
     recorded = known[0][1] if known else {}
     made = recorded.get("settings")
-    if not made or "engine" in made:  # whoever made the rows, made them; those of rollouts were sampled
+    if not made or "engine" in made:  # rows of others, or of rollouts, whose ids were sampled
         made = {"lost": "ignore"}
     return TokenizeSettings.read({**made, **changes}, tokenizer)
 
@@ -166,7 +167,7 @@ class RowChecker:
         named = pad_token or renderer.tokenizer.variables.get("pad_token", "")
         self._pad = renderer.tokenizer.token_id(named)
         if pad_token and self._pad is None:
-            raise InputError(f"{pad_token!r} is no control token of {renderer.tokenizer.name or 'the tokenizer'}")
+            raise InputError(f"{pad_token!r} is not a control token of {renderer.tokenizer.name or 'the tokenizer'}")
 
     def check(self, row: Row, source: str = "rows", form: Format = Format.LINES) -> CheckedRow:
         """What became of a row."""
@@ -176,21 +177,16 @@ class RowChecker:
             ready = ready_row(row.value, self._columns)
         except InputError as error:
             return CheckedRow(source, row.number, row.line, Outcome.BAD, " ".join(str(error).split()))
-        fields: dict[str, Any] = {
-            "source": source,
-            "row": row.number,
-            "line": row.line,
-            "tokens": len(ready.ids),
-            "trained": None if ready.mask is None else int(ready.mask.sum()),
-            "padding": ready.padding,
-        }
+        trained = None if ready.mask is None else int(ready.mask.sum())
+        checked = CheckedRow(
+            source, row.number, row.line, tokens=len(ready.ids), trained=trained, padding=ready.padding
+        )
         made = self._made(row, ready, source, form)
         if isinstance(made, str):
-            return self._alone(ready, made, fields)
+            return self._alone(ready, made, checked)
         if made.bad is not None:
-            reason = f"its conversation gives no row: {made.bad.reason}"
-            return CheckedRow(outcome=Outcome.BAD, reason=reason, **fields)
-        return self._compared(ready, made, fields)
+            return replace(checked, outcome=Outcome.BAD, reason=f"its conversation gives no row: {made.bad.reason}")
+        return self._compared(ready, made, checked)
 
     def _made(self, row: Row, ready: ReadyRow, source: str, form: Format) -> RowResult | str:
         """What the row's conversation gives, or why there is none."""
@@ -207,7 +203,7 @@ class RowChecker:
 
     # -- with a conversation
 
-    def _compared(self, ready: ReadyRow, made: RowResult, fields: dict[str, Any]) -> CheckedRow:
+    def _compared(self, ready: ReadyRow, made: RowResult, checked: CheckedRow) -> CheckedRow:
         expected, asked = self._best(ready, made)
         row = without_padding(ready, self._pad, expected.ids)
         differing = list(hunks(expected.ids, row.ids))
@@ -219,19 +215,17 @@ class RowChecker:
             moved = shift(expected.mask, row.mask) if not differing else 0
             if row.trained_padding:
                 wrong.append(MaskDifference(NOBODY, PADDING, True, row.trained_padding, 0, 0))
-        fields |= {
-            "tokens": len(row.ids),
-            "padding": row.padding,
-            "expected_tokens": len(expected.ids),
-            "expected_trained": expected.sample.trained,
-        }
-        return CheckedRow(
+        return replace(
+            checked,
             outcome=_outcome([found.cause for found in deviations], bool(wrong)),
             reason=asked,
             deviations=tuple(deviations),
             mask=tuple(wrong),
             shifted=moved,
-            **fields,
+            tokens=len(row.ids),
+            padding=row.padding,
+            expected_tokens=len(expected.ids),
+            expected_trained=expected.sample.trained,
         )
 
     def _best(self, ready: ReadyRow, made: RowResult) -> tuple[Expected, str | None]:
@@ -250,26 +244,26 @@ class RowChecker:
 
     # -- without one
 
-    def _alone(self, ready: ReadyRow, reason: str, fields: dict[str, Any]) -> CheckedRow:
+    def _alone(self, ready: ReadyRow, reason: str, checked: CheckedRow) -> CheckedRow:
         size = self.tokenizer.renderer.tokenizer.vocabulary.size
         outside = np.flatnonzero((ready.ids < 0) | (ready.ids >= size))
         if len(outside):
             at = int(outside[0])
             said = f"token {ready.start + at} is {ready.ids[at]}, and the vocabulary has {size:,} ids"
-            return CheckedRow(outcome=Outcome.BAD, reason=said, **fields)
+            return replace(checked, outcome=Outcome.BAD, reason=said)
         if ready.mask is None:
-            return CheckedRow(outcome=Outcome.UNCHECKED, reason=reason, **fields)
+            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
         problem = self._unreadable(ready)
         if problem is not None:
             said = f"{reason}; its mask cannot be read from the ids either: {problem}"
-            return CheckedRow(outcome=Outcome.UNCHECKED, reason=said, **fields)
+            return replace(checked, outcome=Outcome.UNCHECKED, reason=said)
         last = self.tokenizer.settings.samples.turns is Turns.LAST
         wrong = read_differences(self.marks, ready.ids, ready.mask, ready.start, last=last)
         if ready.trained_padding:
             wrong.append(MaskDifference(NOBODY, PADDING, True, ready.trained_padding, 0, 0))
-        said = f"{reason}; its mask was held against the turns that its ids show"
+        said = f"{reason}; its mask was compared with the turns that its ids show"
         outcome = Outcome.MASK if wrong else Outcome.UNCHECKED
-        return CheckedRow(outcome=outcome, reason=said, mask=tuple(wrong), **fields)
+        return replace(checked, outcome=outcome, reason=said, mask=tuple(wrong))
 
     def _unreadable(self, ready: ReadyRow) -> str | None:
         """Why the mask cannot be read from the ids; None where it can."""
@@ -277,7 +271,7 @@ class RowChecker:
         if chosen.turns is Turns.FLAGGED:
             return "which turns are flagged is not in them"
         if chosen.parts != frozenset(TRAINED_PARTS) or chosen.roles != {"assistant"}:
-            return "they do not show parts of turns, or whose else is trained"
+            return "they do not show parts of turns, or which other roles are trained"
         if self.marks.problem is not None:
             return self.marks.problem
         return None if next(self.marks.turns(ready.ids), None) is not None else "no assistant's turn is found in them"

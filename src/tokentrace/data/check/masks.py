@@ -1,22 +1,82 @@
-"""Mask differences: which tokens of a row are trained and should not be, or should be and are not; whose, and what."""
+"""What a row should be, and how its mask differs: tokens that are trained and should not be, or the reverse."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from ...compare.token_diff import Hunk
+from ...samples.sample import Sample
+from ...tokens.alignment import Hunk
+from ...tokens.kinds import Part
 from ...tokens.tokenizer import Ids
 from .columns import Mask
-from .expected import GENERATION_PROMPT, NOBODY, PART_NAMES, Expected
 from .turn_marks import TurnMarks
 
+NOBODY: Final = "template"
+"""The role of tokens that belong to no message."""
 ADDED: Final = "added tokens"
 """The part of tokens that the expected row does not have."""
 PADDING: Final = "padding"
+GENERATION_PROMPT: Final = "generation prompt"
+PART_NAMES: Final = {
+    **{int(part): part.name.lower().replace("_", " ") for part in Part},
+    len(Part): GENERATION_PROMPT,
+}
+"""What a token says, by code: the parts, and the prompt before an assistant's turn."""
+
+
+class Expected:
+    """The row that a conversation gives, with the rendering that it comes from."""
+
+    def __init__(self, sample: Sample) -> None:
+        assert sample.rendered is not None, "it comes from a SampleBuilder"
+        self.ids = sample.ids
+        self.mask = sample.mask
+        self.sample = sample
+        self._rendered = sample.rendered
+        self._offset = sample.offset
+
+    @functools.cached_property
+    def parts(self) -> npt.NDArray[np.uint8]:
+        """What each token says, as a key of `PART_NAMES`."""
+        given = self.sample.parts
+        codes = np.zeros(len(self.ids), np.uint8) if given is None else given.copy()
+        for turn in self._rendered.turns:
+            before = slice(0, max(0, turn.start - self._offset))
+            own = (self.sample.messages[before] == turn.message) & (codes[before] == Part.SCAFFOLD)
+            codes[before][own] = len(Part)
+        return codes
+
+    def role(self, message: int) -> str:
+        return self._rendered.role(message) or NOBODY
+
+    @functools.cached_property
+    def has_system(self) -> bool:
+        """Whether the conversation brings a system message."""
+        return any(self.role(at) in ("system", "developer") for at in np.unique(self.sample.messages).tolist())
+
+    def place(self, at: int) -> tuple[int, str, str]:
+        """The message of a token (-1: none), its role and its field."""
+        if at >= len(self.ids):
+            return -1, NOBODY, "after the end"
+        message = int(self.sample.messages[at])
+        fields = self._rendered.fields
+        field = fields[at + self._offset] if at + self._offset < len(fields) else "scaffold"
+        if field == "scaffold":
+            field = PART_NAMES[int(self.parts[at])]
+        return message, self.role(message), field
+
+    def place_words(self, at: int) -> str:
+        """The same in words: ``message 2 (user), content``."""
+        message, role, field = self.place(at)
+        if message >= 0:
+            return f"message {message} ({role}), {field}"
+        return field if at >= len(self.ids) else "the template's own text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +106,37 @@ def difference_words(role: str, part: str, trained: bool, tokens: int, messages:
     return f"{name}{turns} {said} ({tokens:,} token{'' if tokens == 1 else 's'})"
 
 
+_Wrong = tuple[str, str, bool, int, int]
+"""A token whose mask is wrong: role, part, whether it is trained, its position, its message."""
+
+
 def mask_differences(
     expected: Expected, found: Ids, mask: Mask, differing: Sequence[Hunk], start: int = 0
 ) -> list[MaskDifference]:
-    """How a row's mask differs from the expected one, wherever the ids are the same; `start` tokens stood before it.
+    """How a row's mask differs from the expected one, wherever the ids are the same; `start` tokens came before it.
 
     Where ids differ, nothing can be said of single tokens: there only a stretch counts that is trained in place of one
     that is not at all, or the other way round.
     """
-    groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
-    for at, other, size in _same(differing, len(expected.ids), len(found)):
-        wrong = np.flatnonzero(expected.mask[at : at + size] != mask[other : other + size])
-        for offset in wrong.tolist():
+    wrong: list[_Wrong] = []
+    at = other = 0
+    for hunk in (*differing, Hunk(len(expected.ids), len(expected.ids), len(found), len(found))):
+        size = min(hunk.start - at, hunk.other_start - other)
+        for offset in np.flatnonzero(expected.mask[at : at + size] != mask[other : other + size]).tolist():
             message = int(expected.sample.messages[at + offset])
             part = PART_NAMES[int(expected.parts[at + offset])]
-            key = (expected.role(message), part, not expected.mask[at + offset])
-            groups.setdefault(key, []).append((other + offset, message))
+            trained = not expected.mask[at + offset]
+            wrong.append((expected.role(message), part, trained, other + offset, message))
+        at, other = hunk.stop, hunk.other_stop
     for hunk in differing:
-        wanted, there = expected.mask[hunk.stream : hunk.stream_stop], mask[hunk.prompt : hunk.prompt_stop]
+        wanted, there = hunk.sides(expected.mask, mask)
         if len(there) and bool(wanted.any()) != bool(there.any()):
-            message, role, _ = expected.place(hunk.stream)
-            part = PART_NAMES[int(expected.parts[hunk.stream])] if len(wanted) else ADDED
-            positions = np.flatnonzero(there if there.any() else np.ones_like(there))
-            key = (role if len(wanted) else NOBODY, part, bool(there.any()))
-            groups.setdefault(key, []).extend((hunk.prompt + at, message) for at in positions.tolist())
-    return _sorted(groups, start)
+            message, role, _ = expected.place(hunk.start)
+            part = PART_NAMES[int(expected.parts[hunk.start])] if len(wanted) else ADDED
+            positions = np.flatnonzero(there if there.any() else np.ones_like(there)) + hunk.other_start
+            whose = role if len(wanted) else NOBODY
+            wrong += [(whose, part, bool(there.any()), position, message) for position in positions.tolist()]
+    return _counted(wrong, start)
 
 
 def read_differences(
@@ -88,11 +154,25 @@ def read_differences(
         parts[turn.start : turn.stop] = "turn"
         if turn.ended:
             parts[turn.stop - 1] = "stop"
+    return _counted(
+        (
+            ("assistant" if numbers[at] >= 0 else NOBODY, str(parts[at]), not wanted[at], at, int(numbers[at]))
+            for at in np.flatnonzero(wanted != mask).tolist()
+        ),
+        start,
+    )
+
+
+def _counted(wrong: Iterable[_Wrong], start: int) -> list[MaskDifference]:
+    """Tokens of one role and part together, in the order of the first of each."""
     groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
-    for at in np.flatnonzero(wanted != mask).tolist():
-        role = "assistant" if numbers[at] >= 0 else NOBODY
-        groups.setdefault((role, str(parts[at]), not wanted[at]), []).append((at, int(numbers[at])))
-    return _sorted(groups, start)
+    for role, part, trained, at, message in wrong:
+        groups.setdefault((role, part, trained), []).append((at, message))
+    out = []
+    for key, places in groups.items():
+        messages = {message for _, message in places if message >= 0}
+        out.append(MaskDifference(*key, len(places), len(messages), start + min(places)[0]))
+    return sorted(out, key=lambda found: found.position)
 
 
 def shift(expected: Mask, found: Mask) -> int:
@@ -102,21 +182,3 @@ def shift(expected: Mask, found: Mask) -> int:
     if np.array_equal(expected[:-1], found[1:]) and not found[0]:
         return 1
     return -1 if np.array_equal(expected[1:], found[:-1]) and not found[-1] else 0
-
-
-def _same(differing: Sequence[Hunk], size: int, other_size: int) -> Iterator[tuple[int, int, int]]:
-    """The stretches that both sides have: where they begin on either, and how long they are."""
-    at = other = 0
-    for hunk in differing:
-        yield at, other, hunk.stream - at
-        at, other = hunk.stream_stop, hunk.prompt_stop
-    yield at, other, min(size - at, other_size - other)
-
-
-def _sorted(groups: dict[tuple[str, str, bool], list[tuple[int, int]]], start: int) -> list[MaskDifference]:
-    out = []
-    for (role, part, trained), places in groups.items():
-        messages = {message for _, message in places if message >= 0}
-        first = min(at for at, _ in places)
-        out.append(MaskDifference(role, part, trained, len(places), len(messages), start + first))
-    return sorted(out, key=lambda found: found.position)

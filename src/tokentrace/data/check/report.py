@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from .deviations import Cause, Deviation
+from ...compare.causes import Cause
+from .deviations import Deviation
 from .masks import MaskDifference, difference_words
 
 EXAMPLES: Final = 5
@@ -24,7 +25,7 @@ class Outcome(StrEnum):
     CUT = "cut"
     """A proper part of the expected row, its beginning or its end, with the mask that belongs to it."""
     UNCHECKED = "unchecked"
-    """There is no conversation to hold it against; nothing is wrong with it as far as can be told without one."""
+    """There is no conversation to compare it with; nothing is wrong with it as far as can be told without one."""
     BAD = "bad"
     """It cannot be read, contradicts itself, or its conversation gives no row."""
 
@@ -36,7 +37,7 @@ class CheckedRow:
     source: str
     row: int
     line: int | None
-    outcome: Outcome
+    outcome: Outcome = Outcome.SAME
     reason: str | None = None
     """Why it is bad, or unchecked; what else is to be known."""
     deviations: tuple[Deviation, ...] = ()
@@ -92,7 +93,7 @@ class CheckReport:
     """Counts over all rows, and the first few rows of each outcome."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """What the rows were held against: tokenizer, template, settings."""
+    """What the rows were compared with: tokenizer, template, settings."""
     findings: list[str] = field(default_factory=list)
     """What is to be said of the dataset as a whole: that it was made with another template, say."""
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -111,7 +112,7 @@ class CheckReport:
     expected_tokens: int = 0
     expected_trained: int = 0
     compared: int = 0
-    """Rows that were held against their conversation: those that `expected_tokens` counts."""
+    """Rows that were compared with their conversation: those that `expected_tokens` counts."""
     padding: int = 0
     stopped: bool = False
     """Whether rows were left that a limit kept from being looked at."""
@@ -162,9 +163,9 @@ class CheckReport:
             return f"all {self.rows:,} rows are what the template gives: {what}"
         if not self.differing:
             same = f", {self.outcomes[Outcome.SAME]:,} are the same" if unchecked < self.rows else ""
-            return f"{unchecked:,} of {self.rows:,} rows could not be held against a conversation{same}"
+            return f"{unchecked:,} of {self.rows:,} rows have no conversation to compare them with{same}"
         said = f"{self.differing:,} of {self.rows:,} rows are not what the template gives"
-        return f"{said}, {unchecked:,} could not be held against a conversation" if unchecked else said
+        return f"{said}, {unchecked:,} have no conversation to compare them with" if unchecked else said
 
     def mask_words(self) -> list[str]:
         """The mask differences in words, the most frequent first."""

@@ -63,11 +63,6 @@ class SourceRows:
         return self._chunks[key]
 
 
-def _hashed(source: Source) -> Source:
-    """The source with its digest, which takes reading it."""
-    return dataclasses.replace(source, hashed=source.digest)
-
-
 class RecordedSources:
     """The files that a file of samples says it was made of: where they were, and what their content hashed to."""
 
@@ -78,15 +73,18 @@ class RecordedSources:
         self._recorded = [row for row in listed if isinstance(row, dict) and isinstance(row.get("name"), str)]
 
     def find(self, spool: Path) -> tuple[list[Source], list[str]]:
-        """Those that are still there, by the names that rows know them by; and what is to be said of the others."""
+        """Those that are still there, by the names that rows know them by; and a sentence about each of the others."""
         found: list[Source] = []
         gone: list[str] = []
         for at, row in enumerate(self._recorded):
             origin = self._found(row, spool / str(at))
-            if origin is None:
-                gone.append(self._gone(row))
-            else:
+            if origin is not None:
                 found.append(dataclasses.replace(origin, name=row["name"]))
+            elif row.get("path"):
+                place = f"{row['name']}, which {self._rows.name} was made of"
+                gone.append(f"{place}, is not there any more: give it with --source")
+            else:
+                gone.append(f"{self._rows.name} was made of {row['name']}, which is not a file: give it with --source")
         return found, gone
 
     def _found(self, row: Mapping[str, Any], spool: Path) -> Source | None:
@@ -98,16 +96,12 @@ class RecordedSources:
         for place in places:
             if Path(place).is_file():
                 try:
-                    others += [_hashed(one) for one in find_sources([place], spool / str(len(others)))]
+                    found = find_sources([place], spool / str(len(others)))
+                    others += [dataclasses.replace(one, hashed=one.digest) for one in found]
                 except InputError:  # there, and no longer what it was
                     continue
         same = [origin for origin in others if origin.digest == row.get("digest")]
         return next(iter(same or others), None)
-
-    def _gone(self, row: Mapping[str, Any]) -> str:
-        if not row.get("path"):
-            return f"{self._rows.name} was made of {row['name']}, which is no file: give it with --source"
-        return f"{row['name']}, which {self._rows.name} was made of, is not there any more: give it with --source"
 
     def changed(self, origins: Sequence[Source]) -> Iterator[str]:
         """Which of the files at hand are no longer what the rows were made of."""

@@ -1,7 +1,7 @@
 """Turn marks: which tokens of a row an assistant samples, read from the ids alone.
 
 Where a row's conversation is not at hand, the template still says how its turns are set off: small conversations are
-rendered once, and what stands before each sampled turn (`TurnMark`) and at its end is remembered. In a row, whatever
+rendered once, and what comes before each sampled turn (its mark) and at its end is remembered. In a row, whatever
 follows a mark is sampled, up to and including the token that ends the turn.
 
 This is less than a render knows. A mark that a user spells with control tokens counts as one; a turn that begins with
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -75,11 +76,11 @@ class TurnMarks:
 
     def __init__(self, renderer: Renderer) -> None:
         self._vocabulary = renderer.tokenizer.vocabulary
-        seen = list(_seen(renderer))
+        seen = list(_sampled_turns(renderer))
         inside = {index for turn in seen for index in turn.body}
         elsewhere = inside.union(*(turn.elsewhere() for turn in seen))
         stops = {turn.stop for turn in seen if turn.stop is not None}
-        marks = {mark for turn in seen for mark in (tuple(turn.tail), turn.mark(elsewhere)) if mark}
+        marks = {mark for turn in seen for mark in (tuple(turn.prompt), turn.mark(elsewhere)) if mark}
         self._marks = sorted((one for one in marks if len(one) > 1 or one[0] not in elsewhere), key=len, reverse=True)
         self._stops = frozenset(stops or renderer.turn_stop_ids())
         self._inner = frozenset(stops & inside)
@@ -118,7 +119,7 @@ class TurnMarks:
         return tuple(ids.tolist()) in self._marks
 
     def _after_mark(self, ids: list[int], at: int) -> int | None:
-        """Where the sampled tokens begin if a mark stands here; a token that also spells the end of it is sampled."""
+        """Where the sampled tokens begin if there is a mark here; a token that also spells the end of it is sampled."""
         for mark in self._marks:
             stop = at + len(mark)
             if tuple(ids[at:stop]) == mark:
@@ -139,7 +140,7 @@ class TurnMarks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
+class _SampledTurn:
     """A sampled turn of a small conversation."""
 
     whole: RenderedTokens
@@ -147,27 +148,26 @@ class _Seen:
     body: list[int]
     """Its tokens but the stop."""
     stop: int | None
-    tail: list[int]
+    prompt: list[int]
     """The generation prompt that the template writes at that point."""
 
     def elsewhere(self) -> set[int]:
-        """Tokens that stand where no turn is about to begin."""
+        """Tokens in places where no turn is about to begin."""
         free = np.ones(len(self.whole.ids), np.bool_)
         for turn in self.whole.turns:
-            free[max(0, turn.start - len(self.tail) - _MORE) : turn.start] = False
+            free[max(0, turn.start - len(self.prompt) - _MORE) : turn.start] = False
         return set(self.whole.ids[free].tolist())
 
     def mark(self, elsewhere: set[int]) -> tuple[int, ...]:
-        """What stands before the turn: from where its generation prompt begins, or from the last control token on.
+        """What comes before the turn: from where its generation prompt begins, or from the last control token on.
 
-        A single token that may also stand elsewhere (``</think>``) is no mark without the scaffold before it.
+        A single token that may also be elsewhere (``</think>``) is not a mark without the scaffold before it.
         """
         before = self.whole.ids[: self.start].tolist()
-        begun = [
-            at for at in range(max(0, self.start - len(self.tail) - _MORE), self.start) if before[at] in self.tail[:1]
-        ]
+        near = range(max(0, self.start - len(self.prompt) - _MORE), self.start)
+        begun = [at for at in near if before[at] in self.prompt[:1]]
         control = np.flatnonzero(self.whole.control[: self.start]).tolist()
-        first = begun[-1] if begun else control[-1] if control else self.start
+        first = [self.start, *control[-1:], *begun[-1:]][-1]
         if self.start - first == 1 and before[first] in elsewhere:
             fields = self.whole.fields
             while first > 0 and fields[first - 1] == "scaffold" and self.start - first < _LONGEST:
@@ -175,20 +175,20 @@ class _Seen:
         return tuple(before[first:])
 
 
-def _seen(renderer: Renderer) -> Iterator[_Seen]:
+def _sampled_turns(renderer: Renderer) -> Iterator[_SampledTurn]:
+    """The turns of the small conversations that the template takes."""
     renderer = renderer.silent()
-    for tools in (None, [_TOOL]):
-        for probe in _PROBES:
-            messages = [dict(message) for message in probe]
+    for tools, probe in product((None, [_TOOL]), _PROBES):
+        messages = [dict(message) for message in probe]
+        try:
+            whole = renderer.render(messages, tools=tools)
+        except TokentraceError:
+            continue
+        for turn in whole.turns:
             try:
-                whole = renderer.render(messages, tools=tools)
+                asked = renderer.render(messages[: turn.message], tools=tools, add_generation_prompt=True)
             except TokentraceError:
                 continue
-            for turn in whole.turns:
-                try:
-                    prompt = renderer.render(messages[: turn.message], tools=tools, add_generation_prompt=True)
-                except TokentraceError:
-                    continue
-                tail = prompt.ids[[field == "generation_prompt" for field in prompt.fields]].tolist()
-                body = whole.ids[turn.start : turn.stop - (turn.stop_token is not None)].tolist()
-                yield _Seen(whole, turn.start, body, turn.stop_token, tail)
+            prompt = asked.ids[[field == "generation_prompt" for field in asked.fields]].tolist()
+            body = whole.ids[turn.start : turn.stop - (turn.stop_token is not None)].tolist()
+            yield _SampledTurn(whole, turn.start, body, turn.stop_token, prompt)
