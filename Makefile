@@ -1,7 +1,9 @@
-# make demo: sets up, compares rollouts by three client paths.    make test: sets up, fetches assets, runs all tests.
+# make demo: sets up, compares rollouts by three client paths.    make quick: tests of the base install, in a minute.
+# make test: sets up, fetches assets, runs all tests.             CONTRIBUTING.md says what each takes.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+QUICK  ?= .venv-quick
 VLLM   ?= .venv-vllm
 VLLM_VERSION := 0.32.0
 JOBS   ?= 2
@@ -9,7 +11,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types assets bench test-long test-vllm install-check clean
+.PHONY: demo quick test lint types assets bench coverage test-long test-vllm pre-commit clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -27,8 +29,18 @@ $(VENV)/.bench: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --group bench
 	touch $@
 
+# The base install and what runs tests: no torch, no Ray, no transformers.
+$(QUICK)/.quick: pyproject.toml
+	$(PYTHON) -m venv $(QUICK)
+	$(QUICK)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(QUICK)/bin/python -m pip install --quiet --editable . --group quick
+	touch $@
+
 demo: $(VENV)/.base
 	$(BIN)/tokentrace demo
+
+quick: $(QUICK)/.quick
+	$(QUICK)/bin/python -m pytest --quick -q -n $(JOBS)
 
 assets: $(VENV)/.test
 	$(BIN)/python -m tests.assets
@@ -36,8 +48,15 @@ assets: $(VENV)/.test
 test: assets
 	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup
 
+# Every law at length, and every product of families and conversations in full.
 test-long: assets
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m long
+	TOKENTRACE_FULL=1 $(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup -m "not bench"
+
+coverage: assets
+	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup --cov --cov-report term:skip-covered
+
+pre-commit: $(VENV)/.test
+	$(BIN)/pre-commit install
 
 # vLLM has an environment of its own, of some GB: its requirements are not ours. What is uninstalled is what it pulls in
 # and what, being built for another torch, breaks its start.
@@ -63,4 +82,4 @@ bench: $(VENV)/.bench assets
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(QUICK) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
-from tests.needs import ASSET_FIXTURES, missing_packages, needs_assets
+from tests.grouping import group_of, place_of
+from tests.needs import ASSET_FIXTURES, missing_package, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
 from tokentrace import Renderer, Tokenizer
 
@@ -41,6 +42,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if not ASSET_FIXTURES & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test that fails for want of a package is skipped, and says so; under ``--all`` it fails."""
+    report: Any = yield
+    if report.failed and call.excinfo is not None and not item.config.getoption("--all"):
+        missing = missing_package(call.excinfo.value)
+        if missing is not None:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), item.location[1], f"needs {missing}")
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -58,26 +72,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling
 
+    config.option.loadscopereorder = False  # the order of the tests is ours: see place_of
+
     class ByVocabulary(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if file in TOGETHER else _vocabulary_of(nodeid) or nodeid
+            return group_of(nodeid)
 
     return ByVocabulary(config, log)
-
-
-TOGETHER = {"tests/data/test_cluster.py", "tests/live/test_llamacpp.py"}
-"""Files whose tests share something that is slow to start: a Ray of their own, a server."""
-
-
-def _vocabulary_of(nodeid: str) -> str | None:
-    """The first family with the vocabulary of the family that a test's parameters begin or end with."""
-    parameters = f"-{nodeid.partition('[')[2].rstrip(']')}-"
-    fitting = [name for name in FAMILIES if parameters.startswith(f"-{name}-") or parameters.endswith(f"-{name}-")]
-    if not fitting:
-        return None
-    tokenizer = FAMILIES[max(fitting, key=len)].tokenizer
-    return next(name for name, row in FAMILIES.items() if row.tokenizer == tokenizer)
 
 
 def _at_hand(name: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ASSET_MODULES = ("tests.assets", "tests.oracle", "tests.rendering.bridge.rollouts")
-ASSET_NAMES = frozenset({"load_family", "make_renderer", "per_vocabulary", "templates_of_trl"})
+ASSET_NAMES = frozenset({"load_family", "make_renderer", "per_family", "templates_of_trl"})
 ASSET_FIXTURES = frozenset({"family", "any_family", "tokenizer", "renderer", "encoding"})
 
 
@@ -20,10 +20,19 @@ def missing_packages(path: Path) -> list[str]:
     return sorted({name for name in _packages(path, frozenset()) if not _is_here(name)})
 
 
+def missing_package(error: BaseException | None) -> str | None:
+    """The package for want of which an error came about, if it did."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error.name.partition(".")[0]
+        error = error.__cause__ or error.__context__
+    return None
+
+
 @cache
 def needs_assets(path: Path) -> bool:
     """Whether a test file uses real tokenizers and templates."""
-    for node in ast.walk(_tree(path)):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module.startswith(ASSET_MODULES):
                 return True
@@ -38,12 +47,12 @@ def _is_here(package: str) -> bool:
 
 
 @cache
-def _tree(path: Path) -> ast.Module:
+def syntax_tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _packages(path: Path, seen: frozenset[Path]) -> Iterator[str]:
-    for module in _imported(_tree(path)):
+    for module in _imported(syntax_tree(path)):
         top = module.partition(".")[0]
         if top in ("tests", "bench"):
             inner = ROOT.joinpath(*module.split(".")).with_suffix(".py")

@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is import
 from transformers import PreTrainedTokenizerFast
 
 from tests.assets import family_dir
-from tests.support import per_vocabulary
+from tests.support import per_family
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
@@ -35,7 +35,7 @@ class GenerationMask:
     mask: list[int]
 
 
-@per_vocabulary
+@per_family
 def hf_tokenizer(family: str) -> PreTrainedTokenizerFast:
     """The family as transformers loads it; one instance, which nobody may change."""
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+from zlib import crc32
 
 from tests.assets import FAMILIES, family_dir, trl_templates
 from tests.conversations import CONVERSATIONS, Conversation
@@ -46,24 +52,39 @@ def vocabulary_digest(family: str) -> str:
 Result = TypeVar("Result")
 
 _MADE: OrderedDict[str, dict[Any, Any]] = OrderedDict()
-"""What was made of the vocabularies that were asked for last."""
+"""What was made of the families that were asked for last, and of their vocabularies, by digest."""
 
+_FAMILIES = 2
 _VOCABULARIES = 2
-"""How many are held: each is some hundred MB, and tests of one vocabulary run together."""
+"""How many are held: a vocabulary is some hundred MB, and tests of one run together."""
 
 
-def per_vocabulary(make: Callable[..., Result]) -> Callable[..., Result]:
-    """A cache of a function of a family (its first argument) that forgets when other vocabularies are asked for."""
+def _held(kind: str, key: str, most: int) -> dict[Any, Any]:
+    """What is held of a family or a vocabulary; the one that was not asked for longest is forgotten."""
+    found = _MADE.setdefault(f"{kind} {key}", {})
+    _MADE.move_to_end(f"{kind} {key}")
+    of_kind = [name for name in _MADE if name.startswith(f"{kind} ")]
+    for name in of_kind[:-most]:
+        del _MADE[name]
+        _give_back_memory()
+    return found
+
+
+def _give_back_memory() -> None:
+    """glibc keeps what was freed piece by piece unless it is asked."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def per_family(make: Callable[..., Result]) -> Callable[..., Result]:
+    """A cache of a function of a family (its first argument) that forgets when other families are asked for."""
 
     @wraps(make)
     def made(family: str, *rest: Any, **named: Any) -> Result:
-        digest = vocabulary_digest(family)
-        _MADE.setdefault(digest, {})
-        _MADE.move_to_end(digest)
-        while len(_MADE) > _VOCABULARIES:
-            _MADE.popitem(last=False)
-        found = _MADE[digest]
-        key = (make, family, rest, tuple(sorted(named.items())))
+        _held("vocabulary", vocabulary_digest(family), _VOCABULARIES)
+        found = _held("family", family, _FAMILIES)
+        key = (make, rest, tuple(sorted(named.items())))
         if key not in found:
             found[key] = make(family, *rest, **named)
         result: Result = found[key]
@@ -74,7 +95,7 @@ def per_vocabulary(make: Callable[..., Result]) -> Callable[..., Result]:
 
 def _vocabulary(family: str) -> Tokenizer:
     """The family's tokenizer.json, with both its encoders made: some seconds, so families share it."""
-    held = _MADE[vocabulary_digest(family)]
+    held = _held("vocabulary", vocabulary_digest(family), _VOCABULARIES)
     if _vocabulary not in held:
         held[_vocabulary] = load_tokenizer(family_dir(family))
         held[_vocabulary].encode_plain(["x"])
@@ -82,7 +103,7 @@ def _vocabulary(family: str) -> Tokenizer:
     return loaded
 
 
-@per_vocabulary
+@per_family
 def load_family(family: str) -> Tokenizer:
     """The family's tokenizer. Families with one vocabulary share its encoders; the rest is each family's own."""
     folder = family_dir(family)
@@ -98,7 +119,7 @@ def load_family(family: str) -> Tokenizer:
     return shared
 
 
-@per_vocabulary
+@per_family
 def _renderer(family: str, settings: str) -> Renderer:
     given = json.loads(settings)
     template = PYTHON_FORMATS.get(family)
@@ -133,12 +154,38 @@ def matrix() -> Iterator[Case]:
             yield Case(name, conversation, prompt)
 
 
-def rendered(renderer: Renderer, conversation: Conversation, *, prompt: bool = False) -> Any:
-    """The rendered conversation, or the error with which it was refused."""
-    try:
-        return renderer.render(conversation.messages, tools=conversation.tools, add_generation_prompt=prompt)
-    except TokentraceError as error:
-        return error
+_RENDERED: WeakKeyDictionary[Renderer, dict[tuple[int, bool], Any]] = WeakKeyDictionary()
+_MATRIX = {id(conversation) for conversation in CONVERSATIONS.values()}
+
+
+def rendered(renderer: Renderer, conversation: Conversation, *, prompt: bool = False, again: bool = False) -> Any:
+    """The rendered conversation, or the error with which it was refused.
+
+    A renderer renders a conversation of the matrix once, whichever tests ask for it; `again` renders it anew.
+    """
+    key = (id(conversation), prompt)
+    known = _RENDERED.setdefault(renderer, {}) if id(conversation) in _MATRIX else {}
+    if key not in known or again:
+        try:
+            known[key] = renderer.render(conversation.messages, tools=conversation.tools, add_generation_prompt=prompt)
+        except TokentraceError as error:
+            known[key] = error.with_traceback(None)
+    return known[key]
+
+
+Item = TypeVar("Item")
+
+FULL = os.environ.get("TOKENTRACE_FULL") == "1"
+"""Whether every product of families and conversations is tried in full, as `make test-long` does."""
+
+
+def rotating(items: Iterable[Item], key: str, every: int) -> list[Item]:
+    """One of so many items, beginning at a place that depends on the key; in a full run all of them.
+
+    Tests give the family as the key, so that each item is tried with some family.
+    """
+    given = list(items)
+    return given if FULL else given[crc32(key.encode()) % every :: every]
 
 
 def variable_choices(family: str) -> list[dict[str, Any]]:

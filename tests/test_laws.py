@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.assets import FAMILIES, family_dir
-from tests.support import load_family, per_vocabulary
+from tests.support import load_family, per_family
 from tokentrace import InputError, RenderedTokens, Renderer, TemplateError, create_renderer
 from tokentrace.template import KEY
 
@@ -30,7 +30,7 @@ SHORT = -(-1_000 // len(FAMILIES))
 LONG = -(-100_000 // len(FAMILIES))
 
 
-@per_vocabulary
+@per_family
 def renderer(family: str, trusted: str = "default") -> Renderer:
     """The family's renderer; `trusted` is ``"default"`` or a comma-separated set of roles."""
     setting: dict[str, Any] = {"lost": "ignore"}
@@ -39,7 +39,7 @@ def renderer(family: str, trusted: str = "default") -> Renderer:
     return create_renderer(load_family(family), PYTHON_FORMATS.get(family, "default"), **setting)
 
 
-@per_vocabulary
+@per_family
 def control_texts(family: str) -> list[str]:
     """The control tokens of a vocabulary that say something, without the many reserved ones."""
     texts = sorted(load_family(family).vocabulary.control, key=lambda text: (len(text), text))
@@ -200,7 +200,7 @@ def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     assert Counter(harmless.ids[harmless.control].tolist()) == Counter(nobody.ids[nobody.control].tolist())
 
 
-@per_vocabulary
+@per_family
 def turn_bounds(family: str) -> frozenset[int]:
     """Control tokens that end a turn, or stand in the turn of a user."""
     made = renderer(family)

@@ -65,7 +65,7 @@ VOCABULARIES = list({PINS[name][0]: name for name in reversed(FAMILIES)}.values(
 """One family for each distinct tokenizer.json."""
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def load(family: str) -> Tokenizer:
     """The family's tokenizer.json, without transformers."""
     return Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
@@ -228,9 +228,14 @@ def test_documented_kwargs_change_what_is_rendered(name: str) -> None:
 
 
 def test_every_conversation_is_rendered_by_some_family() -> None:
-    for label, case in CONVERSATIONS.items():
-        answers = (hf_text(name, case.messages, case.tools) for name in TEMPLATED)
-        assert any(isinstance(answer, str) for answer in answers), label
+    refused = dict(CONVERSATIONS)
+    for name in TEMPLATED:
+        for label, case in list(refused.items()):
+            if isinstance(hf_text(name, case.messages, case.tools), str):
+                del refused[label]
+        if not refused:
+            break
+    assert not refused
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATED if name != "gemma-3"])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.conversations import GET_WEATHER, NOW, SYS, assistant, call, result, tool, user
-from tests.support import make_renderer, per_vocabulary
+from tests.support import make_renderer, per_family
 from tokentrace import Renderer, create_renderer
 from tokentrace.compare.breaks import ADVICE, Break, explain_break
 from tokentrace.compare.texts import DiffOp
@@ -22,7 +22,7 @@ OK = result("ok")
 Ids = npt.NDArray[np.int32]
 
 
-@per_vocabulary
+@per_family
 def renderer_of(family: str) -> Renderer:
     return create_renderer(POCKET) if family == "pocket" else make_renderer(family)
 

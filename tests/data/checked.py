@@ -33,7 +33,7 @@ MESSAGES = [
 CONVERSATION: dict[str, Any] = {"messages": MESSAGES, "tools": SIMPLE}
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def checker(family: str | None = None, **options: Any) -> RowChecker:
     return RowChecker(make_settings(family, **options))
 
@@ -44,7 +44,7 @@ def make_settings(family: str | None = None, **options: Any) -> TokenizeSettings
     return TokenizeSettings(tokenizer=str(POCKET) if family is None else load_family(family), **chosen)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _tokenizer(family: str | None, options: tuple[tuple[str, Any], ...]) -> RowTokenizer:
     return RowTokenizer(make_settings(family, **dict(options)))
 
@@ -75,14 +75,10 @@ def changed(change: Callable[[dict[str, Any]], Any], conversation: dict[str, Any
 
 
 IDS, MASK = sample_of().ids, sample_of().mask
-# -- causes
 
 
 def _bos(index: int = 0) -> int:
     return int(IDS[index])
-
-
-# -- rows without a conversation
 
 
 def alone(ids: Any, mask: Any = None, **more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
-from tests.support import make_renderer, per_vocabulary
+from tests.support import make_renderer, per_family
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.events import (
     ArgumentsDelta,
@@ -56,7 +56,7 @@ TOOLS = [
 ]
 
 
-@per_vocabulary
+@per_family
 def renderer(family: str) -> Renderer:
     """The family's renderer, with nobody trusted: whatever text is rendered has no control token in it."""
     return make_renderer(family, trusted=[])

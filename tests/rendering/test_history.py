@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.assets import family_dir
-from tests.conversations import CONVERSATIONS
-from tests.support import JINJA_FAMILIES, SPECIAL, per_vocabulary, some, tokenizer_json_for
+from tests.conversations import CONVERSATIONS, Conversation
+from tests.support import JINJA_FAMILIES, SPECIAL, per_family, rendered, some, tokenizer_json_for
 from tokentrace import Change, RenderedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
 
 NEVER_SHOW = {
@@ -21,7 +21,7 @@ NEVER_SHOW = {
 """Families whose templates never show ``reasoning_content``, in any turn of any conversation."""
 
 
-@per_vocabulary
+@per_family
 def renderer(family: str, setting: str = "") -> Renderer:
     source = (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
     tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
@@ -34,6 +34,11 @@ def render(family: str, setting: str, messages: Any, tools: Any = None) -> Rende
         return renderer(family, setting).render(messages, tools=tools)
     except TokentraceError:
         return None
+
+
+def render_whole(family: str, setting: str, conversation: Conversation) -> RenderedTokens | None:
+    made = rendered(renderer(family, setting), conversation)
+    return made if isinstance(made, RenderedTokens) else None
 
 
 def shown(rendered: RenderedTokens, message: int, field: str = "reasoning_content") -> str:
@@ -55,8 +60,8 @@ def is_subsequence(short: str, long: str) -> bool:
 def test_all_reasoning_is_kept_and_nothing_but_added(family: str) -> None:
     wrong, thoughts = [], 0
     for name, conversation in CONVERSATIONS.items():
-        plain = render(family, "", conversation.messages, conversation.tools)
-        kept = render(family, "preserve_all_thinking", conversation.messages, conversation.tools)
+        plain = render_whole(family, "", conversation)
+        kept = render_whole(family, "preserve_all_thinking", conversation)
         if plain is None or kept is None:
             assert plain is kept
             continue
@@ -115,7 +120,7 @@ def test_kept_reasoning_is_sampled() -> None:
 def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> None:
     wrong, proven = [], 0
     for name, conversation in CONVERSATIONS.items():
-        whole = render(family, "use_patched", conversation.messages, conversation.tools)
+        whole = render_whole(family, "use_patched", conversation)
         for count in range(2, len(conversation.messages)) if whole else ():
             part = render(family, "use_patched", conversation.messages[:count], conversation.tools)
             if part is None or whole is None or conversation.messages[count - 1]["role"] != "assistant":
@@ -132,8 +137,8 @@ def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> N
 def test_changes_are_listed_exactly_where_a_patched_turn_differs_from_the_shipped(family: str) -> None:
     wrong = []
     for name, conversation in CONVERSATIONS.items():
-        shipped = render(family, "", conversation.messages, conversation.tools)
-        patched = render(family, "use_patched", conversation.messages, conversation.tools)
+        shipped = render_whole(family, "", conversation)
+        patched = render_whole(family, "use_patched", conversation)
         if patched is None:
             continue
         if shipped is None:

@@ -16,7 +16,7 @@ from tests.conversations import (
     result,
     user,
 )
-from tests.support import per_vocabulary, rendered
+from tests.support import per_family, rendered
 from tokentrace import (
     RenderedTokens,
     Renderer,
@@ -36,7 +36,7 @@ SHAPES = {
 """The matrix without what varies text alone, for tests that make several rows of each conversation."""
 
 
-@per_vocabulary
+@per_family
 def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
     """Every conversation that a family renders, and the default row of it."""
     renderer = make_renderer(family)
@@ -50,7 +50,7 @@ def rows(family: str) -> dict[str, tuple[Conversation, RenderedTokens, Sample]]:
     return out
 
 
-@per_vocabulary
+@per_family
 def expanded(family: str) -> dict[str, list[Sample]]:
     """The rows that ``past="expand"`` makes of each conversation."""
     builder = SampleBuilder(make_renderer(family), SampleSettings(past="expand"))

@@ -18,7 +18,7 @@ import pytest
 
 from tests.conversations import CONVERSATIONS, HI, Conversation
 from tests.oracle import Refusal, hf_generation_mask, hf_ids, hf_tokenizer
-from tests.support import load_family, make_renderer, rendered, templates_of_trl
+from tests.support import load_family, make_renderer, per_family, rendered, templates_of_trl
 from tests.test_masks import prompt_of, runs
 from tokentrace import RenderedTokens, Renderer, Sample, build_supervised_sample, create_renderer
 
@@ -43,10 +43,9 @@ TAGGED: dict[str, tuple[str, set[str]]] = {
 """TRL's training templates on the vocabularies of their models, and what they tag though nobody samples it."""
 
 
-@cache
-def training_renderer(name: str) -> Renderer:
+@per_family
+def training_renderer(family: str, name: str) -> Renderer:
     """The family's tokenizer with a training template; control tokens as transformers makes them."""
-    family, _ = TAGGED[name]
     return create_renderer(
         load_family(family),
         "default",
@@ -56,10 +55,10 @@ def training_renderer(name: str) -> Renderer:
     )
 
 
-@pytest.mark.parametrize("name", TAGGED)
-def test_row_is_trained_where_generation_is_tagged(name: str) -> None:
-    family, known = TAGGED[name]
-    renderer = training_renderer(name)
+@pytest.mark.parametrize(("family", "name"), [(family, name) for name, (family, _) in TAGGED.items()])
+def test_row_is_trained_where_generation_is_tagged(family: str, name: str) -> None:
+    known = TAGGED[name][1]
+    renderer = training_renderer(family, name)
     found: dict[str, str] = {}
     trained = 0
     for key, conversation in CONVERSATIONS.items():

@@ -26,7 +26,7 @@ from tests.samples.family_rows import (
     rows,
     sample_of,
 )
-from tests.support import SPECIAL, rendered, some, tokenizer_json_for
+from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
 from tokentrace import (
     RenderedTokens,
     Renderer,
@@ -178,9 +178,8 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
     renderer = make_renderer(any_family)
     failures = []
     seen = 0
-    for name, (conversation, tokens, plain) in rows(any_family).items():
-        if name not in SHAPES:
-            continue
+    shown = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
+    for name, (conversation, tokens, plain) in rotating(shown, any_family, 3):
         sample = sample_of(renderer, conversation, roles=[role])
         both = sample_of(renderer, conversation, roles=["assistant", role])
         body = tokens.select(role=role, field="content") & ~tokens.mask
@@ -196,9 +195,8 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
 
 def test_parts_of_a_turn_are_all_of_it_and_none_twice(any_family: str) -> None:
     renderer = make_renderer(any_family)
-    for name, (conversation, tokens, _) in rows(any_family).items():
-        if name not in SHAPES:
-            continue
+    shown = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
+    for name, (conversation, tokens, _) in rotating(shown, any_family, 3):
         masks = [sample_of(renderer, conversation, parts=[part]).mask for part in PARTS]
         assert np.array_equal(sum(mask.astype(int) for mask in masks), tokens.mask.astype(int)), name
 

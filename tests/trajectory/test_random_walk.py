@@ -9,7 +9,7 @@ from tests.trajectory.walk import Walk, illegal_operations, walk
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_walk(seed: int) -> None:
-    walk(seed, 5_000)
+    walk(seed, 2_500)
 
 
 @pytest.mark.long

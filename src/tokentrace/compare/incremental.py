@@ -459,15 +459,11 @@ def _calls(results: Messages, past: Messages, arguments: dict[str, Any] | str) -
 
 def _cut(rendering: Rendering, at: int, numbers: Sequence[int], guard: str) -> Rendering:
     """A rendering from character `at` on, its messages renumbered, after a guard of scaffold if one is given."""
-    out = Rendering(guard + rendering.text[at:])
-    if guard:
-        out.ends, out.turns, out.origins = [len(guard)], [-1], [None]
-    for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
-        if end > at:
-            out.ends.append(len(guard) + end - at)
-            out.turns.append(numbers[turn] if turn >= 0 else turn)
-            out.origins.append(origin and origin.renumbered(numbers))
-    return out
+    moved = [
+        (text, numbers[turn] if turn >= 0 else turn, origin and origin.renumbered(numbers))
+        for text, turn, origin in rendering.spans(at)
+    ]
+    return Rendering.of([(guard, -1, None), *moved])
 
 
 def _neutral_control(tokenizer: Tokenizer) -> str:

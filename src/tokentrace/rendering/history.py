@@ -17,10 +17,9 @@ from ..study.probes import ANSWER, USER, call
 from ..study.turns import Messages, common_prefix, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
-from ..template.trace import Rendering
+from ..template.trace import Rendering, Span
 
 Render = Callable[[Messages], Rendering]
-Span = tuple[str, int, Origin | None]
 
 
 def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -64,7 +63,7 @@ def keep_reasoning(
         message = messages[index]
         if index <= since or message["role"] != "assistant":
             continue
-        old = _cut(rendering, turn.start, turn.end)
+        old = rendering.spans(turn.start, turn.end)
         if shows_reasoning(message, old, index):
             continue
         shown = (new for new in contexts.of(index) if shows_reasoning(message, new, index))
@@ -177,7 +176,7 @@ class _Contexts:
             return
         for turn in turn_spans(rendering):
             if chosen[turn.message] == index:
-                spans = _cut(rendering, turn.start, turn.end)
+                spans = rendering.spans(turn.start, turn.end)
                 yield [(text, index, origin and origin.renumbered(chosen)) for text, _, origin in spans]
                 return
 
@@ -201,7 +200,7 @@ def patch_history(
         index = turn.message
         if messages[index]["role"] != "assistant":
             continue
-        old = _cut(rendering, turn.start, turn.end)
+        old = rendering.spans(turn.start, turn.end)
         new = (contexts.as_last(index) if index < len(messages) - 1 else None) or old
         as_given = _spans_as_given(new, given[index])
         if as_given != old:
@@ -243,7 +242,7 @@ def compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) ->
 def _turns(rendering: Rendering) -> dict[int, list[Span]]:
     turns: dict[int, list[Span]] = {}
     for turn in turn_spans(rendering):
-        turns.setdefault(turn.message, []).extend(_cut(rendering, turn.start, turn.end))
+        turns.setdefault(turn.message, []).extend(rendering.spans(turn.start, turn.end))
     return turns
 
 
@@ -367,16 +366,6 @@ def _body_end(spans: Sequence[Span]) -> int:
     return end
 
 
-def _cut(rendering: Rendering, start: int, stop: int) -> list[Span]:
-    spans: list[Span] = []
-    begin = 0
-    for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
-        if end > start and begin < stop:
-            spans.append((rendering.text[max(begin, start) : min(end, stop)], turn, origin))
-        begin = end
-    return spans
-
-
 def _slice_spans(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
     out: list[Span] = []
     at = 0
@@ -394,23 +383,8 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
         return rendering
     pieces: list[Span] = []
     at = 0
-    for span in turn_spans(rendering):
-        if span.start in replaced:
-            pieces += _cut(rendering, at, span.start) + replaced[span.start]
-            at = span.end
-    rest = _cut(rendering, at, len(rendering.text))
-    result = Rendering("")
-    texts: list[str] = []
-    end = 0
-    for text, turn, origin in (*pieces, *rest):
-        if not text:
-            continue
-        end += len(text)
-        texts.append(text)
-        result.ends.append(end)
-        result.turns.append(turn)
-        result.origins.append(origin)
-        if turn >= 0:
-            result.tail = end
-    result.text = "".join(texts)
-    return result
+    for turn in turn_spans(rendering):
+        if turn.start in replaced:
+            pieces += rendering.spans(at, turn.start) + replaced[turn.start]
+            at = turn.end
+    return Rendering.of([*pieces, *rendering.spans(at)])

@@ -234,16 +234,7 @@ def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTok
 
 def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
     """A prompt up to its generation prompt, then another rendering from `start` on."""
-    out = Rendering(asked.text[: asked.tail] + whole.text[start:])
-    shift = asked.tail - start
-    for source, first, last, moved in ((asked, 0, asked.tail, 0), (whole, start, len(whole.text), shift)):
-        begin = 0
-        for end, turn, origin in zip(source.ends, source.turns, source.origins, strict=True):
-            if max(begin, first) < min(end, last):
-                out.ends.append(min(end, last) + moved)
-                out.turns.append(turn)
-                out.origins.append(origin)
-            begin = end
+    out = Rendering.of([*asked.spans(0, asked.tail), *whole.spans(start)])
     out.tail = len(out.text)
     return out
 

@@ -143,6 +143,10 @@ def join_buffer(parts: Iterable[Any]) -> TracedStr:
     return join_traced(pieces)
 
 
+Span = tuple[str, int, Origin | None]
+"""A piece of text, the message in whose turn it was written, and where it came from."""
+
+
 @dataclass(slots=True)
 class Rendering:
     """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
@@ -192,10 +196,32 @@ class Rendering:
             min(self.tail, stop),
         )
 
-    def spans(self) -> list[tuple[str, int, Origin | None]]:
-        """``[(text, turn, origin), …]``: for people, tests and reports."""
+    def spans(self, start: int = 0, stop: int | None = None) -> list[Span]:
+        """``[(text, turn, origin), …]`` of the text from `start` to `stop`."""
+        stop = len(self.text) if stop is None else stop
         rows = zip([0, *self.ends], self.ends, self.turns, self.origins, strict=False)  # one start too many
-        return [(self.text[start:end], turn, origin) for start, end, turn, origin in rows]
+        return [
+            (self.text[max(begin, start) : min(end, stop)], turn, origin)
+            for begin, end, turn, origin in rows
+            if end > start and begin < stop
+        ]
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> Rendering:
+        """A rendering that is put together from spans; its tail begins after the last turn."""
+        made = cls("")
+        texts: list[str] = []
+        end = 0
+        for text, turn, origin in spans:
+            if text:
+                end += len(text)
+                texts.append(text)
+                made.ends.append(end)
+                made.turns.append(turn)
+                made.origins.append(origin)
+                made.tail = end if turn >= 0 else made.tail
+        made.text = "".join(texts)
+        return made
 
 
 def collect(pieces: Iterable[Any]) -> Rendering:

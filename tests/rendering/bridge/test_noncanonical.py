@@ -26,12 +26,13 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, SIMPLE, SYS, assistant, call, result, user
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut, cuts
-from tests.support import load_family, make_renderer, per_vocabulary
+from tests.support import load_family, make_renderer, per_family
 from tokentrace import BridgedTokens, BridgeRefusal, Kind, Tokenizer
 from tokentrace.study.markers import MarkedText
 from tokentrace.tokens.vocabulary import Vocabulary
 
-SHORT = -(-1_000 // len(FAMILIES))
+SHORT = 12
+"""Examples for each family and each of nine oddities: some 3,500 in all."""
 LONG = -(-100_000 // len(FAMILIES))
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
@@ -77,7 +78,7 @@ class Situation:
         return any(turn.message == self.made.at and turn.stop_token is not None for turn in self.made.full.turns)
 
 
-@per_vocabulary
+@per_family
 def situations(family: str) -> list[Situation]:
     """The situations that a family's template shows."""
     renderer = make_renderer(family)
@@ -93,7 +94,7 @@ def situations(family: str) -> list[Situation]:
     return found
 
 
-@per_vocabulary
+@per_family
 def stops_of(family: str) -> frozenset[int]:
     """The tokens that end turns: those at which generation stops, and those that end turns once they are past."""
     turns = [turn for situation in situations(family) for turn in situation.made.full.turns]

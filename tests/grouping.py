@@ -1,0 +1,90 @@
+"""Which family a test is about, so that tests of one vocabulary run together: loading one takes seconds and 500 MB."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+
+from tests.assets import FAMILIES
+from tests.needs import ROOT, syntax_tree
+
+TOGETHER = (
+    "tests/data/test_cluster.py",
+    "tests/demo/test_paths.py",
+    "tests/demo/test_trials.py",
+    "tests/live/test_llamacpp.py",
+    "tests/pocket/test_training.py",
+)
+"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo."""
+
+_ORDER = list(FAMILIES)
+
+
+def family_of(nodeid: str) -> str | None:
+    """The family among a test's parameters, else the first that its function names, itself or through its module."""
+    file, _, test = nodeid.partition("::")
+    function, _, parameters = test.partition("[")
+    inside = f"-{parameters.rstrip(']')}-"
+    fitting = [name for name in FAMILIES if f"-{name}-" in inside]
+    if fitting:
+        return max(fitting, key=len)
+    return _named_by(file).get(function)
+
+
+def group_of(nodeid: str) -> str:
+    """What runs in one process, one after another: tests of one vocabulary, or of one file; else the test alone."""
+    file = nodeid.partition("::")[0]
+    if file in TOGETHER:
+        return file
+    family = family_of(nodeid)
+    return nodeid if family is None else _first_of_vocabulary(family)
+
+
+def place_of(nodeid: str) -> tuple[int, int, int]:
+    """Where a test comes in a run: files that stay together, then by vocabulary and family, then all others.
+
+    What is large comes first, so that no process is left with much to do when the others are done.
+    """
+    file = nodeid.partition("::")[0]
+    if file in TOGETHER:
+        return 0, TOGETHER.index(file), 0
+    family = family_of(nodeid)
+    if family is None:
+        return 2, 0, 0
+    return 1, _ORDER.index(_first_of_vocabulary(family)), _ORDER.index(family)
+
+
+def _first_of_vocabulary(family: str) -> str:
+    tokenizer = FAMILIES[family].tokenizer
+    return next(name for name, row in FAMILIES.items() if row.tokenizer == tokenizer)
+
+
+@cache
+def _named_by(file: str) -> dict[str, str]:
+    """For each test function of a file, the family that it names, or that a function or fixture it uses does."""
+    path = ROOT / file
+    if path.suffix != ".py" or not path.is_relative_to(ROOT / "tests"):
+        return {}
+    functions = {node.name: node for node in syntax_tree(path).body if isinstance(node, ast.FunctionDef)}
+    named = {
+        name: next(_families(node, functions, set()), None)
+        for name, node in functions.items()
+        if name.startswith("test_")
+    }
+    return {name: family for name, family in named.items() if family is not None}
+
+
+def _families(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], seen: set[str]) -> Iterator[str]:
+    seen.add(node.name)
+    used: list[str] = []
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value in FAMILIES:
+            yield inner.value
+        elif isinstance(inner, ast.Name):
+            used.append(inner.id)
+        elif isinstance(inner, ast.arg):
+            used.append(inner.arg)
+    for name in used:
+        if name in functions and name not in seen:
+            yield from _families(functions[name], functions, seen)
