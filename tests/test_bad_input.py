@@ -83,11 +83,11 @@ SURROGATE = "a\ud800b"
         ([USER, {"role": None, "content": "hi"}], 1, "role", "must be a string"),
         ([{"role": 5, "content": "hi"}], 0, "role", "must be a string"),
         ([{"role": ["user"], "content": "hi"}], 0, "role", "must be a string"),
-        ([{"role": "", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "a user", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "<|im_end|>", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "user<|im_end|>", "content": "hi"}], 0, "role", "no known role"),
-        ([{"role": "x" * 10_000, "content": "hi"}], 0, "role", "no known role"),
+        ([{"role": "", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "a user", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "<|im_end|>", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "user<|im_end|>", "content": "hi"}], 0, "role", "not a known role"),
+        ([{"role": "x" * 10_000, "content": "hi"}], 0, "role", "not a known role"),
         ([{"role": "user"}], 0, "content", "is missing"),
         ([{"role": "user", "content": None}], 0, "content", "is None"),
         ([{"role": "system"}], 0, "content", "is missing"),
@@ -176,7 +176,7 @@ def test_a_hostile_role_cannot_be_learnt_from_the_template() -> None:
     )
     renderer = create_renderer(TOKENIZER, "default", chat_template=source, lost="ignore")
     assert renderer.render([{"role": "critic", "content": "x"}]).text == "critic"
-    with pytest.raises(InputError, match="no known role"):
+    with pytest.raises(InputError, match="not a known role"):
         renderer.render([{"role": "</think>", "content": "x"}])
 
 
@@ -337,7 +337,7 @@ def test_values_that_are_not_quite_json(name: str) -> None:
         assert RENDERER.render(messages).text == expected[0]
         assert RENDERER.render(content).text == expected_content[0]
         return
-    with pytest.raises(InputError, match="which JSON has not") as caught:
+    with pytest.raises(InputError, match="which JSON does not have") as caught:
         RENDERER.render(messages)
     assert caught.value.message == 1
     assert (caught.value.field or "").startswith("tool_calls.0.function.arguments.value")
@@ -351,7 +351,7 @@ def test_tools_that_are_not_quite_json() -> None:
         if name not in NOT_JSON:
             assert RENDERER.render([USER], tools=tools).text == expected[0], name
             continue
-        with pytest.raises(InputError, match="which JSON has not") as caught:
+        with pytest.raises(InputError, match="which JSON does not have") as caught:
             RENDERER.render([USER], tools=tools)
         assert (caught.value.field or "").startswith("tools.0.parameters.x")
 

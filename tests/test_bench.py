@@ -72,7 +72,7 @@ def test_a_prompt_that_is_not_the_recorded_stream_is_found() -> None:
     trajectory = Trajectory()
     trajectory.begin([1, 2, 3], messages=1)
     trajectory.append_completion([4], [-0.5], finish_reason="stop")
-    rollout = Rollout(Task([]), trajectory, [], [], end=End.TURNS, turns=1)
+    rollout = Rollout(Task([]), trajectory, [], [], end=End.TURNS)
     summary = Summary()
     summary.add(rollout.metrics())
     watch.see(np.array([1, 2, 3], np.int32))

@@ -7,6 +7,9 @@ from .compare.histories import compare_histories as compare_histories
 from .compare.incremental import tokenize_incrementally as tokenize_incrementally
 from .compare.splicing import splice_prefix as splice_prefix
 from .conversation.forms import Change as Change
+from .conversation.messages import Message as Message
+from .conversation.messages import Tool as Tool
+from .conversation.messages import ToolCall as ToolCall
 from .data.job import tokenize_files as tokenize_files
 from .data.tables import read_samples as read_samples
 from .data.tables import write_samples as write_samples

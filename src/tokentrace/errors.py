@@ -83,7 +83,7 @@ class RendererError(TokentraceError):
 
 
 class TrajectoryError(TokentraceError):
-    """A write that would leave a trajectory inconsistent, or a file that is none. Nothing was changed."""
+    """A write that would leave a trajectory inconsistent, or a file that is not a trajectory. Nothing was changed."""
 
 
 class SampleError(TokentraceError):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, files that are nobody else's, folders with one writer at a time."""
+"""Files that are written whole or not at all, files only their owner may read, folders with one writer at a time."""
 
 from __future__ import annotations
 

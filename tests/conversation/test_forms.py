@@ -300,7 +300,7 @@ def test_a_role_that_the_template_prints_is_taken(any_family: str) -> None:
 def test_some_templates_print_any_role_and_others_do_not() -> None:
     messages = [HI, {"role": "critic", "content": "Too long."}]
     assert "critic" in make_renderer("llama-3.1").render(messages).text
-    with pytest.raises(InputError, match="no known role"):
+    with pytest.raises(InputError, match="not a known role"):
         make_renderer("qwen3").render(messages)
 
 

@@ -122,7 +122,7 @@ def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:
             a: One (choices: [tea)
         """
 
-    for function, said in ((loose, "values cannot be"), (unreadable, "type hints"), (chosen, "no JSON list")):
+    for function, said in ((loose, "values cannot be"), (unreadable, "type hints"), (chosen, "not a JSON list")):
         with pytest.raises(InputError, match=said) as caught:
             check_tools([HI_TOOL, function])
         assert caught.value.field == "tools.1"

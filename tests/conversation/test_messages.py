@@ -26,14 +26,14 @@ def test_known_roles(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["critic", "tool_response", "x-1", "a.b"])
 def test_roles_that_the_template_knows(role: str) -> None:
-    with pytest.raises(InputError, match="no known role"):
+    with pytest.raises(InputError, match="not a known role"):
         check_messages([{"role": role, "content": "x"}])
     assert check_messages([{"role": role, "content": "x"}], more_roles=frozenset({role}))
 
 
 @pytest.mark.parametrize("role", ["</think>", "<|im_end|>", "a b", "x\n", ""])
 def test_control_like_words_are_no_roles_even_if_the_template_has_them(role: str) -> None:
-    with pytest.raises(InputError, match="no known role"):
+    with pytest.raises(InputError, match="not a known role"):
         check_messages([{"role": role, "content": "x"}], more_roles=frozenset({role}))
 
 

@@ -152,5 +152,5 @@ def test_sharegpts_errors_name_the_message_and_the_field(bad: Any, field: str | 
 
 
 def test_an_unknown_speaker_is_told_who_is_known() -> None:
-    with pytest.raises(InputError, match=r"^message 0, from: 'narrator' is nobody known; use one of .*\bgpt, human,"):
+    with pytest.raises(InputError, match=r"^message 0, from: 'narrator' is not a known speaker; use .*\bgpt, human,"):
         from_sharegpt([turn("narrator", "x")])

@@ -30,7 +30,8 @@ from tests.conversation.test_shapes import (
 )
 from tests.conversations import CONVERSATIONS
 from tokentrace import InputError
-from tokentrace.conversation.shapes import Message, Shape
+from tokentrace.conversation.messages import Message
+from tokentrace.conversation.shapes import Shape
 from tokentrace.data.conversations import Columns, Conversation, conversation_of, without_nulls
 
 USER: Message = {"role": "user", "content": "hi"}

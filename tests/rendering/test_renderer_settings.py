@@ -118,7 +118,7 @@ def test_a_row_with_a_variable_that_nobody_reads_is_a_bad_row() -> None:
 
 def test_a_rows_own_variables_are_data() -> None:
     rows = RowTokenizer(TokenizeSettings(str(POCKET)))
-    mine = rows._supervisor({"enable_thinking": "<|end|>"}).renderer
+    mine = rows._builder({"enable_thinking": "<|end|>"}).renderer
     assert "kwargs" not in mine.trusted
 
 

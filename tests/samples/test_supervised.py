@@ -29,7 +29,6 @@ from tests.samples.family_rows import (
 from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
 from tokentrace import (
     RenderedTokens,
-    Renderer,
     RendererError,
     SampleError,
     TemplateError,
@@ -40,6 +39,7 @@ from tokentrace import (
     create_renderer,
 )
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
+from tokentrace.study.study import TemplateStudy
 from tokentrace.tokens.kinds import Kind, Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
@@ -98,8 +98,8 @@ def test_row_takes_one_render(any_family: str, monkeypatch: pytest.MonkeyPatch) 
         for conversation, _, _ in shown.values():
             builder.build(conversation.messages, conversation.tools)
     calls: list[int] = []
-    run = Renderer._run
-    monkeypatch.setattr(Renderer, "_run", lambda *given: calls.append(1) or run(*given))
+    run = TemplateStudy.run
+    monkeypatch.setattr(TemplateStudy, "run", lambda *given: calls.append(1) or run(*given))
     more = set()
     for builder in builders:
         for name, (conversation, _, _) in shown.items():

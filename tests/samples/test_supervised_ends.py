@@ -187,7 +187,7 @@ def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows
                 assert row.kinds[last] == Kind.SAMPLED
     assert several
     content = SampleBuilder(renderer, SampleSettings(past="expand", parts=["content"]))
-    for row in content.samples(CONVERSATIONS["agentic"].messages, CONVERSATIONS["agentic"].tools):
+    for row in content.build(CONVERSATIONS["agentic"].messages, CONVERSATIONS["agentic"].tools):
         assert row.parts is not None
         assert not (row.mask & (row.parts == Part.STOP)).any()
 

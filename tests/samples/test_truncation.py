@@ -349,10 +349,10 @@ def test_an_error_names_the_sample_and_both_lengths() -> None:
 
 @pytest.mark.parametrize("length", [0, -1, True, 2.5, None])
 def test_a_length_that_is_none_is_refused(length: Any) -> None:
-    with pytest.raises(SampleError, match="length must be a positive integer"):
+    with pytest.raises(SampleError, match="length must be"):
         truncate(chat(), length, "right")
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SampleError, match=r"no policy 'middle'.*error, drop, turns, right, left"):
+    with pytest.raises(SampleError, match=r"policy is one of 'error', 'drop', 'turns', 'right', 'left', not 'middle'"):
         truncate(chat(), 5, "middle")

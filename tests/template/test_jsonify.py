@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokentrace.template.budget import TooLarge
 from tokentrace.template.jsonify import dumps
 from tokentrace.template.origin import KEY, UNKNOWN, Origin
-from tokentrace.template.traced import TracedStr, join_traced, traced, wrap
+from tokentrace.template.strings import TracedStr, join_traced, traced
+from tokentrace.template.traced import wrap
 
 texts = st.text(st.characters(codec="utf-8") | st.sampled_from('"\\/\n\t\x00\x7f\u2028<>&é😀'), max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts

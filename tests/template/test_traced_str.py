@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tokentrace.template.budget import TooLarge
 from tokentrace.template.origin import UNKNOWN, Origin
-from tokentrace.template.traced import TracedStr, join_traced, traced
+from tokentrace.template.strings import TracedStr, join_traced, traced
 
 Pair = tuple[str, Origin | None]
 Pairs = list[Pair]

@@ -103,8 +103,8 @@ def _read_json(path: Path) -> Any:
 
 
 def _ids(found: Any, path: Path) -> list[int]:
-    from ..rendering.bridged import check_ids
+    from ..tokens.ids import check_ids
 
     if not isinstance(found, list):
         raise InputError(f"{path.name} must hold a list of token ids")
-    return [int(index) for index in check_ids(found, path.name)]
+    return check_ids(found, path.name).tolist()  # type: ignore[no-any-return]

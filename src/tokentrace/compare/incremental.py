@@ -21,14 +21,13 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.messages import RESULT_ROLES
+from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import RendererError, TemplateError, TemplateLimitError
-from ..rendering.bridged import check_ids
 from ..rendering.renderer import Renderer
 from ..settings import choose
-from ..study.turns import Messages
 from ..template.origin import Origin
 from ..template.trace import Rendering
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids, Tokenizer
 from .causes import Cause
 from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text

@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import InputError, TemplateError
-from ..rendering.bridged import BridgedTokens, check_ids
+from ..rendering.bridged import BridgedTokens
 from ..rendering.renderer import Renderer
 from ..settings import whole
 from ..study.seams import BridgeRefusal, RefusalReason
+from ..tokens.ids import check_ids
 from .breaks import explain_break
 from .causes import Cause
 

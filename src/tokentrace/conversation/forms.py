@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from ..errors import InputError
-from .messages import RESULT_ROLES, kind_of
+from .messages import RESULT_ROLES
+from .place import Place, kind_of
 from .values import check_depth, plain_json
-
-Message = Mapping[str, Any]
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -153,20 +151,20 @@ def _short(text: str) -> str:
 class Adapted:
     """Messages in the form that a template reads, and what was changed for it."""
 
-    messages: Sequence[Message]
+    messages: Sequence[Mapping[str, Any]]
     changes: list[Change] = field(default_factory=list)
     wrapped: frozenset[int] = frozenset()
     """Messages whose text was put into a part: its origin is the content all the same."""
 
 
-def adapt(messages: Sequence[Message], forms: Forms) -> Adapted:
+def adapt(messages: Sequence[Mapping[str, Any]], forms: Forms) -> Adapted:
     """Checked messages in the form that the template reads; the same list where nothing has to change.
 
     InputError names the message and the field of what has no such form: media, parts of an unknown type, arguments that
     are no JSON object.
     """
     changes: list[Change] = []
-    made: dict[int, Message] = {}
+    made: dict[int, Mapping[str, Any]] = {}
     wrapped: set[int] = set()
     for index, message in enumerate(messages):
         role, content = message["role"], message.get("content")
@@ -189,8 +187,8 @@ def adapt(messages: Sequence[Message], forms: Forms) -> Adapted:
 class _Shaper:
     """One message on its way into the template's form."""
 
-    def __init__(self, index: int, message: Message, changes: list[Change]) -> None:
-        self.index = index
+    def __init__(self, index: int, message: Mapping[str, Any], changes: list[Change]) -> None:
+        self.place = Place(index)
         self.made = message
         self.wrapped = False
         self._changes = changes
@@ -201,7 +199,7 @@ class _Shaper:
 
     def _note(self, field: str, what: str, before: Any, after: str | None) -> None:
         shown = before if isinstance(before, str) else json.dumps(before, ensure_ascii=False, default=str)
-        self._changes.append(Change(self.index, what, shown, after or "", field))
+        self._changes.append(Change(self.place.message or 0, what, shown, after or "", field))
 
     # -- content
 
@@ -224,30 +222,14 @@ class _Shaper:
             self._parts(content, forms.content(role))
 
     def _parts(self, content: Sequence[Any], form: ReadContent) -> None:
-        texts = [self._text_of(part, f"content.{at}") for at, part in enumerate(content)]
+        place = self.place.at("content")
+        texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
         if not form.parts:
             text = SEPARATOR.join(texts)
             self._set("content", text, "text parts joined", list(content), text)
         elif not all(_is_plain_part(part) for part in content):
             parts = [{"type": "text", "text": text} for text in texts]
             self._set("content", parts, "as text parts", list(content), _written(parts))
-
-    def _text_of(self, part: Any, field: str) -> str:
-        """The text of a part, or InputError with what it is instead."""
-        if isinstance(part, str):
-            return part
-        kind = part.get("type")
-        if kind is None:
-            media = next((name for name in sorted(MEDIA_PARTS) if name in part), None)
-            kind = media or ("text" if isinstance(part.get("text"), str) else None)
-        name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-        if name is not None:
-            text = part.get(name)
-            if isinstance(text, str):
-                return text
-            problem = "is missing" if text is None else f"must be a string, not {kind_of(text)}"
-            raise InputError(problem, message=self.index, field=f"{field}.{name}")
-        raise InputError(_no_text(kind), message=self.index, field=field)
 
     # -- calls
 
@@ -304,47 +286,56 @@ class _Shaper:
                 return "{}"
             if form.text:
                 return given
-            parsed = self._parsed(given, field)
+            parsed = _parsed(given, self.place.at(field))
             self._note(field, "JSON text read as a mapping", given, _written(parsed))
             return parsed
         if form.mapping:
-            return plain_json(given, message=self.index, field=field)
+            return plain_json(given, self.place.at(field))
         text = self._json(given, field)
         self._note(field, "mapping written as JSON text", given, text)
         return text
 
-    def _parsed(self, text: str, field: str) -> dict[str, Any]:
-        """The mapping that JSON text stands for. What would be lost or changed on the way is refused."""
-        if not text.strip():
-            return {}
-        try:
-            value = json.loads(
-                text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, strict=False
-            )
-        except RecursionError:
-            raise InputError("is nested too deeply", message=self.index, field=field) from None
-        except ValueError as error:
-            raise InputError(
-                f"is not valid JSON ({error}), and this template reads arguments as a mapping; give a JSON object, or "
-                "leave out the call and put what the model wrote into content",
-                message=self.index,
-                field=field,
-            ) from None
-        if not isinstance(value, dict):
-            raise InputError(
-                f"is JSON of {kind_of(value)}, and this template reads arguments as a mapping; give a JSON object",
-                message=self.index,
-                field=field,
-            )
-        check_depth(value, message=self.index, field=field)
-        return value
-
     def _json(self, value: Any, field: str) -> str:
-        plain = plain_json(value, message=self.index, field=field)
+        place = self.place.at(field)
+        plain = plain_json(value, place)
         try:
             return _written(plain)
         except ValueError as error:  # an int of more digits than Python writes
-            raise InputError(f"cannot be written as JSON: {error}", message=self.index, field=field) from None
+            raise place.error(f"cannot be written as JSON: {error}") from None
+
+
+def _text_of(part: Any, place: Place) -> str:
+    """The text of a part, or InputError with what it is instead."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type")
+    if kind is None:
+        media = next((name for name in sorted(MEDIA_PARTS) if name in part), None)
+        kind = media or ("text" if isinstance(part.get("text"), str) else None)
+    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        raise place.error(_no_text(kind))
+    return place.string(part, name)
+
+
+def _parsed(text: str, place: Place) -> dict[str, Any]:
+    """The mapping that JSON text stands for. What would be lost or changed on the way is refused."""
+    if not text.strip():
+        return {}
+    reads = "this template reads arguments as a mapping; give a JSON object"
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, strict=False
+        )
+    except RecursionError:
+        raise place.error("is nested too deeply") from None
+    except ValueError as error:
+        advice = "or leave out the call and put what the model wrote into content"
+        raise place.error(f"is not valid JSON ({error}), and {reads}, {advice}") from None
+    if not isinstance(value, dict):
+        raise place.error(f"is JSON of {kind_of(value)}, and {reads}")
+    check_depth(value, place)
+    return value
 
 
 def _written(value: Any) -> str:
@@ -387,7 +378,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
@@ -397,7 +388,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def texts_of(message: Message) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """The texts that a message's content holds, each with its path: of a string, or of text parts."""
     content = message.get("content")
     if isinstance(content, str):
@@ -410,16 +401,3 @@ def texts_of(message: Message) -> Iterator[tuple[tuple[str | int, ...], str]]:
                 name = TEXT_PARTS.get(str(part.get("type")), "text")
                 if isinstance(part.get(name), str):
                     yield ("content", at, name), part[name]
-
-
-__all__ = [
-    "Adapted",
-    "CallForm",
-    "Change",
-    "ContentForm",
-    "Forms",
-    "MessageForm",
-    "Silence",
-    "adapt",
-    "texts_of",
-]

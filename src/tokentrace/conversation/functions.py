@@ -90,7 +90,7 @@ def _with_description(schema: dict[str, Any], text: str | None, called: str) -> 
         try:
             found = json.loads(choices[1])
         except ValueError:
-            raise InputError(f"{called}: the choices {choices[1][:80]!r} are no JSON list") from None
+            raise InputError(f"{called}: the choices {choices[1][:80]!r} are not a JSON list") from None
         schema["enum"] = [one.strip() if isinstance(one, str) else one for one in found]
         text = text[: choices.start()].strip()
     schema["description"] = text

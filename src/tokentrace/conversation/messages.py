@@ -2,7 +2,7 @@
 
 A conversation is a list of messages in OpenAI's shape: ``role``, ``content`` (a string, a list of parts, or None
 beside tool calls), and on assistant messages ``reasoning_content`` and ``tool_calls``. Checks here are about
-shape only; what a template makes of it is the template's affair.
+shape only; what a template makes of it is up to the template.
 """
 
 from __future__ import annotations
@@ -11,22 +11,64 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
 from ..errors import InputError
 from .functions import known_schema
+from .place import Place, is_list, kind_of
 from .values import check_depth
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A conversation as functions take it: any mappings, a ``list[Message]`` among them."""
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str | Mapping[str, Any]
+
+
+class ToolCall(TypedDict, total=False):
+    """A tool call in an assistant's message, in OpenAI's shape."""
+
+    id: str
+    type: Literal["function"]
+    function: Required[FunctionCall]
+
+
+class Message(TypedDict, total=False):
+    """A message in OpenAI's shape, for editors and type checkers. Other fields, which a template may read, are welcome:
+    whatever takes messages takes plain mappings as well."""
+
+    role: Required[str]
+    content: str | Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None
+    reasoning_content: str | None
+    tool_calls: Sequence[ToolCall] | None
+    tool_call_id: str
+    name: str
+
+
+class FunctionSchema(TypedDict, total=False):
+    name: Required[str]
+    description: str
+    parameters: Mapping[str, Any]
+    strict: bool
+
+
+class Tool(TypedDict, total=False):
+    """A tool's schema, in OpenAI's shape."""
+
+    type: Literal["function"]
+    function: Required[FunctionSchema]
+
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 """Roles that every renderer takes. A template may know more: the strings it compares roles with."""
 
 _ROLE_NAME: Final = re.compile(r"[\w.-]+")
-"""A role is a word. Templates compare things with ``</think>`` as well, which nobody may be called."""
+"""A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
 
 MAX_ROLE: Final = 64
 """No role's name is longer."""
-
-CONTENT_OPTIONAL: Final = frozenset({"assistant"})
 
 RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
@@ -39,7 +81,7 @@ def check_messages(
 
     `more_roles` are those that the template knows; `any_role` is asked whether it takes another one as well.
     """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+    if not is_list(messages):
         raise InputError(
             f"messages must be a list of messages, not {kind_of(messages)}; wrap a single message in a list"
         )
@@ -51,23 +93,22 @@ def check_messages(
 def _check_message(
     index: int, message: Any, more_roles: frozenset[str], any_role: Callable[[str], bool] | None
 ) -> Mapping[str, Any]:
+    place = Place(index)
     if type(message) is not dict:
-        message = _as_mapping(index, message)
+        message = _as_mapping(place, message)
     role = message.get("role")
     if not isinstance(role, str):
         problem = "is missing" if "role" not in message else f"must be a string, not {kind_of(role)}"
-        raise InputError(problem, message=index, field="role")
+        raise place.at("role").error(problem)
     if role not in ROLES and not _is_role(role, more_roles, any_role):
-        raise InputError(
-            f"{role[:80]!r} is no known role; use one of {', '.join(sorted(ROLES))}, or a template that knows it",
-            message=index,
-            field="role",
+        raise place.at("role").error(
+            f"{role[:80]!r} is not a known role; use one of {', '.join(sorted(ROLES))}, or a template that knows it"
         )
     content = message.get("content")
     if type(content) is not str:
-        _check_content(index, role, message, content)
+        _check_content(place.at("content"), role, message, content)
     if role == "assistant":
-        _check_assistant(index, message)
+        _check_assistant(place, message)
     return message  # type: ignore[no-any-return]
 
 
@@ -77,80 +118,68 @@ def _is_role(role: str, more_roles: frozenset[str], any_role: Callable[[str], bo
     return role in more_roles or (any_role is not None and any_role(role))
 
 
-def _as_mapping(index: int, message: Any) -> Mapping[str, Any]:
-    if isinstance(message, Mapping):
-        return message
-    if dataclasses.is_dataclass(message) and not isinstance(message, type):
+def _as_mapping(place: Place, message: Any) -> Mapping[str, Any]:
+    if dataclasses.is_dataclass(message) and not isinstance(message, (type, Mapping)):
         return {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
-    if callable(getattr(message, "model_dump", None)):
-        return dict(message.model_dump(exclude_none=True))
-    raise InputError(f"must be a mapping with a role, not {kind_of(message)}", message=index)
+    if not isinstance(message, Mapping) and not callable(getattr(message, "model_dump", None)):
+        raise place.error(f"must be a mapping with a role, not {kind_of(message)}")
+    return place.mapping(message)
 
 
-def _check_content(index: int, role: str, message: Mapping[str, Any], content: Any) -> None:
+def _check_content(place: Place, role: str, message: Mapping[str, Any], content: Any) -> None:
     if content is None:
-        if role in CONTENT_OPTIONAL:
+        if role == "assistant":
             return
         problem = "is None" if "content" in message else "is missing"
-        raise InputError(f"{problem}; a {role} message needs content", message=index, field="content")
+        raise place.error(f"{problem}; a {role} message needs content")
     if isinstance(content, str):
         return
     if role in RESULT_ROLES and isinstance(content, Mapping):
-        check_depth(content, message=index, field="content")
+        check_depth(content, place)
         return
-    if isinstance(content, Sequence) and not isinstance(content, bytes):
-        for at, part in enumerate(content):
-            if not isinstance(part, (str, Mapping)):
-                raise InputError(
-                    f"must be a string or a mapping, not {kind_of(part)}", message=index, field=f"content.{at}"
-                )
-            text = part.get("text", "") if isinstance(part, Mapping) else part
+    if not is_list(content):
+        raise place.error(f"must be a string or a list of parts, not {kind_of(content)}")
+    for at, part in enumerate(content):
+        if not isinstance(part, (str, Mapping)):
+            raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
+        if isinstance(part, Mapping):
+            text = part.get("text", "")
             if not isinstance(text, str):
-                raise InputError(f"must be a string, not {kind_of(text)}", message=index, field=f"content.{at}.text")
-            if isinstance(part, Mapping):
-                check_depth(part, message=index, field=f"content.{at}")
-        return
-    raise InputError(f"must be a string or a list of parts, not {kind_of(content)}", message=index, field="content")
+                raise place.at(at).at("text").error(f"must be a string, not {kind_of(text)}")
+            check_depth(part, place.at(at))
 
 
-def _check_assistant(index: int, message: Mapping[str, Any]) -> None:
+def _check_assistant(place: Place, message: Mapping[str, Any]) -> None:
     for name in ("reasoning_content", "reasoning", "thinking"):
         value = message.get(name)
         if value is not None and not isinstance(value, str):
-            raise InputError(f"must be a string, not {kind_of(value)}", message=index, field=name)
+            raise place.at(name).wrong(value, "a string")
     calls = message.get("tool_calls")
     if calls is None:
         return
-    if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
-        raise InputError(f"must be a list of calls, not {kind_of(calls)}", message=index, field="tool_calls")
+    place = place.at("tool_calls")
+    if not is_list(calls):
+        raise place.wrong(calls, "a list of calls")
     for at, call in enumerate(calls):
-        _check_call(index, f"tool_calls.{at}", call)
+        _check_call(place.at(at), call)
 
 
-def _check_call(index: int, field: str, call: Any) -> None:
+def _check_call(place: Place, call: Any) -> None:
+    if not isinstance(call, Mapping) and callable(getattr(call, "model_dump", None)):
+        return
     if not isinstance(call, Mapping):
-        if callable(getattr(call, "model_dump", None)):
-            return
-        raise InputError(f"must be a mapping, not {kind_of(call)}", message=index, field=field)
+        raise place.error(f"must be a mapping, not {kind_of(call)}")
     function = call.get("function")
     if function is not None:
-        field += ".function"
+        place = place.at("function")
         if not isinstance(function, Mapping):
-            raise InputError(f"must be a mapping, not {kind_of(function)}", message=index, field=field)
+            raise place.wrong(function, "a mapping")
         call = function
-    name = call.get("name")
-    if not isinstance(name, str):
-        problem = "is missing" if name is None else f"must be a string, not {kind_of(name)}"
-        raise InputError(problem, message=index, field=f"{field}.name")
-    arguments = call.get("arguments")
+    place.string(call, "name")
+    arguments, place = call.get("arguments"), place.at("arguments")
     if arguments is not None and not isinstance(arguments, (str, Mapping)):
-        raise InputError(
-            f"must be a mapping or a JSON string, not {kind_of(arguments)}",
-            message=index,
-            field=f"{field}.arguments",
-        )
-    if isinstance(arguments, Mapping):
-        check_depth(arguments, message=index, field=f"{field}.arguments")
+        raise place.wrong(arguments, "a mapping or a JSON string")
+    check_depth(arguments, place)
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -160,33 +189,29 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
     """
     if tools is None:
         return None
-    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise InputError(f"must be a list of tool schemas, not {kind_of(tools)}", field="tools")
-    return [_check_tool(f"tools.{at}", tool) for at, tool in enumerate(tools)]
+    place = Place(field="tools")
+    if not is_list(tools):
+        raise place.wrong(tools, "a list of tool schemas")
+    return [_check_tool(place.at(at), tool) for at, tool in enumerate(tools)]
 
 
-def _check_tool(field: str, tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping):
-        if inspect.isfunction(tool) or inspect.ismethod(tool):
-            tool = known_schema(tool, field)
-        elif callable(getattr(tool, "model_dump", None)):
-            tool = tool.model_dump(exclude_none=True)
-        else:
-            raise InputError(f"must be a tool schema (a mapping) or a function, not {kind_of(tool)}", field=field)
+def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
+    whole = place
+    if inspect.isfunction(tool) or inspect.ismethod(tool):
+        tool = known_schema(tool, str(place.field))
+    elif not isinstance(tool, Mapping) and not callable(getattr(tool, "model_dump", None)):
+        raise place.error(f"must be a tool schema (a mapping) or a function, not {kind_of(tool)}")
+    tool = place.mapping(tool)
     function = tool.get("function", tool)
     if "function" in tool:
-        field += ".function"
+        place = place.at("function")
     if not isinstance(function, Mapping):
-        raise InputError(f"must be a mapping, not {kind_of(function)}", field=field)
+        raise place.error(f"must be a mapping, not {kind_of(function)}")
     if not isinstance(function.get("name"), str):
         problem = "a tool schema needs a name" if "name" not in function else "must be a string"
-        raise InputError(problem, field=f"{field}.name")
+        raise place.at("name").error(problem)
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise InputError(f"must be a JSON schema (a mapping), not {kind_of(parameters)}", field=f"{field}.parameters")
-    check_depth(tool, field=field)
+        raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")
+    check_depth(tool, whole)
     return dict(tool)
-
-
-def kind_of(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -17,8 +17,7 @@ from typing import Any, Final
 from ..errors import InputError, shown
 from ..settings import choose
 from .messages import check_messages, check_tools
-
-Message = Mapping[str, Any]
+from .place import Place, is_list
 
 _SPEAKERS: Final[Mapping[str, str]] = {
     "system": "system",
@@ -62,7 +61,7 @@ def shape_of(messages: Any) -> Shape:
     an assistant's thinking, unless it is a list or others show OpenAI's calls, tool or developer messages: Mistral's
     templates take thinking blocks in OpenAI's shape. A list of text parts is the same in both, and stays OpenAI's.
     """
-    rows = [message for message in messages if isinstance(message, Mapping)] if _is_list(messages) else []
+    rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
         return Shape.SHAREGPT
     blocks = [(row.get("role"), block) for row in rows for block in _typed(row.get("content"))]
@@ -73,11 +72,11 @@ def shape_of(messages: Any) -> Shape:
         and role == "assistant"
         and isinstance(block["type"], str)
         and block["type"] in _THINKING_BLOCKS
-        and not _is_list(block.get("thinking"))
+        and not is_list(block.get("thinking"))
         for role, block in blocks
     )
     openai = any(
-        _is_list(row.get("tool_calls"))
+        is_list(row.get("tool_calls"))
         or (isinstance(row.get("role"), str) and row["role"] in ("tool", "function", "developer"))
         for row in rows
     )
@@ -86,12 +85,12 @@ def shape_of(messages: Any) -> Shape:
 
 def _typed(content: Any) -> Iterator[Mapping[str, Any]]:
     """The blocks of a content that have a type, if it is a list."""
-    for block in content if _is_list(content) else ():
+    for block in content if is_list(content) else ():
         if isinstance(block, Mapping) and "type" in block:
             yield block
 
 
-def openai_messages(messages: Any, shape: Shape | None = None) -> list[Message]:
+def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[str, Any]]:
     """`messages` in OpenAI's shape, whatever `shape` they are in (None: `shape_of`)."""
     match shape_of(messages) if shape is None else choose(Shape, "shape", shape, InputError):
         case Shape.ANTHROPIC:
@@ -105,46 +104,46 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Message]:
 # -- OpenAI's own
 
 
-def from_openai(messages: Any) -> list[Message]:
+def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     """`messages` as they are, but for an assistant's ``function_call`` of old, which becomes ``tool_calls``.
 
     Contents and arguments are not touched, so that a template makes the same ids of the messages as before. Refuses
-    what is no list of mappings, and a message with both ``function_call`` and ``tool_calls``. Roles and contents are
-    `check_messages`' affair.
+    what is not a list of mappings, and a message with both ``function_call`` and ``tool_calls``. Roles and contents are
+    checked by `check_messages`.
     """
-    return [_without_function_call(index, as_mapping(index, message)) for index, message in _numbered(messages)]
+    return [_without_function_call(place, place.mapping(message)) for place, message in _placed(messages)]
 
 
-def _without_function_call(index: int, message: Message) -> Message:
+def _without_function_call(place: Place, message: Mapping[str, Any]) -> Mapping[str, Any]:
     call = message.get("function_call")
     if call is None or message.get("role") != "assistant":
         return message
     if message.get("tool_calls"):
-        raise InputError("stands beside tool_calls; give one of them", message=index, field="function_call")
-    call = as_mapping(index, call, "function_call")
+        raise place.at("function_call").error("stands beside tool_calls; give one of them")
+    call = place.at("function_call").mapping(call)
     made = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
     made["tool_calls"] = [{"type": "function", "function": call}]
-    return _checked(index, made, {"tool_calls.0.function": "function_call"})
+    return _checked(place, made, {"tool_calls.0.function": "function_call"})
 
 
-def with_system(messages: Sequence[Message], system: Any) -> list[Message]:
+def with_system(messages: Sequence[Mapping[str, Any]], system: Any) -> list[Mapping[str, Any]]:
     """`messages` after a system message that says `system`: a string, or Anthropic's text blocks.
 
     None, ``""`` and no blocks mean no such message. One that is there already and says the same is enough; InputError
     if it says something else.
     """
-    blocks = () if system is None else _blocks(None, "system", system)
-    text = _content([_part(None, place, block, "a system prompt") for place, block in blocks])
+    blocks = () if system is None else _blocks(Place(field="system"), system)
+    text = _content([_part(place, block, "a system prompt") for place, block in blocks])
     if not text:
         return list(messages)
     if not isinstance(text, str):
         raise InputError("must be a string or a list of text blocks", field="system")
-    if not _is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
+    if not is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
         raise InputError(f"must be a list of messages, not {shown(messages)}", field="messages")
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     said: Any = messages[0].get("content")
-    if _is_list(said):
+    if is_list(said):
         texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in said]
         said = "".join(texts) if all(isinstance(each, str) for each in texts) else None
     if said != text:
@@ -155,7 +154,7 @@ def with_system(messages: Sequence[Message], system: Any) -> list[Message]:
 # -- Anthropic's
 
 
-def from_anthropic(messages: Any, system: Any = None) -> list[Message]:
+def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and the `system` prompt that stands beside them, in OpenAI's shape.
 
     - Text blocks that follow one another are one text, with nothing in between: citations split a text like that.
@@ -169,51 +168,51 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Message]:
 
     Refuses roles and blocks that are not Anthropic's or stand where they cannot, and OpenAI's fields among them.
     """
-    made: list[Message] = []
+    made: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
-    for index, message in _numbered(messages):
-        message = as_mapping(index, message)
+    for place, message in _placed(messages):
+        message = place.mapping(message)
         for field in _FOREIGN:
             if message.get(field) is not None:
                 problem = "is OpenAI's, but the conversation is in Anthropic's shape; say it in content blocks"
-                raise InputError(problem, message=index, field=field)
-        blocks = list(_blocks(index, "content", message.get("content")))
+                raise place.at(field).error(problem)
+        blocks = list(_blocks(place.at("content"), message.get("content")))
         loss = {key: message[key] for key in _LOSS if message.get(key) is not None}
         spoken = message.get("role")
         match spoken if spoken is None or isinstance(spoken, str) else shown(spoken):
             case "assistant":
-                made.append(_from_assistant_blocks(index, blocks, names) | loss)
+                made.append(_from_assistant_blocks(blocks, names) | loss)
             case "user":
-                made += [each | loss for each in _from_user_blocks(index, blocks, names)]
+                made += [each | loss for each in _from_user_blocks(blocks, names)]
             case "system":
-                parts = [_part(index, place, block, "a system message") for place, block in blocks]
+                parts = [_part(own, block, "a system message") for own, block in blocks]
                 made.append({"role": "system", "content": _content(parts)} | loss)
             case role:
-                problem = "is missing" if role is None else f"{shown(role)} is no role of Anthropic's"
-                raise InputError(f"{problem}; use user, assistant or system", message=index, field="role")
+                problem = "is missing" if role is None else f"{shown(role)} is not a role of Anthropic's"
+                raise place.at("role").error(f"{problem}; use user, assistant or system")
     return with_system(made, system)
 
 
-Placed = tuple[str, Mapping[str, Any]]
-"""A block and the field it is in."""
+Placed = tuple[Place, Mapping[str, Any]]
+"""A block and where it stands."""
 
 
-def _from_assistant_blocks(index: int, blocks: list[Placed], names: dict[str, str]) -> dict[str, Any]:
+def _from_assistant_blocks(blocks: list[Placed], names: dict[str, str]) -> dict[str, Any]:
     thinking: list[str] = []
     parts: list[Mapping[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for place, block in blocks:
         match block["type"]:
             case "thinking":
-                thinking.append(_string(index, place, block, "thinking"))
+                thinking.append(place.string(block, "thinking"))
             case "redacted_thinking":
                 pass
             case "tool_use":
-                calls.append(_call_of_block(index, place, block))
+                calls.append(_call_of_block(place, block))
                 if "id" in calls[-1]:
                     names[calls[-1]["id"]] = calls[-1]["function"]["name"]
             case _:
-                parts.append(_part(index, place, block, "an assistant message"))
+                parts.append(_part(place, block, "an assistant message"))
     made: dict[str, Any] = {"role": "assistant", "content": _content(parts)}
     if any(thinking):
         made["reasoning_content"] = "".join(thinking)
@@ -222,69 +221,70 @@ def _from_assistant_blocks(index: int, blocks: list[Placed], names: dict[str, st
     return made
 
 
-def _call_of_block(index: int, place: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    if block.get("id") is not None:
-        made["id"] = _string(index, place, block, "id")
+def _call_of_block(place: Place, block: Mapping[str, Any]) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, Mapping):
-        raise InputError(_not(arguments, "a mapping"), message=index, field=f"{place}.input")
-    function = {"name": _string(index, place, block, "name"), "arguments": arguments}
+        raise place.at("input").wrong(arguments, "a mapping")
+    return _call(place, block, arguments)
+
+
+def _call(place: Place, given: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    made = {"id": place.string(given, "id")} if given.get("id") is not None else {}
+    function = {"name": place.string(given, "name"), "arguments": arguments}
     return {**made, "type": "function", "function": function}
 
 
-def _from_user_blocks(index: int, blocks: list[Placed], names: Mapping[str, str]) -> list[dict[str, Any]]:
+def _from_user_blocks(blocks: list[Placed], names: Mapping[str, str]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     said: list[Mapping[str, Any]] = []
     for place, block in blocks:
         if block["type"] != "tool_result":
-            said.append(_part(index, place, block, "a user message"))
+            said.append(_part(place, block, "a user message"))
             continue
         if said:
             made.append({"role": "user", "content": _content(said)})
             said = []
-        made.append(_from_result(index, place, block, names))
+        made.append(_from_result(place, block, names))
     if said or not made:
         made.append({"role": "user", "content": _content(said)})
     return made
 
 
-def _from_result(index: int, place: str, block: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _from_result(place: Place, block: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     made: dict[str, Any] = {"role": "tool"}
     if block.get("tool_use_id") is not None:
-        made["tool_call_id"] = _string(index, place, block, "tool_use_id")
+        made["tool_call_id"] = place.string(block, "tool_use_id")
         if made["tool_call_id"] in names:
             made["name"] = names[made["tool_call_id"]]
     content = block.get("content")
-    blocks = _blocks(index, f"{place}.content", "" if content is None else content)
-    made["content"] = _content([_part(index, inner, each, "a tool result") for inner, each in blocks])
+    blocks = _blocks(place.at("content"), "" if content is None else content)
+    made["content"] = _content([_part(inner, each, "a tool result") for inner, each in blocks])
     failed = block.get("is_error")
     if failed is not None and not isinstance(failed, bool):
-        raise InputError(_not(failed, "true or false"), message=index, field=f"{place}.is_error")
+        raise place.at("is_error").wrong(failed, "true or false")
     if failed:
         made["is_error"] = True
     return made
 
 
-def _blocks(index: int | None, field: str, content: Any) -> Iterator[Placed]:
+def _blocks(place: Place, content: Any) -> Iterator[Placed]:
     """The blocks of a content; a string is one block of text."""
     if isinstance(content, str):
-        yield field, {"type": "text", "text": content}
+        yield place, {"type": "text", "text": content}
         return
-    if not _is_list(content):
-        raise InputError(_not(content, "a string or a list of blocks"), message=index, field=field)
+    if not is_list(content):
+        raise place.wrong(content, "a string or a list of blocks")
     for at, block in enumerate(content):
-        place = f"{field}.{at}"
-        block = as_mapping(index, block, place)
-        _string(index, place, block, "type")
-        yield place, block
+        block = place.at(at).mapping(block)
+        place.at(at).string(block, "type")
+        yield place.at(at), block
 
 
-def _part(index: int | None, place: str, block: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _part(place: Place, block: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if block["type"] in (*_TOOL_BLOCKS, *_THINKING_BLOCKS):
-        raise InputError(f"a {block['type']} block has no place in {where}", message=index, field=place)
+        raise place.error(f"a {block['type']} block has no place in {where}")
     if block["type"] == "text" or block.get("text") is not None:
-        _string(index, place, block, "text")
+        place.string(block, "text")
     if block["type"] == "text":
         return {"type": "text", "text": block["text"]}
     return {key: value for key, value in block.items() if key != "cache_control" and (key, value) != ("text", None)}
@@ -299,81 +299,76 @@ def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
 # -- ShareGPT's
 
 
-def from_sharegpt(turns: Any, system: Any = None) -> list[Message]:
+def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """ShareGPT's turns (``from`` and ``value``), and a `system` prompt beside them, in OpenAI's shape.
 
     A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one call or of several; their
     arguments stay as written, a mapping or a JSON string. Such a turn right after what the assistant says is part of
     the same message: the model wrote both before anybody answered. Calls after calls are messages of their own.
     ``weight``, ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` of a turn are kept;
-    its other fields are no part of a conversation, and are left out.
+    its other fields are not part of a conversation, and are left out.
 
     Refuses an unknown ``from``, a turn without a value, calls that are not ``name`` and ``arguments`` (an ``id`` may
     be there), and two turns that are one message but differ in what is trained.
     """
-    made: list[Message] = []
-    for index, turn in _numbered(turns):
-        turn = as_mapping(index, turn)
-        message = _from_turn(index, turn)
+    made: list[Mapping[str, Any]] = []
+    for place, turn in _placed(turns):
+        turn = place.mapping(turn)
+        message = _from_turn(place, turn)
         last = made[-1] if made else {}
         if turn["from"] in _CALLERS and last.get("role") == "assistant" and not last.get("tool_calls"):
-            made[-1] = _joined(index, last, message)
+            made[-1] = _joined(place, last, message)
         else:
             made.append(message)
     return with_system(made, system)
 
 
-def _from_turn(index: int, turn: Mapping[str, Any]) -> Message:
+def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     speaker, value = turn.get("from"), turn.get("value")
     if not isinstance(speaker, str) or speaker not in _SPEAKERS:
-        problem = "is missing" if speaker is None else f"{shown(speaker)} is nobody known"
-        raise InputError(f"{problem}; use one of {', '.join(sorted(_SPEAKERS))}", message=index, field="from")
+        problem = "is missing" if speaker is None else f"{shown(speaker)} is not a known speaker"
+        raise place.at("from").error(f"{problem}; use one of {', '.join(sorted(_SPEAKERS))}")
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
     if speaker in _CALLERS:
         if "tool_calls" in carried:
-            raise InputError("says the calls twice, here and in value", message=index, field="tool_calls")
-        carried["tool_calls"] = _calls_of_value(index, value)
+            raise place.at("tool_calls").error("says the calls twice, here and in value")
+        carried["tool_calls"] = _calls_of_value(place.at("value"), value)
         value = ""
     if value is None:
         if not (carried.get("tool_calls") and _SPEAKERS[speaker] == "assistant"):
-            raise InputError("is missing", message=index, field="value")
+            raise place.at("value").error("is missing")
         value = ""
-    return _checked(index, {"role": _SPEAKERS[speaker], "content": value, **carried}, {"content": "value"})
+    return _checked(place, {"role": _SPEAKERS[speaker], "content": value, **carried}, {"content": "value"})
 
 
-def _calls_of_value(index: int, value: Any) -> list[dict[str, Any]]:
-    calls = parsed_json(value, "value", message=index) if isinstance(value, str) else value
-    calls = calls if _is_list(calls) else [calls]
+def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
+    calls = parsed_json(value, place) if isinstance(value, str) else value
+    calls = calls if is_list(calls) else [calls]
     if not calls:
-        raise InputError("holds no call", message=index, field="value")
-    return [_call_of_value(index, f"value.{at}", call) for at, call in enumerate(calls)]
+        raise place.error("holds no call")
+    return [_call_of_value(place.at(at), call) for at, call in enumerate(calls)]
 
 
-def _call_of_value(index: int, place: str, call: Any) -> dict[str, Any]:
-    call = as_mapping(index, call, place)
+def _call_of_value(place: Place, call: Any) -> dict[str, Any]:
+    call = place.mapping(call)
     function = call.get("function")
     if function is not None:
-        call = {
-            **{key: value for key, value in call.items() if key != "function"},
-            **as_mapping(index, function, place),
-        }
+        call = {**{key: value for key, value in call.items() if key != "function"}, **place.mapping(function)}
     if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
-        raise InputError(f"a call is name and arguments; {', '.join(more)} is neither", message=index, field=place)
-    _string(index, place, call, "name")
+        raise place.error(f"a call is name and arguments; {', '.join(more)} is neither")
+    place.string(call, "name")
     if not isinstance(call.get("arguments"), (str, Mapping)):
-        problem = _not(call.get("arguments"), "a mapping or a JSON string")
-        raise InputError(problem, message=index, field=f"{place}.arguments")
-    made = {"id": _string(index, place, call, "id")} if call.get("id") is not None else {}
-    return {**made, "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        raise place.at("arguments").wrong(call.get("arguments"), "a mapping or a JSON string")
+    return _call(place, call, call["arguments"])
 
 
-def _joined(index: int, said: Message, called: Message) -> Message:
+def _joined(place: Place, said: Mapping[str, Any], called: Mapping[str, Any]) -> Mapping[str, Any]:
     """One message of what the assistant said and the calls right after it."""
     for key in _CARRIED:
         one_sided = key not in _LOSS and (said.get(key) is None or called.get(key) is None)
         if not one_sided and said.get(key) != called.get(key):
             problem = "differs from that of the turn before, but what an assistant says and then calls is one message"
-            raise InputError(problem, message=index, field=key)
+            raise place.at(key).error(problem)
     return {**said, **called, "content": said["content"]}
 
 
@@ -385,26 +380,28 @@ def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | No
 
     A function's bare schema (``name``, ``parameters``) is left as it is too, as a template shows what it is given;
     with `wrap` it becomes a tool, as ShareGPT's datasets and the ``functions`` of old mean it. None and an empty
-    string are None. Refuses what is no list of schemas, and Anthropic's server tools, which have no schema to show.
+    string are None. Refuses what is not a list of schemas, and Anthropic's server tools, which have no schema to show.
     """
     if isinstance(tools, str):
-        tools = parsed_json(tools, "tools") if tools.strip() else None
+        tools = parsed_json(tools, Place(field="tools")) if tools.strip() else None
     checked = check_tools(tools)
-    return None if checked is None else [_tool(f"tools.{at}", tool, wrap) for at, tool in enumerate(checked)]
+    return (
+        None if checked is None else [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in enumerate(checked)]
+    )
 
 
-def _tool(field: str, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
+def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
     if "function" in tool:
         return tool
     schema = tool.get("input_schema")
     if schema is not None:
         if not isinstance(schema, Mapping):
-            raise InputError(_not(schema, "a JSON schema"), field=f"{field}.input_schema")
+            raise place.at("input_schema").wrong(schema, "a JSON schema")
         description = {"description": tool["description"]} if tool.get("description") is not None else {}
         return {"type": "function", "function": {"name": tool["name"], **description, "parameters": schema}}
     if tool.get("type") not in (None, "function"):
         problem = f"is missing; a server tool ({shown(tool['type'])}) has no schema that a template could show"
-        raise InputError(problem, field=f"{field}.input_schema")
+        raise place.at("input_schema").error(problem)
     if not wrap:
         return tool
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
@@ -413,50 +410,25 @@ def _tool(field: str, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
 # -- what all of them need
 
 
-def parsed_json(text: str, field: str, *, message: int | None = None) -> Any:
+def parsed_json(text: str, place: Place) -> Any:
     """The value of JSON text, or InputError."""
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise InputError("is nested too deeply", message=message, field=field) from error
+        raise place.error("is nested too deeply") from error
     except (ValueError, TypeError) as error:
-        raise InputError(f"is not valid JSON: {str(error)[:200]}", message=message, field=field) from error
+        raise place.error(f"is not valid JSON: {str(error)[:200]}") from error
 
 
-def as_mapping(index: int | None, value: Any, field: str | None = None) -> Mapping[str, Any]:
-    """A mapping or one of the clients' own objects as a mapping, or InputError."""
-    if isinstance(value, Mapping):
-        return value
-    if callable(getattr(value, "model_dump", None)):
-        return dict(value.model_dump(exclude_none=True))
-    raise InputError(_not(value, "a mapping"), message=index, field=field)
-
-
-def _not(value: Any, wanted: str) -> str:
-    """What is wrong with a value that is not what is `wanted`."""
-    return "is missing" if value is None else f"must be {wanted}, not a {type(value).__name__}"
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _numbered(messages: Any) -> Iterator[tuple[int, Any]]:
-    if not _is_list(messages):
-        raise InputError(_not(messages, "a list of messages"), field="messages")
+def _placed(messages: Any) -> Iterator[tuple[Place, Any]]:
+    if not is_list(messages):
+        raise Place(field="messages").wrong(messages, "a list of messages")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-    return enumerate(messages)
+    return ((Place(index), message) for index, message in enumerate(messages))
 
 
-def _string(index: int | None, place: str, holder: Mapping[str, Any], key: str) -> str:
-    value = holder.get(key)
-    if not isinstance(value, str):
-        raise InputError(_not(value, "a string"), message=index, field=f"{place}.{key}")
-    return value
-
-
-def _checked(index: int, message: Message, given_as: Mapping[str, str]) -> Message:
+def _checked(place: Place, message: Mapping[str, Any], given_as: Mapping[str, str]) -> Mapping[str, Any]:
     """A message that `check_messages` takes; its errors name the fields as they were `given_as`."""
     try:
         check_messages([message])
@@ -465,5 +437,5 @@ def _checked(index: int, message: Message, given_as: Mapping[str, str]) -> Messa
         for made, given in given_as.items():
             if field == made or field.startswith(f"{made}."):
                 field = given + field.removeprefix(made)
-        raise InputError(error.problem, message=index, field=field) from error
+        raise InputError(error.problem, message=place.message, field=field) from error
     return message

@@ -1,16 +1,17 @@
 """Values as JSON has them: what arguments, results, schemas and template variables are made of.
 
-What JSON has not is refused by name, with the place: a template would print it as Python does, or not at all. So is
-what contains itself, which nothing could print.
+What JSON does not have is refused by name, with the place: a template would print it as Python does, or not at all.
+So is what contains itself, which nothing could print.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import InputError
+from .place import Place
 
 MAX_DEPTH: Final = 128
 """How deep a value may be nested. Python's own JSON gives up somewhere below 1,000."""
@@ -20,29 +21,49 @@ MAX_VALUES: Final = 1_000_000
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
 
 
-def plain_json(value: Any, *, message: int | None = None, field: str) -> Any:
+_KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
+    *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
+)
+
+
+def json_like(value: Any, otherwise: Any) -> Any:
+    """The JSON-like value that an object stands for, one level deep; `otherwise` for what has none."""
+    for kind, base in _KINDS:
+        if isinstance(value, kind):
+            return base(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):
+        return value.model_dump()
+    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
+        return value.item()  # a NumPy scalar
+    return otherwise
+
+
+def plain_json(value: Any, place: Place) -> Any:
     """`value` made of dicts, lists, strings and numbers; the same object if it is made of them already.
 
-    InputError for what JSON has not (sets, arrays, bytes, keys that are no strings), for what contains itself, and for
-    what is nested deeper than anything that is meant.
+    InputError for what JSON does not have (sets, arrays, bytes, keys that are not strings), for what contains itself,
+    and for what is nested deeper than anything that is meant.
     """
     if type(value) is dict and all(type(key) is str and type(item) in _SCALARS for key, item in value.items()):
         return value
-    return _Plain(message, field).value(value, ())
+    return _Plain(place).value(value, ())
 
 
 class _Plain:
     """One value on its way to plain JSON."""
 
-    def __init__(self, message: int | None, field: str) -> None:
-        self._message = message
-        self._field = field
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._around: set[int] = set()
         self._left = MAX_VALUES
 
     def _refused(self, problem: str, path: tuple[Any, ...]) -> InputError:
-        shown = ".".join([self._field, *(str(key)[:40] for key in path[:4])])
-        return InputError(problem, message=self._message, field=shown)
+        place = self._place
+        for key in path[:4]:
+            place = place.at(str(key)[:40])
+        return place.error(problem)
 
     def value(self, value: Any, path: tuple[Any, ...]) -> Any:
         self._left -= 1
@@ -65,32 +86,23 @@ class _Plain:
         if isinstance(value, (list, tuple)):
             items = [self.value(item, (*path, at)) for at, item in enumerate(value)]
             return value if type(value) is list and _same(items, value) else items
-        if isinstance(value, str):
-            return str.__str__(value)
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self.value({one.name: getattr(value, one.name) for one in dataclasses.fields(value)}, path)
-        if callable(getattr(value, "model_dump", None)):
-            return self.value(value.model_dump(), path)
-        if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():
-            return self.value(value.item(), path)  # a NumPy scalar
+        found = json_like(value, self)
+        if found is not self:
+            return self.value(found, path)
         hint = "; give its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._refused(f"holds a {type(value).__name__}, which JSON has not{hint}", path)
+        raise self._refused(f"holds a {type(value).__name__}, which JSON does not have{hint}", path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, (str, int, float)) or key is None:
             return key
-        raise self._refused(f"has a key that is no string but a {type(key).__name__}", path)
+        raise self._refused(f"has a key that is not a string but a {type(key).__name__}", path)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
     return all(mine is theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def check_depth(value: Any, *, message: int | None = None, field: str) -> None:
+def check_depth(value: Any, place: Place) -> None:
     """InputError for a value that contains itself, or is nested deeper or shared more often than can be printed."""
     if not isinstance(value, (Mapping, list, tuple)):
         return
@@ -103,8 +115,8 @@ def check_depth(value: Any, *, message: int | None = None, field: str) -> None:
             inside += [item for item in items if isinstance(item, (Mapping, list, tuple))]
             left -= len(one)
             if left < 0 or len(inside) > MAX_VALUES:
-                raise InputError(f"holds more than {MAX_VALUES} values", message=message, field=field)
+                raise place.error(f"holds more than {MAX_VALUES} values")
         if not inside:
             return
         level = inside
-    raise InputError(f"contains itself, or is nested more than {MAX_DEPTH} deep", message=message, field=field)
+    raise place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..conversation.shapes import Message, Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
+from ..conversation.place import Place
+from ..conversation.shapes import Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
 from ..errors import InputError
 
 MESSAGES: Final = ("messages", "conversations", "conversation")
@@ -47,7 +48,7 @@ class Conversation:
     is trained. `variables` are the row's own template variables.
     """
 
-    messages: list[Message]
+    messages: list[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
     completion_from: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -161,7 +162,7 @@ def _names(row: Mapping[str, Any]) -> str:
 def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
     value = row[column]
     if isinstance(value, str):
-        value = parsed_json(value, column)
+        value = parsed_json(value, Place(field=column))
     if not isinstance(value, (list, tuple)):
         raise InputError(f"must be a list of messages, not {_kind(value)}", field=column)
     if not value:
@@ -189,7 +190,7 @@ def _tools(row: Mapping[str, Any], columns: Columns, shape: Shape) -> list[dict[
 def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
     value = row.get(VARIABLES)
     if isinstance(value, str):
-        value = parsed_json(value, VARIABLES) if value.strip() else None
+        value = parsed_json(value, Place(field=VARIABLES)) if value.strip() else None
     if value is None:
         return {}
     if not isinstance(value, Mapping):

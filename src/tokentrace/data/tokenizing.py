@@ -163,6 +163,10 @@ class RowResult:
         """The other samples of an expanded row that could not be kept."""
         return self.problems if self.samples else self.problems[1:]
 
+    def __repr__(self) -> str:
+        why = f": {self.problems[0].reason}" if self.problems else ""
+        return f"RowResult(row {self.row.number}, {len(self.samples)} samples{why})"
+
 
 class RowTokenizer:
     """Makes samples of rows. An error in a row is part of its result, and never ends a run."""

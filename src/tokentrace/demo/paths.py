@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from ..compare.breaks import Break, explain_break
 from ..compare.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
+from ..conversation.messages import Messages
 from ..engines.protocol import Engine, SamplingParams
 from ..pocket.model import PocketModel, load_pocket
 from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
-from ..rollout.loop import Agent, Budget, End, Messages, Rollout, Task
+from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.sample import Sample
 from ..samples.trajectories import report_rollouts, trajectory_samples
 from ..tokens.alignment import align

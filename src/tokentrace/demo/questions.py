@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from ..tokens.visible import listed
 from .calculator import calculate
-from .script import GIVES, LOOKING, Script, Use, listed, spread
+from .script import GIVES, LOOKING, Script, Use, spread
 from .words import TOPICS, WORDS, Topic, plural, words
 
 PRICE: Final = TOPICS["price"]

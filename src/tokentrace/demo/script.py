@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from ..tokens.visible import listed
 from .calculator import calculate
 from .words import Topic, names
 
@@ -35,11 +36,6 @@ class Step:
 def capital(text: str) -> str:
     """The text with a capital first."""
     return text[:1].upper() + text[1:]
-
-
-def listed(parts: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 @dataclass(slots=True)

@@ -71,7 +71,6 @@ class HTTPEngine(Engine):
         await self._connection.tell(path, body)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._connection.close()
 
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import TrajectoryError, shown
+from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import INT32_MAX, POSITIVE_NOISE, as_ids
+from ..trajectory.inputs import POSITIVE_NOISE, as_ids
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .protocol import (
     Capabilities,

@@ -153,7 +153,6 @@ class Router(Engine):
         await self._everywhere("resume", lambda engine: engine.resume())
 
     async def close(self) -> None:
-        """Close all."""
         await self._everywhere("close", lambda engine: engine.close())
 
     def forget(self, session: str) -> None:

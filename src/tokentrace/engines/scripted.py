@@ -119,7 +119,6 @@ class ScriptedEngine(Engine):
         self._going.clear()
 
     async def resume(self) -> None:
-        """Let requests go on."""
         self._going.set()
 
     async def _generate(self, request: GenerateRequest) -> Completion:

@@ -110,7 +110,6 @@ class SGLangEngine(HTTPEngine):
         return best_logprob(await self._sample_one(prompt, sampling), "output_top_logprobs", 0, 0, 0)
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its `generate` returns what was sampled."""
         await self._tell("/abort_request", {"rid": _rid(request_id)})
 
     async def pause(self) -> None:
@@ -118,7 +117,6 @@ class SGLangEngine(HTTPEngine):
         await self._tell("/pause_generation", {"mode": self._pause_mode})
 
     async def resume(self) -> None:
-        """Let requests go on."""
         await self._tell("/continue_generation", {})
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:

@@ -141,7 +141,6 @@ class VLLMEngine(HTTPEngine):
         raise EngineAnswerError("vLLM did not tell the logprob of the likeliest token, which was asked for")
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its `generate` returns what was sampled."""
         if not self.capabilities.aborts:
             raise EngineError("vLLM ends requests by id only where it was started with --enable-scale-out")
         await self._tell("/inference/v1/abort_requests", {"request_ids": [_ABORTED_ID + request_id]})
@@ -152,7 +151,6 @@ class VLLMEngine(HTTPEngine):
         await self._tell(f"/pause?mode={self._pause_mode}&clear_cache=false")
 
     async def resume(self) -> None:
-        """Let requests go on."""
         self._refuse_pausing()
         await self._tell("/resume")
 

@@ -1,1 +1,1 @@
-"""What follows from a template's trace: turns and masks, kept reasoning, patched history, families."""
+"""Data: families, dialects and grammars; how calls are written; formats that have no template."""

@@ -26,8 +26,9 @@ from typing import Any, Final
 from ..errors import TemplateError
 from ..template.chat_template import PythonFormat
 from ..template.jsonify import dumps
+from ..template.strings import join_with
 from ..template.trace import Trace
-from ..template.traced import TracedList, join_with, plain, text_of, wrap
+from ..template.traced import TracedList, plain, text_of, wrap
 
 BOS: Final = "<｜begin▁of▁sentence｜>"
 EOS: Final = "<｜end▁of▁sentence｜>"

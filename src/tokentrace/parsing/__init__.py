@@ -1,1 +1,10 @@
-"""Ids to messages: reasoning, content and tool calls, whole or as they arrive. Pure."""
+"""Completions to messages: reasoning, content and tool calls, by token id. There is one parser, and it streams.
+
+Tokens become bytes in which control tokens cannot be confused with text (`marked`). A `reader` holds those that have
+arrived; a grammar compiled for the vocabulary (`compiled`) says which delimiters to look for. `parser` runs a
+generator over them: `turn`, or `channels` for Harmony. A turn leaves calls to `calls`, which reads arguments by the
+style of the grammar: `jsonreading`, `pairs` between tags, `bracketed`. `values` says what bare text means. What is
+found goes to `output` and comes out as `events` or as a whole `response`; `shapes` and `sse` write these as clients
+know them. `unreadable` says what of a message cannot be read back, `proof` whether a grammar reads what its own
+template writes.
+"""

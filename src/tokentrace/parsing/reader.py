@@ -177,31 +177,32 @@ class Reader:
 
         Stops at one of `ends`, and at what the notation does not have. `say` is given what is certain.
         """
+        opening, closing, outside, inside, strict = notation
         data, said, at = self.data, self.at, self.at
         depth = quote = 0
         while True:
-            match = notation.inside[quote].match(data, at) if quote else notation.outside.search(data, at)
+            match = inside[quote].match(data, at) if quote else outside.search(data, at)
             at = len(data) if match is None else match.end() if quote else match.start()
             if at == len(data) or (quote and data[at] == _ESCAPE and at + 1 == len(data)):
-                self.at = len(data) if self.ended else at  # an escape may be half of one
+                stop = len(data) if self.ended else at  # an escape may be half of one
                 if say is not None:
-                    say(said, self.at)
-                said = self.at
+                    say(said, stop)
+                self.at = said = stop
                 if self.ended:
                     return False
                 yield
                 continue
             byte, here, at = data[at], at, at + 1
-            if byte == _CONTROL and (quote or not notation.strict) and not (yield from self.sees_any(ends, here)):
+            if byte == _CONTROL and (quote or not strict) and not (yield from self.sees_any(ends, here)):
                 continue
             broken = False
             if quote:
                 broken, quote = byte != quote, 0
-            elif byte in notation.inside:
+            elif byte in inside:
                 quote = byte
-            elif byte in notation.opening:
+            elif byte in opening:
                 depth += 1
-            elif byte in notation.closing:
+            elif byte in closing:
                 depth -= 1
             else:
                 broken = True

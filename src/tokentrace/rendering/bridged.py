@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..conversation.forms import Change
 from ..errors import InputError
+from ..tokens.ids import check_ids
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .lost import Lost
@@ -94,19 +95,6 @@ class BridgedTokens(Sequence[int]):
     def __repr__(self) -> str:
         closed = ", turn closed" if self.closed else ""
         return f"BridgedTokens({self.stream_length} tokens + {len(self.new_ids)} new{closed})"
-
-
-def check_ids(ids: Any, name: str) -> Ids:
-    """Ids as int32, or InputError."""
-    try:
-        array = ids if isinstance(ids, np.ndarray) else np.asarray(ids if isinstance(ids, (list, tuple)) else list(ids))
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name) from None
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise InputError("must be a list of token ids", field=name)
-    if len(array) and (int(array.min()) < 0 or int(array.max()) > 0x7FFFFFFF):
-        raise InputError("holds a number that is no token id", field=name)
-    return array.astype(np.int32, copy=False)
 
 
 def check_tail(ids: Any, name: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
@@ -37,7 +38,7 @@ from ..study.seams import (
     variants,
 )
 from ..study.study import TemplateStudy
-from ..study.turns import Messages, common_prefix
+from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..conversation.forms import Change
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study.probes import ANSWER, USER, call
-from ..study.turns import Messages, common_prefix, turn_spans
+from ..study.turns import common_prefix, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering, Span

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..conversation.forms import Adapted
-from ..conversation.messages import check_tools
+from ..conversation.messages import Messages, check_tools
+from ..conversation.place import Place
 from ..conversation.values import plain_json
 from ..errors import InputError
 from ..study.memory import Memory
-from ..study.turns import Messages
 from ..template.chat_template import wrap_tools
 from ..template.origin import Origin
 from ..template.trace import Rendering
@@ -34,7 +34,7 @@ class ToolCache:
             key = json.dumps(checked)
         except (TypeError, ValueError, RecursionError):
             if self._as_json:
-                checked = [plain_json(tool, field=f"tools.{at}") for at, tool in enumerate(checked)]
+                checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
             return wrap_tools(checked)
         return self._wrapped.once(key, lambda: wrap_tools(checked))
 

@@ -24,10 +24,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 from ..conversation.forms import texts_of
+from ..conversation.messages import Messages
+from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
-from ..study.turns import Messages
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
 from ..template.trace import Rendering
@@ -279,7 +280,7 @@ class _Account:
         """The texts in a field of which nothing is known."""
         index = base.message or 0
         try:
-            check_depth(value, field=str(base[-1]))
+            check_depth(value, Place(field=str(base[-1])))
         except InputError:
             return  # it contains itself: no text of it could be shown
         missing = [

@@ -10,8 +10,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ..conversation.messages import Messages
 from ..errors import InputError, TemplateError
-from ..study.turns import Messages
 from ..template.trace import Rendering
 
 _MARK: Final = "CONTINUED_FROM_HERE"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt
-from ..conversation.messages import check_messages, check_tools
+from ..conversation.messages import Messages, check_messages, check_tools
 from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -29,13 +29,14 @@ from ..study.probes import STAND_IN_TOOL
 from ..study.sampling import find_sampled
 from ..study.seams import BridgeRefusal, Written
 from ..study.study import TemplateStudy, study_of
-from ..study.turns import Messages, find_turns
+from ..study.turns import find_turns
 from ..template.chat_template import Template
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoding import ControlPolicy, Encoded
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Tokenizer
-from .bridged import BridgedTokens, check_ids, check_tail
+from .bridged import BridgedTokens, check_tail
 from .bridging import Bridger, History
 from .closing import Truncation
 from .collector import no_collection

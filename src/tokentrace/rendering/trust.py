@@ -6,9 +6,8 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from ..conversation.messages import ROLES
+from ..conversation.messages import ROLES, Messages
 from ..errors import ControlTokenError, InputError, RendererError, shown
-from ..study.turns import Messages
 from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..conversation.forms import Change
+from ..conversation.messages import Messages
 from ..errors import TemplateError
-from ..study.turns import Messages
 from ..template.trace import Rendering
 from .history import compare_turns, keep_reasoning, last_user, parsed_arguments, patch_history
 

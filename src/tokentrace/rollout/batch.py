@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..conversation.place import Place
 from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
 from ..errors import InputError, shown
@@ -151,7 +152,7 @@ def _prompt(found: Conversation) -> list[Mapping[str, Any]]:
 
 def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = row.get(key)
-    value = parsed_json(value, key) if isinstance(value, str) and value.strip() else value or {}
+    value = parsed_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value or {}
     if not isinstance(value, Mapping) or (
         key == "tools_kwargs" and not all(isinstance(v, Mapping) for v in value.values())
     ):

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..conversation.messages import Messages
 from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..errors import InputError, shown
@@ -35,7 +36,7 @@ from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_reply
 from .patience import EngineDown, Patience
-from .record import Budget, Messages, Rollout, Task, TurnMetrics
+from .record import Budget, Rollout, Task, TurnMetrics
 from .tools import BaseTool, Toolbox, TooLong, ToolResult, as_tools, in_thread, within
 
 __all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..conversation.messages import Messages
 from ..errors import InputError, TrajectoryError, shown
 from ..settings import choose, limit
 from ..trajectory.inputs import mapping_json
@@ -14,8 +15,6 @@ from .checks import count, is_list
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
 from .tools import BaseTool, ToolUse, as_tools
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
+from ..settings import whole
 from .sample import IGNORE, Sample, as_samples
 
 Tensors: TypeAlias = Literal["numpy", "torch"]
@@ -28,6 +30,9 @@ _PADDING: Final[dict[str, Any]] = {
 }
 MOST_TOKENS: Final = 1 << 27
 """The most tokens of one batch, padding included: more comes from a wrong length, and would take gigabytes."""
+
+index = functools.partial(whole, most=2**31 - 1, error=SampleError)
+"""A number of tokens, or an id."""
 
 
 def collate(
@@ -68,7 +73,7 @@ def collate(
     rows = Rows(samples, pad_id, tensors)
     if not isinstance(side, str) or side not in ("right", "left"):
         raise SampleError(f"side is 'right' or 'left', not {shown(side)}")
-    width = max(rows.lengths) if length is None else as_index(length, "length", 1)
+    width = max(rows.lengths) if length is None else index("length", length, least=1)
     width = rounded_up(width, length, multiple_of)
     if len(rows.samples) * width > MOST_TOKENS:
         raise SampleError(
@@ -93,7 +98,7 @@ class Rows:
         self._to_tensor = _converter(tensors)
         self.samples = as_samples(samples)
         self.lengths = [len(sample) for sample in self.samples]
-        self._pad_id = as_index(pad_id, "pad_id", 0)
+        self._pad_id = index("pad_id", pad_id, least=0)
         self._optional = [name for name in ("logprobs", "advantages") if self._all_have(name)]
         self._rewarded = self._all_have("reward")
         found = dict.fromkeys(span.version for sample in self.samples for span in sample.versions)
@@ -163,17 +168,10 @@ def rounded_up(width: int, length: int | None, multiple_of: int | None) -> int:
     """The next multiple; a `length` that was asked for has to be one already."""
     if multiple_of is None:
         return width
-    step = as_index(multiple_of, "multiple_of", 1)
+    step = index("multiple_of", multiple_of, least=1)
     if length is not None and length % step:
         raise SampleError(f"length is {length}, which is not a multiple of {step}")
     return -(-width // step) * step
-
-
-def as_index(value: Any, what: str, least: int) -> int:
-    """An integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**31:
-        raise SampleError(f"{what} must be an integer of at least {least}, below 2**31, not {shown(value)}")
-    return int(value)
 
 
 def _converter(tensors: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import SampleError, shown
 from ..tokens.tokenizer import Ids
-from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, as_index, rounded_up
+from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, index, rounded_up
 from .sample import Sample
 
 
@@ -93,7 +93,7 @@ def pack(
     ([0, 1, 2, 0, 1, 2, 0, 1], [0, 3, 6, 8])
     """
     rows = Rows(samples, pad_id, tensors)
-    capacity = rounded_up(as_index(length, "length", 1), length, multiple_of)
+    capacity = rounded_up(index("length", length, least=1), length, multiple_of)
     if capacity > MOST_TOKENS:
         raise SampleError(f"length is {capacity}: a row has at most {MOST_TOKENS} tokens, padding included")
     rows.check_fit(capacity)
@@ -152,7 +152,7 @@ def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: in
     >>> first_fit_decreasing([3, 5, 4, 2, 1], 8)
     [[0, 1], [2, 3, 4]]
     """
-    room = as_index(capacity, "capacity", 1)
+    room = index("capacity", capacity, least=1)
     try:
         sizes = np.asarray(lengths)
     except (ValueError, OverflowError) as error:

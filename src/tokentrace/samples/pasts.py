@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..rendering.history import reasoning_of
 from ..rendering.rendered import RenderedTokens
@@ -21,7 +22,6 @@ from ..study.turns import turn_spans
 from ..template.origin import Origin
 from ..template.trace import Rendering
 
-Messages = Sequence[Mapping[str, Any]]
 TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
 """Has reasoning, has it in the content, the content (its outline), has calls; a user speaks later, an answer follows;
 there are tools."""

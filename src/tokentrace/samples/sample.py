@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Real
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
-from ..settings import items
+from ..settings import as_float, items
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import LogprobKind, VersionSpan
@@ -94,7 +93,7 @@ class Sample:
                 raise SampleError(f"{name} has {len(array)} entries, and there are {len(self.ids)} ids")
         if len(self.ids) and (self.ids.min() < 0 or self.ids.max() > 2**31 - 1):
             raise SampleError("ids are 0 to 2**31 - 1")
-        if self.reward is not None and not _is_finite(self.reward):
+        if self.reward is not None and (not is_number(self.reward) or as_float(self.reward) is None):
             raise SampleError(f"reward must be a finite number or None, not {shown(self.reward)}")
         for name, kind in (("versions", VersionSpan), ("completions", CompletionSpan)):
             spans = getattr(self, name)
@@ -202,12 +201,8 @@ def _is_place(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
 
 
-def _is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
-    try:
-        return type(value) is not bool and isinstance(value, Real) and math.isfinite(value)
-    except (OverflowError, ValueError):
-        return False
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _described(value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.messages import ROLES
+from ..conversation.messages import ROLES, Messages
 from ..errors import SampleError, shown
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
@@ -26,8 +26,6 @@ from ..tokens.kinds import Kind, Part
 from .parts import PartFinder
 from .pasts import HistoryWarning, PastTurns, Remark, listed
 from .sample import Sample
-
-Messages = Sequence[Mapping[str, Any]]
 
 FLAGS: Final = ("train", "weight")
 """Keys of a message that say whether it carries loss: ``train`` is true or false, ``weight`` (OpenAI's) 1 or 0."""

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -16,7 +15,7 @@ from ..errors import SampleError, shown
 from ..settings import items
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
-from .sample import CompletionSpan, Sample
+from .sample import CompletionSpan, Sample, is_number
 
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
@@ -122,7 +121,7 @@ def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
 def _reward_of(trajectory: Trajectory, reward: float | None) -> float | None:
     if reward is None:
         recorded = trajectory.metadata.get("reward")
-        return _finite(recorded, "the reward in its metadata", trajectory) if _is_number(recorded) else None
+        return _finite(recorded, "the reward in its metadata", trajectory) if is_number(recorded) else None
     return _finite(reward, "the reward", trajectory)
 
 
@@ -149,7 +148,7 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
 
 def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
     """A number that float32 can hold, as float."""
-    if _is_number(value):
+    if is_number(value):
         with np.errstate(over="ignore"):
             try:
                 fine = bool(np.isfinite(np.float32(value)))
@@ -163,10 +162,6 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
 def _check_trajectory(value: Any) -> None:
     if not isinstance(value, Trajectory):
         raise SampleError(f"rows are made from a Trajectory, not from {shown(value)}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _called(trajectory: Trajectory) -> str:

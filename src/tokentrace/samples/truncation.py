@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
+from ..settings import choose, whole
 from ..tokens.kinds import Kind, Part
 from .sample import Sample
 
@@ -76,12 +77,8 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     """
     if not isinstance(sample, Sample):
         raise SampleError(f"truncate takes a Sample, not {shown(sample)}")
-    if not isinstance(policy, str) or policy not in set(Overlong):
-        choices = ", ".join(Overlong)
-        raise SampleError(f"there is no policy {shown(policy)} for samples that are too long: choose one of {choices}")
-    policy = Overlong(policy)
-    if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
-        raise SampleError(f"length must be a positive integer, not {shown(length)}")
+    policy = choose(Overlong, "policy", policy, SampleError)
+    length = whole("length", length, least=1, error=SampleError)
     count = len(sample)
     if count <= length:
         return Truncated(sample)

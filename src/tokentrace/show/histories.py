@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View
-from ..compare.histories.findings import listed
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted, visible
+from ..tokens.visible import counted, listed, visible
 from .page import Card, Row, Stretch, Token, make_fragment, make_page
 from .pieces import kind_of, texts_of
 from .terminal import flat, laid_out, plain_lines

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ..conversation.messages import Messages
 from ..errors import TemplateError
 from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, TurnGrammar
 from ..template.trace import Rendering
 from .derive_calls import CallDeriver
 from .probes import call
 from .reading import Turn, TurnReader, leading, trailing
-from .turns import Messages, find_turns
+from .turns import find_turns
 
 if TYPE_CHECKING:
     from .study import TemplateStudy

@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.tokenizer import Tokenizer
 from .memory import Memory
 from .probes import USER
-from .turns import Messages, Render, TurnSpan, cut_points, matched_prefix
+from .turns import Render, TurnSpan, cut_points, matched_prefix
 
 if TYPE_CHECKING:
     from .study import TemplateStudy

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.messages import Messages
 from ..template.traced import TracedList
 from ..tokens.encoding import Encoded
 from .endings import TurnEndings
 from .prompts import GenerationPrompt
 from .study import TemplateStudy
-from .turns import Messages, TurnSpan, find_turns
+from .turns import TurnSpan, find_turns
 
 
 @dataclass(slots=True)

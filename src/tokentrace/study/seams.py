@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from ..conversation.messages import RESULT_ROLES
+from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import InputError, TemplateError
 from ..template.origin import Origin
 from ..template.trace import Rendering
@@ -29,7 +29,7 @@ from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER
 from .prompts import words_in
 from .sampling import SampledTurn, turn_end
-from .turns import Messages, TurnSpan
+from .turns import TurnSpan
 
 
 class RefusalReason(StrEnum):

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..formats.grammar import TurnGrammar
 from ..template.chat_template import Template, wrap_tools, wrap_variables
@@ -31,7 +32,6 @@ from .memory import Memory
 from .outline import TemplateOutline
 from .probes import STAND_IN_TOOL, Probe, stringified
 from .prompts import GenerationPrompts
-from .turns import Messages
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")

@@ -9,15 +9,14 @@ nothing is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 
-Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, bool], Rendering]
 """Renders messages with or without a generation prompt; tools and template variables are already settled."""
 

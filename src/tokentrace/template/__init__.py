@@ -2,8 +2,8 @@
 
 from .chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
 from .origin import KEY, UNKNOWN, Origin
+from .strings import TracedStr
 from .trace import Rendering
-from .traced import TracedStr
 
 __all__ = [
     "KEY",

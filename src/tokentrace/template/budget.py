@@ -122,30 +122,27 @@ def check_size(size: int) -> None:
 def check_pieces(count: int) -> None:
     """A value falls into so many pieces: refuse, or charge for them."""
     if count > _FEW:
-        if count > MAX_PIECES:
-            raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_PIECES})")
-        budget = _active.budget
-        if budget is not None:
-            budget.step(count)
-            budget.make(count * _PIECE_BYTES)
+        _charge_pieces(count, count, count * _PIECE_BYTES)
 
 
 def check_count(count: int) -> None:
     """So many pieces were handed out one by one; the last thousand of them is charged."""
-    if count > MAX_PIECES:
-        raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_PIECES})")
-    check_pieces(1024)
+    _charge_pieces(count, 1024, 1024 * _PIECE_BYTES)
 
 
 def check_items(count: int) -> None:
     """A container of so many items, which exist already, is made: refuse, or charge for it."""
     if count > _FEW:
-        if count > MAX_PIECES:
-            raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_PIECES})")
-        budget = _active.budget
-        if budget is not None:
-            budget.step(count >> 6)
-            budget.make(count * 8)
+        _charge_pieces(count, count >> 6, count * 8)
+
+
+def _charge_pieces(count: int, steps: int, size: int) -> None:
+    if count > MAX_PIECES:
+        raise TooLarge(f"the template tried to make {count} pieces of a value (limit {MAX_PIECES})")
+    budget = _active.budget
+    if budget is not None:
+        budget.step(steps)
+        budget.make(size)
 
 
 def check_bits(bits: int) -> None:
@@ -160,7 +157,7 @@ def looked_at(text: str | bytes) -> None:
 
 
 def searched(text: str | bytes, pattern: str | bytes) -> None:
-    """Each character of the text was held against each of the pattern."""
+    """Each character of the text was compared with each of the pattern."""
     spend(1 + (len(text) * len(pattern) >> 12))
 
 
@@ -267,3 +264,48 @@ def weigh_key(key: Any) -> None:
             return
         level = [part for above in level for part in above if isinstance(part, tuple)]
     raise TooLarge(f"the template used a tuple nested more than {MAX_KEY_DEPTH} deep as a key")
+
+
+_NAIVE_SEARCHES: Final = frozenset({"rfind", "rindex"})
+"""Searches that Python does the naive way."""
+
+
+def charge_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
+    """Charge a method by the size of what it will go through; refuse bytes that would be too large."""
+    if isinstance(owner, (str, bytes)):
+        looked_at(owner)
+        for value in args:
+            if isinstance(value, (str, bytes)) and name in _NAIVE_SEARCHES:
+                searched(owner, value)
+            elif isinstance(value, tuple):
+                weigh(value)
+                spend(len(value) >> 4)
+        if isinstance(owner, bytes):
+            _check_bytes(owner, name, args)
+    elif isinstance(owner, int):
+        check_size(max((value for value in args if isinstance(value, int)), default=0))  # to_bytes(10**9)
+    elif isinstance(owner, (list, tuple)):
+        spend(1 + (len(owner) >> 4) * max((weigh(value) for value in args), default=1))
+        check_items(len(owner))
+    else:
+        if isinstance(owner, dict) and name == "copy":
+            check_pieces(len(owner))
+        for value in args:
+            weigh(value)
+            weigh_key(value)
+
+
+def _check_bytes(owner: bytes, name: str, args: tuple[Any, ...]) -> None:
+    """Refuse methods of bytes that would make too much. Bytes are not traced strings, which check themselves."""
+    check_pieces(len(owner) if name in ("split", "rsplit", "splitlines") else 0)
+    sizes = [abs(value) if isinstance(value, int) else weigh(value) for value in args]
+    largest = max(sizes, default=8)
+    grows = name in ("expandtabs", "join", "replace", "translate")
+    if name == "join":
+        owner_size = len(owner) * largest
+        check_size(owner_size + largest)
+    else:
+        check_size((len(owner) + 1) * largest if grows and largest > 1 else max(len(owner), largest))
+    spend(1 + (max(len(owner), largest) >> 12))
+    if name in ("strip", "lstrip", "rstrip", "rfind", "rindex", "rsplit", "rpartition"):
+        spend(len(owner) * largest >> 12)

@@ -12,14 +12,16 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
+from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
 from .budget import Budget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingEnvironment
 from .origin import Origin
+from .strings import traced
 from .trace import Rendering, Trace, collect
-from .traced import TracedDict, TracedList, traced, wrap
+from .traced import TracedDict, TracedList, wrap
 
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
@@ -105,10 +107,7 @@ class ChatTemplate:
         patch: Patch | None = None,
     ) -> Rendering:
         """Render `messages` (validated) with the template. TemplateError names the message it was at."""
-        wrapped = wrap_messages(messages)
-        if patch is not None:
-            wrapped = patch(wrapped)
-        trace = Trace(len(messages))
+        wrapped, trace = wrap_messages(messages, patch), Trace(len(messages))
         context = self._template.new_context(
             {
                 "messages": wrapped,
@@ -168,24 +167,24 @@ def _plain_names(said: str) -> str:
     return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
 
 
-def wrap_messages(messages: Sequence[Mapping[str, Any]]) -> TracedList:
+def wrap_messages(messages: Sequence[Mapping[str, Any]], patch: Patch | None = None) -> TracedList:
     """Messages with their origins. Reasoning is offered under each of its names, as transformers does."""
     wrapped = TracedList()
     wrapped.origin = Origin(("messages",))
     for index, message in enumerate(messages):
         item = TracedDict(message)
-        item.origin = Origin.of(index)
+        item.origin = Origin(("messages", index))
         item.raw = item
         for name in REASONING_FIELDS:
             value = message.get(name)
             if value is not None:
-                value = wrap(value, Origin.of(index, name))
+                value = wrap(value, Origin(("messages", index, name)))
                 if "thinking" not in message:
                     dict.__setitem__(item, "thinking", value)
                 dict.__setitem__(item, "reasoning_content", value)
                 break
         wrapped.append(item)
-    return wrapped
+    return wrapped if patch is None else patch(wrapped)
 
 
 def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
@@ -210,7 +209,7 @@ def _remember_json(value: Any) -> None:
 def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Template variables (``enable_thinking=False``, ``documents=…``): strings in them are traced too."""
     for name, value in variables.items():
-        check_depth(value, field=f"kwargs.{name}")
+        check_depth(value, Place(field=f"kwargs.{name}"))
     return {name: _wrap_variable(value, Origin(("kwargs", name))) for name, value in variables.items()}
 
 
@@ -365,10 +364,7 @@ class PythonFormat:
         variables: Mapping[str, Any] | None = None,
         patch: Patch | None = None,
     ) -> Rendering:
-        wrapped = wrap_messages(messages)
-        if patch is not None:
-            wrapped = patch(wrapped)
-        trace = Trace(len(messages))
+        wrapped, trace = wrap_messages(messages, patch), Trace(len(messages))
         pieces = self._function(wrapped, tools, add_generation_prompt, trace, **(variables or {}))
         return run(pieces, trace)
 

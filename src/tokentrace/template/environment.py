@@ -2,7 +2,7 @@
 
 Four things differ from a plain sandbox, none of them visible in the text:
 
-- what is printed is handed over as it is, not turned into a plain ``str`` first (`_Generator`);
+- what is printed is handed over as it is, not turned into a plain ``str`` first (`compiling.py`);
 - loops tell the trace whose turn is being written (`mark_turns`);
 - what a filter, a call, a method or an operator makes out of traced values is of unknown origin, unless it is one of
   the few that are proven to keep the trace (`filters.py`, `method`, `call`);
@@ -19,7 +19,6 @@ from typing import Any, Final, cast
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.runtime import BlockReference, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,6 +28,7 @@ from markupsafe import Markup
 from . import filters, formatting
 from .budget import (
     TooLarge,
+    charge_method,
     check_bits,
     check_items,
     check_pieces,
@@ -36,12 +36,14 @@ from .budget import (
     listed,
     looked_at,
     made,
-    searched,
     spend,
     weigh,
     weigh_key,
 )
+from .compiling import DICT_ATTRIBUTES, TracingGenerator, mark_turns
+from .markup import TracedMarkup, as_markup
 from .origin import Origin
+from .strings import TracedStr, join_traced, plain_text, promoted, traced
 from .trace import Buffer, Generated, join_buffer
 from .traced import (
     TRACED_TYPES,
@@ -51,20 +53,14 @@ from .traced import (
     TracedFloat,
     TracedInt,
     TracedList,
-    TracedMarkup,
     TracedNone,
-    TracedStr,
     TracedTuple,
     UnknownRange,
-    as_markup,
     doubted,
     is_traced,
-    join_traced,
     text_of,
-    traced,
 )
 
-_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
 """Methods of strings that are written anew over runs."""
 _ASKING_METHODS: Final = frozenset(
@@ -97,12 +93,10 @@ _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
 }
 """Methods that hand out what went in, as it went in (or a count of it)."""
 _NUMBERS: Final = frozenset({TracedInt, TracedFloat, TracedBool})
-_LITERALS: Final = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair)
 _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     **{"*": operator.mul, "**": operator.pow, "-": operator.sub},
     **{"/": operator.truediv, "//": operator.floordiv},
 }
-_MARKING_HOOKS: Final = frozenset({"turn", "leave", "assigned"})
 _MAX_WORDS: Final = 100_000
 """Words of placeholder text, and characters of a date's format."""
 _BOUND: Final = (MethodType, BuiltinMethodType)
@@ -112,256 +106,10 @@ _PLAIN_TEXT: Final = frozenset({str, TracedStr})
 """Text that is joined as it is. Markup escapes what it is joined with."""
 
 
-def _flatten(node: nodes.Expr, kind: type[nodes.Expr]) -> list[nodes.Expr]:
-    if type(node) is kind and isinstance(node, nodes.BinExpr):
-        return [*_flatten(node.left, kind), node.right]
-    return [node]
-
-
-def _spelled_out(node: nodes.Node) -> int:
-    """The bytes of a container that a template spells out, about: each item, and each container in it."""
-    if isinstance(node, nodes.Const):
-        return _constant_size(node.value)
-    if not isinstance(node, _LITERALS):
-        return 0
-    items = list(node.iter_child_nodes())
-    return 64 + 16 * len(items) + sum(map(_spelled_out, items))
-
-
-def _constant_size(value: Any) -> int:
-    if isinstance(value, dict):
-        return 64 + sum(16 + _constant_size(key) + _constant_size(item) for key, item in value.items())
-    return 64 + sum(16 + _constant_size(item) for item in value) if isinstance(value, (list, tuple)) else 0
-
-
-class _Generator(CodeGenerator):
-    """Generates code that prints traced values instead of strings."""
-
-    _pays = True
-
-    def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
-        hook = getattr(node, "trace_hook", None)
-        if hook is not None:
-            self._call_hook(hook, node, frame)
-            return
-        if frame.require_output_check:
-            if self.has_known_extends:
-                return
-            self.writeline("if parent_template is None:")
-            self.indent()
-        finalize = self._make_finalize()
-        group: list[str] = []
-        for child in node.nodes:
-            try:
-                group.append(self._output_child_to_const(child, frame, finalize))
-                continue
-            except Exception:  # not a constant, or one that fails: both are a matter for the run
-                self._emit_constants(group, frame)
-                group = []
-            self._emit_expression(child, frame)
-        self._emit_constants(group, frame)
-        if frame.require_output_check:
-            self.outdent()
-
-    def buffer(self, frame: Frame) -> None:
-        frame.buffer = self.temporary_identifier()
-        self.writeline(f"{frame.buffer} = environment.buffer()")
-
-    def _call_hook(self, hook: str, node: nodes.Output, frame: Frame) -> None:
-        """Call ``context.trace.<hook>``; print the mark that it returns, if it returns one."""
-        mark = self.temporary_identifier()
-        self.writeline(f"{mark} = context.trace.{hook}(")
-        if node.nodes:
-            self.visit(node.nodes[0], frame)
-        self.write(")")
-        if hook in _MARKING_HOOKS:
-            self.writeline(f"if {mark} is not None: ")
-            self.write(f"yield {mark}" if frame.buffer is None else f"{frame.buffer}.append({mark})")
-
-    def _emit_start(self, frame: Frame, unbuffered: str, buffered: str, node: nodes.Node | None = None) -> None:
-        self.writeline(unbuffered if frame.buffer is None else f"{frame.buffer}{buffered}", node)
-
-    def _emit_constants(self, group: list[str], frame: Frame) -> None:
-        if group:
-            self._emit_start(frame, "yield ", ".append(")
-            self.write(repr("".join(group)) + ("" if frame.buffer is None else ")"))
-
-    def _emit_expression(self, node: nodes.Expr, frame: Frame) -> None:
-        """Print one expression. ``a + b + c`` is printed part by part: nothing is joined to be cut again."""
-        parts = node.nodes if isinstance(node, nodes.Concat) else _flatten(node, nodes.Add)
-        if len(parts) > 1:
-            self._emit_start(frame, "yield from ", ".extend(", node)
-            self.write("(" if isinstance(node, nodes.Concat) else "environment.summands(")
-            for part in parts:
-                self.visit(part, frame)
-                self.write(", ")
-            self.write(")" if frame.buffer is None else "))")
-        else:
-            self._emit_start(frame, "yield ", ".append(", node)
-            self.visit(node, frame)
-            if frame.buffer is not None:
-                self.write(")")
-
-    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self.write("environment.add(")
-        for part in _flatten(node, nodes.Add):
-            self.visit(part, frame)
-            self.write(", ")
-        self.write(")")
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concat((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """What is compared is weighed first, unless it is compared with a constant, which costs next to nothing."""
-        operands = [node.expr, *(operand.expr for operand in node.ops)]
-        within = any(operand.op in ("in", "notin") for operand in node.ops)
-        if _fixed(operands[-1]) if within else any(map(_scalar, operands)) and len(operands) == 2:
-            kept, self._pays = self._pays, not within  # what is looked into is gone again at once
-            super().visit_Compare(node, frame)
-            self._pays = kept
-        elif within and len(operands) == 2:
-            self.write("(not " if node.ops[0].op == "notin" else "(")
-            self._wrapped("environment.within", operands, frame)
-            self.write(")")
-        else:
-            self.write("(")
-            self._wrapped("environment.weighed", operands[:1], frame)
-            for operand in node.ops:
-                self.write(f" {operators[operand.op]} ")
-                self._wrapped("environment.weighed", [operand.expr], frame)
-            self.write(")")
-
-    def _wrapped(self, function: str, parts: list[nodes.Expr], frame: Frame) -> None:
-        self.write(f"{function}(")
-        for part in parts:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write(")")
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        if isinstance(node.arg, nodes.Slice):
-            self._wrapped("environment.sliced", [node.node], frame)
-            self.write("[")
-            self.visit(node.arg, frame)
-            self.write("]")
-        else:
-            super().visit_Getitem(node, frame)
-
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        self._paid(node, lambda: super(_Generator, self).visit_List(node, frame))
-
-    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-        if node.ctx == "load" and node.items:
-            self._paid(node, lambda: super(_Generator, self).visit_Tuple(node, frame))
-        else:
-            super().visit_Tuple(node, frame)
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self._paid(node, lambda: self._write_dict(node, frame))
-
-    def _paid(self, node: nodes.Expr, write: Callable[[], None]) -> None:
-        """A container that is spelled out is made anew whenever its place is come by, and paid for then."""
-        if not self._pays:
-            write()
-            return
-        self.write(f"environment.spelled({_spelled_out(node)}, ")
-        write()
-        self.write(")")
-
-    def _write_dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self.write("{")
-        for index, item in enumerate(node.items):
-            if index:
-                self.write(", ")
-            if _scalar(item.key):
-                self.visit(item.key, frame)
-            else:
-                self._wrapped("environment.key", [item.key], frame)
-            self.write(": ")
-            self.visit(item.value, frame)
-        self.write("}")
-
-    def write_commons(self) -> None:
-        super().write_commons()
-        self.writeline("tt_dict, tt_types, tt_get = environment.fast_access")
-
-    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
-        """``message.role``: where the field was looked at before, it is at hand without a call."""
-        if node.attr in _DICT_ATTRIBUTES:
-            super().visit_Getattr(node, frame)
-            return
-        self.write("(tt_v if type(tt_o := ")
-        self.visit(node.node, frame)
-        self.write(f") is tt_dict and type(tt_v := tt_get(tt_o, {node.attr!r})) in tt_types ")
-        self.write(f"else environment.getattr(tt_o, {node.attr!r}))")
-
-    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
-        target = node.node
-        if isinstance(target, nodes.Getattr) and not forward_caller:
-            self.write("environment.method(context, ")
-            self.visit(target.node, frame)
-            self.write(f", {target.attr!r}")
-            self.signature(node, frame)
-            self.write(")")
-        else:
-            super().visit_Call(node, frame, forward_caller=forward_caller)
-
-    def macro_body(self, node: Any, frame: Frame) -> Any:
-        node.body = [_hook("enter_macro"), *node.body]
-        return super().macro_body(node, frame)
-
-
-def _scalar(node: nodes.Expr) -> bool:
-    return isinstance(node, nodes.Const)
-
-
-def _fixed(node: nodes.Expr) -> bool:
-    """A constant, or a list of constants, as it stands in the template."""
-    return _scalar(node) or (isinstance(node, (nodes.List, nodes.Tuple)) and all(map(_scalar, node.items)))
-
-
-def _hook(name: str, *arguments: nodes.Expr) -> nodes.Output:
-    """A statement that calls ``context.trace.<name>``."""
-    node = nodes.Output(list(arguments))
-    node.trace_hook = name  # type: ignore[attr-defined]
-    return node
-
-
-def mark_turns(node: nodes.Node, index: str = "") -> None:
-    """Put a hook at the head of every loop's body, and around the loop, so that turns are known.
-
-    `index` is the variable of the loop around `node`: ``{% set message = messages[index] %}`` begins a turn too.
-    """
-    for name in ("body", "else_", "elif_"):
-        children = getattr(node, name, None)
-        if not isinstance(children, list):
-            continue
-        marked: list[nodes.Node] = []
-        for child in children:
-            if isinstance(child, nodes.For):
-                target = child.target
-                item = nodes.Name(target.name, "load") if isinstance(target, nodes.Name) else nodes.Const(None)
-                mark_turns(child, getattr(item, "name", ""))
-                child.body.insert(0, _hook("turn", item))
-                if child.test is not None:  # a round that the test skips is a round
-                    child.test = nodes.And(nodes.EnvironmentAttribute("round"), child.test)
-                marked += [_hook("enter"), child, _hook("leave")]
-                continue
-            mark_turns(child, index)
-            marked.append(child)
-            if isinstance(child, nodes.Assign) and isinstance(child.target, nodes.Name) and _indexed(child.node, index):
-                marked.append(_hook("assigned", nodes.Name(child.target.name, "load")))
-        setattr(node, name, marked)
-
-
-def _indexed(node: nodes.Node, index: str) -> bool:
-    """Whether an expression is ``something[index]``."""
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Name) and node.arg.name == index
+def _as_key(value: Any) -> Any:
+    """`value`, about to become a key."""
+    weigh_key(value)
+    return value
 
 
 class _GenerationTag(Extension):
@@ -377,7 +125,7 @@ class _GenerationTag(Extension):
 
     def generated(self, caller: Any) -> Generated:
         text: TracedStr = join_buffer((caller(),))
-        result = str.__new__(Generated, str.__getitem__(text, slice(None)))
+        result = str.__new__(Generated, plain_text(text))
         result.runs = text.runs
         return result
 
@@ -385,11 +133,12 @@ class _GenerationTag(Extension):
 class TracingEnvironment(ImmutableSandboxedEnvironment):
     """Compiles chat templates as transformers does; see the module's own words for what differs."""
 
-    code_generator_class = _Generator
+    code_generator_class = TracingGenerator
     concat = staticmethod(join_buffer)
     fast_access = (TracedDict, TRACED_TYPES, dict.get)
     buffer = Buffer
     within = staticmethod(filters.within)
+    key = staticmethod(_as_key)
     intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
 
     def __init__(self) -> None:
@@ -431,18 +180,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             check_items(len(value))
         return value
 
-    def key(self, value: Any) -> Any:
-        """`value`, about to become a key."""
-        if isinstance(value, tuple):
-            weigh_key(value)
-        return value
-
     # -- access
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
         if kind is TracedDict:
-            if attribute not in _DICT_ATTRIBUTES:
+            if attribute not in DICT_ATTRIBUTES:
                 value = dict.get(obj, attribute, _MISSING)
                 kind = type(value)
                 if kind in TRACED_TYPES:
@@ -463,7 +206,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return _Proven(lambda *args, **kwargs: obj.method(attribute, args, kwargs))
         elif kind is TracedStr or kind is str or isinstance(obj, TracedStr):
             if attribute in _STR_METHODS:
-                return getattr(_promoted(obj), attribute)
+                return getattr(promoted(obj), attribute)
             if attribute in ("format", "format_map"):
                 return self._formatter(obj, attribute)
             return self._no_attribute(obj, attribute, str)
@@ -483,7 +226,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if type(obj) is TracedDict and isinstance(argument, str):
             if argument in obj:
                 return obj[argument]
-            if argument not in _DICT_ATTRIBUTES:
+            if argument not in DICT_ATTRIBUTES:
                 return self.undefined(obj=obj, name=argument)
         elif type(obj) is TracedList and type(argument) is int:
             try:
@@ -499,7 +242,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def _formatter(self, text: str, name: str) -> Any:
         """``str.format``, sandboxed."""
         if isinstance(text, TracedMarkup):
-            markup = Markup(str.__getitem__(text, slice(None)))
+            markup = Markup(plain_text(text))
             return _Proven(
                 lambda *args, **kwargs: as_markup(formatting.markup_format(self, markup, name, args, kwargs))
             )
@@ -513,7 +256,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if kind is TracedStr or kind is str:
             if __name in _STR_METHODS:
                 if len(__obj) > 4096 or (args and type(args[0]) is tuple):
-                    _charge_method(__obj, __name, args)
+                    charge_method(__obj, __name, args)
                 return getattr(__obj if kind is TracedStr else traced(__obj, None), __name)(*args, **kwargs)
         elif kind is TracedDict and __name in _HANDING_OUT[TracedDict]:
             for value in args:
@@ -533,7 +276,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         owner = __obj.__self__ if isinstance(__obj, _BOUND) else None
         given = (owner, *args, *(value for name, value in kwargs.items() if name not in _JINJAS_OWN))
         if owner is not None:
-            _charge_method(owner, __obj.__name__, args)
+            charge_method(owner, __obj.__name__, args)
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, int):
             check_bits(result.bit_length())
@@ -574,7 +317,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
         if name == "%":
             if isinstance(left, TracedMarkup):
-                formatting.percent_format(str.__getitem__(left, slice(None)), right)  # knows what is too large
+                formatting.percent_format(plain_text(left), right)  # knows what is too large
                 return left % right
             if isinstance(left, str):
                 return formatting.percent_format(left, right)
@@ -587,7 +330,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
                     (check_items if isinstance(one, (list, tuple)) else check_size)(len(one) * other)
                     spend(1 + max(0, len(one) * other) // 4096 + max(0, other) // 64)
-                    return _promoted(one) * other if isinstance(one, str) else one * other
+                    return promoted(one) * other if isinstance(one, str) else one * other
         if isinstance(left, int) and isinstance(right, int):
             check_bits(left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length())
         return _computed(_OPERATIONS[name](left, right), left, right)
@@ -599,11 +342,6 @@ def _computed(result: Any, left: Any, right: Any) -> Any:
     if type(result) in (int, float) and (type(left) in _NUMBERS or type(right) in _NUMBERS):
         return doubted(result)
     return result
-
-
-def _promoted(text: str) -> TracedStr:
-    """A constant of the template as a traced string, so that what it is joined with keeps its trace."""
-    return text if isinstance(text, TracedStr) else traced(text, None)
 
 
 def _raise_exception(message: Any) -> None:
@@ -651,56 +389,11 @@ def _hands_out(owner: Any, name: str) -> bool:
     return name in (_TRACED_METHODS if kind is TracedStr else _HANDING_OUT.get(kind, ()))
 
 
-_BACKWARDS: Final = frozenset({"rfind", "rindex"})
-"""Searches that Python does the naive way."""
-
-
-def _charge_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
-    """Charge a method by the size of what it will go through; refuse bytes that would be too large."""
-    if isinstance(owner, (str, bytes)):
-        looked_at(owner)
-        for value in args:
-            if isinstance(value, (str, bytes)) and name in _BACKWARDS:
-                searched(owner, value)
-            elif isinstance(value, tuple):
-                weigh(value)
-                spend(len(value) >> 4)
-        if isinstance(owner, bytes):
-            _check_bytes(owner, name, args)
-    elif isinstance(owner, int):
-        check_size(max((value for value in args if isinstance(value, int)), default=0))  # to_bytes(10**9)
-    elif isinstance(owner, (list, tuple)):
-        spend(1 + (len(owner) >> 4) * max((weigh(value) for value in args), default=1))
-        check_items(len(owner))
-    else:
-        if isinstance(owner, dict) and name == "copy":
-            check_pieces(len(owner))
-        for value in args:
-            weigh(value)
-            weigh_key(value)
-
-
 def _as_text(values: Any) -> Any:
     """What bytes are formatted with, as text of the same size."""
     if isinstance(values, bytes):
         return bytes.decode(values, "latin-1")
     return tuple(map(_as_text, values)) if isinstance(values, tuple) else values
-
-
-def _check_bytes(owner: bytes, name: str, args: tuple[Any, ...]) -> None:
-    """Bytes are no strings of ours, and grow by methods of their own."""
-    check_pieces(len(owner) if name in ("split", "rsplit", "splitlines") else 0)
-    sizes = [abs(value) if isinstance(value, int) else weigh(value) for value in args]
-    largest = max(sizes, default=8)
-    grows = name in ("expandtabs", "join", "replace", "translate")
-    if name == "join":
-        owner_size = len(owner) * largest
-        check_size(owner_size + largest)
-    else:
-        check_size((len(owner) + 1) * largest if grows and largest > 1 else max(len(owner), largest))
-    spend(1 + (max(len(owner), largest) >> 12))
-    if name in ("strip", "lstrip", "rstrip", "rfind", "rindex", "rsplit", "rpartition"):
-        spend(len(owner) * largest >> 12)
 
 
 class _TemplateDict:
@@ -715,11 +408,6 @@ class _TemplateDict:
 
     def fromkeys(self, keys: Any, value: Any = None, /) -> dict[Any, Any]:
         return dict.fromkeys(map(_as_key, listed(keys)), value)
-
-
-def _as_key(key: Any) -> Any:
-    weigh_key(key)
-    return key
 
 
 class _TemplateNamespace(Namespace):

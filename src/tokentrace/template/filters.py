@@ -30,24 +30,9 @@ from .budget import (
 )
 from .formatting import percent_format
 from .jsonify import dumps
-from .traced import (
-    TracedBool,
-    TracedDict,
-    TracedInt,
-    TracedMarkup,
-    TracedNone,
-    TracedStr,
-    as_markup,
-    doubted,
-    escaped,
-    is_traced,
-    join_traced,
-    mapped,
-    plain,
-    text_of,
-    traced,
-    with_runs,
-)
+from .markup import TracedMarkup, as_markup, escaped
+from .strings import TracedStr, join_traced, mapped, plain_text, promoted, with_runs
+from .traced import TracedBool, TracedDict, TracedInt, TracedNone, doubted, is_traced, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
 _MAX_DIGITS: Final = 10_000
@@ -130,25 +115,21 @@ def _trim(value: Any, chars: str | None = None) -> str:
     return (value if type(value) is TracedStr else _soft(value)).strip(chars)
 
 
-def _upper(value: Any) -> str:
-    return _soft(value).upper()
-
-
-def _lower(value: Any) -> str:
-    return _soft(value).lower()
-
-
-def _capitalize(value: Any) -> str:
-    return _soft(value).capitalize()
-
-
 def _soft(value: Any) -> str:
     """Any value as text; markup stays markup."""
-    return value if isinstance(value, TracedMarkup) else _promote(text_of(value))
+    return value if isinstance(value, TracedMarkup) else promoted(text_of(value))
 
 
-def _list(value: Any) -> list[Any]:
-    return listed(value)
+def _changing_case(name: str) -> Callable[[Any], str]:
+    def method(value: Any) -> str:
+        return getattr(_soft(value), name)()  # type: ignore[no-any-return]
+
+    method.__qualname__ = name
+    return method
+
+
+def _safe(value: Any) -> str:
+    return as_markup(text_of(value))
 
 
 def _wordcount(function: Callable[[Any], Any], value: Any) -> Any:
@@ -167,32 +148,24 @@ def _center(value: Any, width: int = 80) -> str:
     return _soft(value).center(width)
 
 
-def _promote(text: str) -> TracedStr:
-    return text if isinstance(text, TracedStr) else traced(text, None)
-
-
-def _safe(value: Any) -> str:
-    return as_markup(text_of(value))
-
-
 def _escape(value: Any) -> str:
     return value if isinstance(value, TracedMarkup) else as_markup(escaped(text_of(value)))
 
 
 def _forceescape(value: Any) -> str:
     text = text_of(value)
-    return as_markup(escaped(with_runs(str.__getitem__(text, slice(None)), _promote(text).runs)))
+    return as_markup(escaped(with_runs(plain_text(text), promoted(text).runs)))
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text = _promote(text_of(value))
+    text = promoted(text_of(value))
     return text.replace(text_of(old), text_of(new), -1 if count is None else count)
 
 
 def _truncate(
     environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int | None = None
 ) -> str:
-    text = _promote(s) if isinstance(s, str) else s
+    text = promoted(s) if isinstance(s, str) else s
     return do_truncate(environment, text, length, killwords, end, leeway)
 
 
@@ -218,10 +191,8 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "truncate": pass_environment(_truncate),
     "xmlattr": pass_eval_context(_xmlattr),
     "trim": _trim,
-    "upper": _upper,
-    "lower": _lower,
-    "capitalize": _capitalize,
-    "list": _list,
+    **{name: _changing_case(name) for name in ("upper", "lower", "capitalize")},
+    "list": listed,
 }
 
 
@@ -236,66 +207,71 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if name == "wordcount":
         return functools.partial(_wordcount, function)
     if name in _ONE_BY_ONE:
-        return _one_by_one(name, function)
-    return _all_at_once(function) if name in _ALL_AT_ONCE else _doubtful(name, function)
+        return _surrounded(name, function, _count_items, _handed_out)
+    if name in _ALL_AT_ONCE:
+        return _surrounded(name, function, _weigh_items, _handed_out)
+    return _surrounded(name, function, _weigh_given, _doubt_result)
 
 
-def _one_by_one(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _surrounded(
+    name: str,
+    function: Callable[..., Any],
+    charge: Callable[[str, list[Any], dict[str, Any]], None],
+    finish: Callable[[str, Any, list[Any]], Any],
+) -> Callable[..., Any]:
+    """A filter that is charged for what it is given (`charge` may replace it), and whose result is seen to."""
     before = _machinery(function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if name in _REGROUPING:
-            _check_counts(args[1:], kwargs, _MAX_COUNT)
-            return counted(function(*args, **kwargs))
-        if len(args) > before and args[before]:  # items that are dropped count as well
-            args = (*args[:before], counted(args[before]), *args[before + 1 :])
-        return function(*args, **kwargs)
+        given = list(args[before:])
+        charge(name, given, kwargs)
+        return finish(name, function(*args[:before], *given, **kwargs), [*given, *kwargs.values()])
 
     return wrapper
 
 
-def _all_at_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def _count_items(name: str, given: list[Any], kwargs: dict[str, Any]) -> None:
+    if name in _REGROUPING:
+        _check_counts(given[1:], kwargs, _MAX_COUNT)
+    elif given and given[0]:  # items that are dropped count as well
+        given[0] = counted(given[0])
+
+
+def _handed_out(name: str, result: Any, given: list[Any]) -> Any:
+    return (
+        counted(result) if name in _REGROUPING or (type(result) is GeneratorType and name in _ALL_AT_ONCE) else result
+    )
+
+
+def _weigh_items(name: str, given: list[Any], kwargs: dict[str, Any]) -> None:
     """Comparing n items takes n log n comparisons, each of which may go through all of an item."""
-    before = _machinery(function)
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        if len(given) > before and not isinstance(given[before], (str, Mapping)):
-            given[before] = listed(given[before])
-        for value in (*given[before:], *kwargs.values()):
-            size = weigh(value)
-            parts = len(value) if isinstance(value, (list, dict)) else 1
-            spend((size * parts.bit_length() >> 8) + parts)
-            check_pieces(size >> 3)  # keys to compare by are made of all the text
-            for part in value if isinstance(value, list) else ():
-                weigh_key(part)
-        result = function(*given, **kwargs)
-        return counted(result) if type(result) is GeneratorType else result
-
-    return wrapper
+    if given and not isinstance(given[0], (str, Mapping)):
+        given[0] = listed(given[0])
+    for value in (*given, *kwargs.values()):
+        size = weigh(value)
+        parts = len(value) if isinstance(value, (list, dict)) else 1
+        spend((size * parts.bit_length() >> 8) + parts)
+        check_pieces(size >> 3)  # keys to compare by are made of all the text
+        for part in value if isinstance(value, list) else ():
+            weigh_key(part)
 
 
-def _doubtful(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _weigh_given(name: str, given: list[Any], kwargs: dict[str, Any]) -> None:
+    if name == "round":
+        _check_counts(given[1:], kwargs, _MAX_DIGITS)
+    values = (*given, *kwargs.values())
+    size = sum(map(weigh, values))
+    if name in _QUADRATIC:
+        dear(size)
+        check_size(size * max(1, *(len(value) for value in values[1:] if isinstance(value, str)), 1))
+
+
+def _doubt_result(name: str, result: Any, given: list[Any]) -> Any:
     """Whatever comes of traced values is of unknown origin."""
-    before = _machinery(function)
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if name == "round":
-            _check_counts(args[before + 1 :], kwargs, _MAX_DIGITS)
-        given = (*args[before:], *kwargs.values())
-        size = sum(map(weigh, given))
-        if name in _QUADRATIC:
-            dear(size)
-            check_size(size * max(1, *(len(value) for value in given[1:] if isinstance(value, str)), 1))
-        result = function(*args, **kwargs)
-        if isinstance(result, int):
-            check_bits(result.bit_length())
-        return doubted(result) if name in _SPELLING or any(map(is_traced, given)) else result
-
-    return wrapper
+    if isinstance(result, int):
+        check_bits(result.bit_length())
+    return doubted(result) if name in _SPELLING or any(map(is_traced, given)) else result
 
 
 def _machinery(function: Callable[..., Any]) -> int:
@@ -303,7 +279,7 @@ def _machinery(function: Callable[..., Any]) -> int:
     return 0 if getattr(function, "jinja_pass_arg", None) is None else 1
 
 
-def _check_counts(args: tuple[Any, ...], kwargs: Mapping[str, Any], most: int) -> None:
+def _check_counts(args: list[Any], kwargs: Mapping[str, Any], most: int) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, int) and abs(value) > most:
             raise TooLarge(f"{value} is too large an argument for a filter")

@@ -17,7 +17,8 @@ from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
 
 from .budget import check_pieces, check_size, made, weigh
 from .origin import UNKNOWN
-from .traced import TracedStr, is_traced, join_traced, text_of, traced
+from .strings import TracedStr, join_traced, plain_text, traced
+from .traced import is_traced, text_of
 
 _PERCENT: Final = re.compile(r"%(?:%|(\([^()%]*\))?[-+ #0]*\d*(?:\.\d+)?[hlL]?([sdiouxXeEfFgGra]))")
 """A conversion that prints what it is given. Its name holds no parentheses: Python would look for the matching one."""
@@ -28,7 +29,7 @@ _NUMBER_TEXT: Final = 400
 
 def percent_format(template: str, values: Any) -> str:
     """``template % values``, traced piece by piece for bare ``%s`` and ``%d``, else of unknown origin."""
-    plain = str.__getitem__(template, slice(None))
+    plain = plain_text(template)
     fields = _percent_fields(plain)
     _check_percent(plain, fields, values)
     text = str.__mod__(plain, values)
@@ -129,7 +130,7 @@ def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...]
     args, kwargs = _arguments(name, args, kwargs)
     check_pieces(template.count("{"))
     formatter = _Checked(environment)
-    text = formatter.vformat(str.__getitem__(template, slice(None)), args, kwargs)
+    text = formatter.vformat(plain_text(template), args, kwargs)
     if not formatter.doubtful and not is_traced(template):
         made(len(text))
         return text
@@ -159,7 +160,7 @@ def _format_pieces(template: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     pieces: list[str] = []
     automatic = 0
     try:
-        for literal, name, spec, conversion in string.Formatter().parse(str.__getitem__(template, slice(None))):
+        for literal, name, spec, conversion in string.Formatter().parse(plain_text(template)):
             pieces.append(literal)
             if name is None:
                 continue

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from json import encoder as json_encoder
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
 from .budget import MAX_PIECES, TooLarge, check_pieces, check_size
 from .origin import KEY, Origin
+from .strings import TracedStr, traced, with_runs
 from .traced import (
     TracedBool,
     TracedDict,
@@ -19,12 +20,9 @@ from .traced import (
     TracedInt,
     TracedList,
     TracedNone,
-    TracedStr,
     TracedTuple,
     is_traced,
     plain,
-    traced,
-    with_runs,
 )
 
 _MAX_INDENT: Final = 1_000
@@ -41,7 +39,7 @@ def dumps(
     """``json.dumps(value, …)``, character for character, as a traced string.
 
     Punctuation belongs to the container it punctuates; a container built by the template is scaffold. Separators and
-    indents that come from a field stay that field's, so a text made with them is nobody else's to remember.
+    indents that come from a field stay that field's, so a text made with them is not remembered for others.
     """
     if (indent if isinstance(indent, int) else len(indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
@@ -164,36 +162,33 @@ class _Writer:
             raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
     def mapping(self, value: dict[Any, Any], newline: str, origin: Origin | None) -> None:
-        if not value:
-            self.write("{}", origin)
-            return
-        inner = newline + self.indent if self.indent is not None else newline
-        own = type(value) is TracedDict
         keys: Any = dict.__iter__(value)
-        if self.sort_keys:
-            keys = sorted(keys)
-        opening = "{" + (inner if self.indent is not None else "")
-        between = self.comma + (inner if self.indent is not None else "")
-        for index, key in enumerate(keys):
-            self.write(between if index else opening, origin)
+        for key in self.entries("{}", sorted(keys) if self.sort_keys else keys, newline, origin):
             name = _key(key)
-            key_origin = Origin(value.origin + (name, KEY)) if own else getattr(key, "origin", origin)  # type: ignore[attr-defined]
-            self.string(name, key_origin)
+            key_origin = getattr(key, "origin", origin)
+            self.string(name, Origin(value.origin + (name, KEY)) if type(value) is TracedDict else key_origin)
             self.write(self.colon, origin)
-            self.value(value[key], inner, origin)
-        self.write((newline if self.indent is not None else "") + "}", origin)
+            self.value(value[key], self.inner(newline), origin)
 
     def sequence(self, value: list[Any] | tuple[Any, ...], newline: str, origin: Origin | None) -> None:
-        if not value:
-            self.write("[]", origin)
-            return
-        inner = newline + self.indent if self.indent is not None else newline
-        opening = "[" + (inner if self.indent is not None else "")
-        between = self.comma + (inner if self.indent is not None else "")
-        for index, item in enumerate(value):
-            self.write(between if index else opening, origin)
-            self.value(item, inner, origin)
-        self.write((newline if self.indent is not None else "") + "]", origin)
+        for item in self.entries("[]", value, newline, origin):
+            self.value(item, self.inner(newline), origin)
+
+    def inner(self, newline: str) -> str:
+        return newline + self.indent if self.indent is not None else newline
+
+    def entries(self, brackets: str, items: Iterable[Any], newline: str, origin: Origin | None) -> Iterator[Any]:
+        """The items of a container, to be written one after another; what stands around and between them is written."""
+        inner = self.inner(newline) if self.indent is not None else ""
+        written = False
+        for item in items:
+            self.write((self.comma if written else brackets[0]) + inner, origin)
+            written = True
+            yield item
+        if not written:
+            self.write(brackets, origin)
+        else:
+            self.write((newline if self.indent is not None else "") + brackets[1], origin)
 
 
 def _key(key: Any) -> str:

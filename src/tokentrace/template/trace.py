@@ -10,10 +10,12 @@ from typing import Any, Final
 from ..errors import TemplateLimitError
 from .budget import MAX_PIECES, Budget, check_size
 from .origin import Origin, TurnScaffold
-from .traced import TracedDict, TracedStr, join_traced, text_of, traced
+from .strings import TracedStr, join_traced, traced
+from .traced import TracedDict, text_of
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
+_TOO_MUCH: Final = f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans"
 
 
 class Mark(str):
@@ -256,7 +258,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             if not piece.isascii():
                 wide.append(len(ends) - 1)
             if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
-                raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans")
+                raise TemplateLimitError(_TOO_MUCH)
             continue
         if kind is Mark:
             current = piece.message
@@ -288,7 +290,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
                 tail = at + end
         at += len(piece)
         if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
-            raise TemplateLimitError(f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans")
+            raise TemplateLimitError(_TOO_MUCH)
     rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)

@@ -1,7 +1,7 @@
 """Spans to ids, each token knowing its span, and the one door through which control tokens are made.
 
 The whole text is encoded in one call, as transformers does it, so merges equal the template's. Bytes per token
-then tell which span each token begins in, and whether a control token touches text that nobody vouches for.
+then tell which span each token begins in, and whether a control token touches text that is not trusted.
 Only if one does, or if bytes do not add up (Unicode normalization, byte-fallback prefixes), the text is taken
 apart: control tokens are looked for in trusted text alone, and the runs between them are encoded with a
 tokenizer that has no control tokens at all.
@@ -195,12 +195,9 @@ def _encode_apart(
         if policy is ControlPolicy.REJECT:
             _reject_forged(everything, spans)
         parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
+    nowhere = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
     pieces = _encode_pieces(tokenizer, parts, checked=policy is not ControlPolicy.HF_COMPAT)
-    ids = np.concatenate([piece.ids for piece in pieces]) if pieces else np.zeros(0, np.int32)
-    nowhere: Positions = np.zeros(0, np.int64)
-    starts = np.concatenate([piece.starts for piece in pieces]) if pieces else nowhere
-    ends = np.concatenate([piece.ends for piece in pieces]) if pieces else nowhere
-    begins = np.concatenate([piece.begins for piece in pieces]) if pieces else nowhere
+    ids, starts, ends, begins = map(np.concatenate, zip(nowhere, *pieces, strict=True))
     if _tokens(parts) == _tokens(everything) and not np.array_equal(ids, tokenizer.encode(text)):
         # nothing was kept from being a control token: the ids are those of the tokenizer, however it comes to them
         ids, offsets = tokenizer.reference(text)
@@ -215,14 +212,8 @@ def _tokens(parts: Sequence[Found | Plain]) -> list[Found]:
     return [part for part in parts if isinstance(part, Found)]
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Tokens, where they stand in the text, and where what they spell begins, white space aside that they absorb."""
-
-    ids: Ids
-    starts: Positions
-    ends: Positions
-    begins: Positions
+_Piece = tuple[Ids, Positions, Positions, Positions]
+"""Tokens, where they start and end in the text, and where what they spell begins, without white space they absorb."""
 
 
 def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[Found | Plain], *, checked: bool) -> list[_Piece]:
@@ -237,7 +228,8 @@ def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[Found | Plain], *, chec
     for part in parts:
         if isinstance(part, Found):
             where = (part.start, part.end, part.text_start)
-            out.append(_Piece(np.asarray([part.token.id], np.int32), *(np.asarray([at], np.int64) for at in where)))
+            start, end, begin = (np.asarray([at], np.int64) for at in where)
+            out.append((np.asarray([part.token.id], np.int32), start, end, begin))
             continue
         ids, starts, ends = _align(tokenizer, part, encoded[id(part)])
         if checked:
@@ -250,7 +242,7 @@ def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[Found | Plain], *, chec
                 np.append(part.places[0], part.places[1][-1])[np.minimum(starts, size)],
                 part.places[1][np.clip(ends - 1, 0, size - 1)],
             )
-        out.append(_Piece(ids, starts, ends, starts))
+        out.append((ids, starts, ends, starts))
     return out
 
 

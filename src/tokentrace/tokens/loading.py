@@ -31,7 +31,7 @@ def load_tokenizer(source: Any) -> Tokenizer:
             path = path.expanduser()
             is_folder, is_file = path.is_dir(), path.is_file()
         except (OSError, RuntimeError, ValueError) as error:  # too long, no such home, not a path at all
-            raise TokenizerError(f"{str(source)[:200]!r} is no path: {error}"[:600]) from error
+            raise TokenizerError(f"{str(source)[:200]!r} is not a path: {error}"[:600]) from error
         if is_folder:
             return _from_folder(path, str(source))
         if is_file:
@@ -54,12 +54,14 @@ def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise TokenizerError(f"{name!r} is no folder here; to fetch it from the hub, install tokentrace[hub]") from None
+        raise TokenizerError(
+            f"{name!r} is not a folder here; to fetch it from the hub, install tokentrace[hub]"
+        ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:
         raise TokenizerError(
-            f"{name!r} is no folder here and could not be fetched from the hub: {type(error).__name__}: {error}"
+            f"{name!r} is not a folder here and could not be fetched from the hub: {type(error).__name__}: {error}"
         ) from error
 
 

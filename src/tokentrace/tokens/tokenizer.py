@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import TokenizerError
 from .control import ControlPatterns
-from .vocabulary import Vocabulary
+from .vocabulary import TOKEN_FLAGS, Vocabulary
 
 Ids = npt.NDArray[np.int32]
 
@@ -25,7 +25,7 @@ _SAMPLE: Final = (
     "中文字符。한국어 العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧‍👦🇩🇪 e\u0301\u0323 ﬁ Å Ω ½ x²  \u200b\u00a0\ufeff !!??…\n\n\n"
     "snake_case CamelCase SCREAMING 0x1F \\n \\u00e9 ``` $\\alpha$ a@b.c //path/to/file.py:12 +-*/=<>|~^%"
 )
-"""Text on which the two encoders are held against each other when a tokenizer is loaded."""
+"""Text on which the ids of the two encoders are compared when a tokenizer is loaded."""
 
 LONG_S: Final = "\u017f"
 """``'ſ`` under case-insensitive contractions is the one place the two encoders are known to differ."""
@@ -79,13 +79,11 @@ class Tokenizer:
 
     def offsets(self, text: str, *, first: bool, normalized: bool = False) -> tuple[Ids, list[tuple[int, int]]]:
         """Plain ids with the character offsets that ``tokenizers`` reports: the last resort of attribution."""
-        encoding = self._core.plain(first, normalized).slow.encode(text, add_special_tokens=False)
-        return np.asarray(encoding.ids, np.int32), encoding.offsets
+        return _with_offsets(self._core.plain(first, normalized).slow, text)
 
     def reference(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
         """What ``tokenizers`` makes of a text, control tokens recognised, with its offsets."""
-        encoding = self._core.encoder.slow.encode(text, add_special_tokens=False)
-        return np.asarray(encoding.ids, np.int32), encoding.offsets
+        return _with_offsets(self._core.encoder.slow, text)
 
     def normalize(self, text: str) -> tuple[str, list[tuple[int, int]] | None]:
         """A text as the normalizer leaves it, and where each of its characters comes from; None: it is as it was."""
@@ -235,10 +233,7 @@ class _Encoder:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self.fast is None or any(LONG_S in text for text in texts if not text.isascii()):
-            return [
-                np.asarray(encoding.ids, np.int32)
-                for encoding in self.slow.encode_batch(list(texts), add_special_tokens=False)
-            ]
+            return _encode_batch(self.slow, texts)
         if not texts:
             return []
         flat, ends = self.fast.encode_batch_flat(list(texts))
@@ -277,16 +272,18 @@ class _PlainEncoder:
         parts = {**self._vocabulary.plain_parts(**self._options), "model": model}
         shell = _Encoder(json.dumps(parts, ensure_ascii=False), self._name, sample=None).slow
         shell.model = self._full.slow.model
-        rows = self._vocabulary.kept
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        rows = self._vocabulary.white_space
         shell.add_tokens(
-            [tokenizers.AddedToken(row["content"], **{flag: bool(row.get(flag)) for flag in flags}) for row in rows]
+            [
+                tokenizers.AddedToken(row["content"], **{flag: bool(row.get(flag)) for flag in TOKEN_FLAGS})
+                for row in rows
+            ]
         )
         return shell
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self._full.fast is None:
-            return self._slowly(texts)
+            return _encode_batch(self.slow, texts)
         pattern = self._vocabulary.control_pattern
         careful = [not self._direct or (pattern is not None and bool(pattern.search(text))) for text in texts]
         pairs = list(zip(texts, careful, strict=True))
@@ -297,14 +294,18 @@ class _PlainEncoder:
     def _carefully(self, texts: Sequence[str]) -> list[Ids]:
         self._asked += sum(map(len, texts))
         if self._asked < self.WORTH:
-            return self._slowly(texts)
+            return _encode_batch(self.slow, texts)
         if self._fast is None:
             spec = json.dumps(self._vocabulary.plain_spec(**self._options), ensure_ascii=False)
             self._fast = _Encoder(spec, self._name, sample=_SAMPLE)
         return self._fast.encode_batch(texts)
 
-    def _slowly(self, texts: Sequence[str]) -> list[Ids]:
-        return [
-            np.asarray(encoding.ids, np.int32)
-            for encoding in self.slow.encode_batch(list(texts), add_special_tokens=False)
-        ]
+
+def _with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    return np.asarray(encoding.ids, np.int32), encoding.offsets
+
+
+def _encode_batch(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
+    found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [np.asarray(encoding.ids, np.int32) for encoding in found]

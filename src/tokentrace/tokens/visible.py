@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 _UNSEEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
@@ -35,3 +36,9 @@ def counted(count: int, noun: str = "token") -> str:
     ('1 token', '2,000 rows')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(items: Iterable[Any], last: str = "and") -> str:
+    """``"a, b and c"``."""
+    names = [str(item) for item in items]
+    return f"{', '.join(names[:-1])} {last} {names[-1]}" if len(names) > 1 else "".join(names)

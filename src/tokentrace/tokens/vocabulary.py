@@ -16,6 +16,9 @@ _UNREACHABLE: Final = f"\x00{secrets.token_hex(16)}"
 """Put before the name of a control token that also stands in the model's vocabulary, so that plain text
 cannot reach it: nobody can spell what is drawn anew in each process."""
 
+TOKEN_FLAGS: Final = ("special", "lstrip", "rstrip", "single_word", "normalized")
+"""What ``tokenizer.json`` says of an added token beside its id and its text."""
+
 _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -41,17 +44,19 @@ def byte_alphabet() -> dict[str, int]:
 class ControlToken:
     """An added token: its id, its text, and how it treats its neighbours."""
 
-    __slots__ = ("id", "lstrip", "normalized", "rstrip", "single_word", "special", "text")
+    __slots__ = ("id", "text", *TOKEN_FLAGS)
+    special: bool
+    lstrip: bool
+    rstrip: bool
+    single_word: bool
+    normalized: bool
+    """Whether it is looked for in text that the normalizer has been over, after all others have been found."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.id = int(row["id"])
         self.text = str(row["content"])
-        self.special = bool(row.get("special"))
-        self.lstrip = bool(row.get("lstrip"))
-        self.rstrip = bool(row.get("rstrip"))
-        self.single_word = bool(row.get("single_word"))
-        self.normalized = bool(row.get("normalized"))
-        """Whether it is looked for in text that the normalizer has been over, after all others have been found."""
+        for flag in TOKEN_FLAGS:
+            setattr(self, flag, bool(row.get(flag)))
 
 
 class Vocabulary:
@@ -111,12 +116,8 @@ class Vocabulary:
     def byte_lengths(self) -> npt.NDArray[np.int32]:
         """Bytes of text that each token stands for (-1 where the vocabulary does not say)."""
         lengths = np.full(self.size, -1, np.int32)
-        if self.byte_level:
-            for name, index in self._pieces.items():
-                lengths[index] = len(name)
-        else:
-            for name, index in self._pieces.items():
-                lengths[index] = len(self._spelled(name))
+        for name, index in self._pieces.items():
+            lengths[index] = len(name) if self.byte_level else len(self._spelled(name))
         for token in self.added.values():
             lengths[token.id] = len(self._added_bytes(token))
         return lengths
@@ -177,8 +178,8 @@ class Vocabulary:
         return b"".join(map(self.token_bytes, ids)) == raw
 
     @property
-    def kept(self) -> list[dict[str, Any]]:
-        """Added tokens that are no control tokens: white space, which is found in plain text as well."""
+    def white_space(self) -> list[dict[str, Any]]:
+        """Added tokens that are not control tokens, but runs of white space: they are found in plain text as well."""
         return [row for row in self.spec.get("added_tokens") or [] if row["content"] not in self.control]
 
     @functools.cached_property
@@ -189,7 +190,7 @@ class Vocabulary:
         """
         hidden = {name for name in self.control if name in self._pieces}
         model = self.spec["model"]
-        if any(self._pieces.get(row["content"]) != row["id"] for row in self.kept):
+        if any(self._pieces.get(row["content"]) != row["id"] for row in self.white_space):
             return False  # tokenizers would give it another id than it has
         if not hidden:
             return True
@@ -218,7 +219,7 @@ class Vocabulary:
         tokenizer puts a space before the first word only. `normalized` says that the text has been normalized.
         """
         spec = self.plain_parts(first=first, normalized=normalized)
-        if self.kept:  # in their places: ids are counted, whatever the file says of them
+        if self.white_space:  # in their places: ids are counted, whatever the file says of them
             spec["added_tokens"] = [
                 row
                 if row["content"] not in self.control

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from ..errors import TrajectoryError, shown
 from ..settings import items
+from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Version, VersionLike, VersionSpan
 
-INT32_MAX: Final = 2**31 - 1
 POSITIVE_NOISE: Final = 1e-4
 """How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
 
@@ -31,16 +31,7 @@ _ALL_KINDS: Final = frozenset(Kind)
 
 
 def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
-    """Token ids, as int32."""
-    given = _integers(value, what)
-    if not len(given):
-        return np.zeros(0, np.int32)
-    limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    if int(given.min()) < 0 or int(given.max()) > limit:
-        where = int(((given < 0) | (given > limit)).argmax())
-        bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
-        raise TrajectoryError(f"{what}[{where}] is {int(given[where])}: {bound}")
-    return given.astype(np.int32, copy=False)
+    return check_ids(value, what, vocab_size=vocab_size, error=TrajectoryError)
 
 
 def as_kinds(value: KindsLike, length: int, what: str, *, allowed: frozenset[Kind], skip: int = 0) -> Kinds:
@@ -49,7 +40,7 @@ def as_kinds(value: KindsLike, length: int, what: str, *, allowed: frozenset[Kin
         codes = np.full(1, value, np.int64) if abs(int(value)) <= INT32_MAX else np.full(1, -1, np.int64)
         _refuse_kinds(codes, what, allowed, 0)
         return np.full(length, int(value), np.uint8)
-    given = _integers(value, what)
+    given = check_integers(value, what, TrajectoryError)
     if len(given) != length:
         raise TrajectoryError(f"{what} has {len(given)} entries for {length} tokens: give one for each token")
     _refuse_kinds(given[:skip], what, _ALL_KINDS, 0)
@@ -232,21 +223,3 @@ def from_json(text: str | bytes) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-def _integers(value: Any, what: str) -> npt.NDArray[Any]:
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype.kind not in "iu":
-            raise TrajectoryError(f"{what} must be a row of integers, not {value.dtype} of shape {value.shape}")
-        return value
-    if not isinstance(value, list | tuple):
-        raise TrajectoryError(f"{what} must be a list, a tuple or a numpy array, not {type(value).__name__}")
-    for kind in set(map(type, value)):
-        if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
-            where = next(k for k, one in enumerate(value) if type(one) is kind)
-            raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, not an integer")
-    try:
-        return np.array(value, np.int64)
-    except OverflowError as error:
-        where = next(k for k, one in enumerate(value) if not -(2**63) <= int(one) < 2**63)
-        raise TrajectoryError(f"{what}[{where}] is {shown(value[where])}, beyond any id") from error

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ExtensionError, TrajectoryError, shown
+from ..tokens.ids import INT32_MAX
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .inputs import INT32_MAX, Logprobs, as_count, as_ids, as_kinds, as_logprob_kind, as_logprobs, as_spans, as_version
+from .inputs import Logprobs, as_count, as_ids, as_kinds, as_logprob_kind, as_logprobs, as_spans, as_version
 from .log import Detail, Row, WriteLog
 from .tree import Node, Tree
 from .turns import CompletionWrite, ContextWrite, LogprobsLike, Turn, VersionSpan, Write

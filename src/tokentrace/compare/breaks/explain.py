@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...errors import TrajectoryError, shown
 from ...settings import instance
 from ...tokens.alignment import common_prefix, hunks
+from ...tokens.ids import check_ids
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ..causes import ADVICE, Cause
@@ -122,7 +123,10 @@ def explain_break(
     >>> explain_break(stream, stream, tokenizer) is None
     True
     """
-    ours, theirs = _ids(stream, "stream"), _ids(next_prompt, "next_prompt")
+    ours, theirs = (
+        check_ids(stream, "stream", error=TrajectoryError),
+        check_ids(next_prompt, "next_prompt", error=TrajectoryError),
+    )
     mask = _mask(sampled, kinds, len(ours))
     for name, request in (("before", before), ("after", after)):
         if request is not None:
@@ -138,7 +142,7 @@ def explain_break(
     case = replace(case, before=before, after=after)
     evidence = explain(case)
     if anchor is not None:
-        evidence = lost_by_client(case, _ids(anchor, "anchor"), evidence) or evidence
+        evidence = lost_by_client(case, check_ids(anchor, "anchor", error=TrajectoryError), evidence) or evidence
     case = replace(case, hunk=evidence.hunk or case.hunk)
     before_text, after_text = _excerpts(case)
     return Break(
@@ -207,19 +211,6 @@ def _excerpts(case: Case, around: int = 16, most: int = 400) -> tuple[str, str]:
 
 
 # -- input
-
-
-def _ids(given: Any, name: str) -> Ids:
-    """Ids of any sequence, a bridge among them, as int32; an array of that kind is taken as it is."""
-    try:
-        array = np.asarray(given if isinstance(given, np.ndarray) else list(given))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TrajectoryError(f"{name} is not a sequence of token ids ({error}); give a list or an array") from None
-    if array.ndim == 1 and not len(array):
-        return np.zeros(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.itemsize > 4 and np.abs(array).max() >= 2**31):
-        raise TrajectoryError(f"{name} must be one row of token ids, not {array.dtype} of shape {array.shape}")
-    return array.astype(np.int32, copy=False)
 
 
 def _are_tags(given: Any) -> bool:

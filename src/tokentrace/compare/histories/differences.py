@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ...study.seams import BridgeRefusal
 from ...tokens.alignment import Hunk, align, common_prefix, common_suffix
 from ...tokens.tokenizer import Ids
+from ...tokens.visible import counted
 
 
 class View(StrEnum):
@@ -261,8 +262,3 @@ def _blocks(one: Shown, other: Shown) -> list[tuple[tuple[int, int], tuple[int, 
             cuts.append((at, there))
     cuts += [(one.prompt, other.prompt), (len(one), len(other))]
     return list(pairwise(cuts))
-
-
-def counted(count: int) -> str:
-    """A number of tokens in words."""
-    return f"{count:,} token{'' if count == 1 else 's'}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from ...template.chat_template import REASONING_FIELDS
-from .differences import Comparison, Step, View, counted
+from ...tokens.visible import counted, listed
+from .differences import Comparison, Step, View
 
 _SCAFFOLD: Final = frozenset({"scaffold", "generation prompt"})
 _SHORT: Final = 40
@@ -221,12 +222,6 @@ def _once(
             return known.get("".join(came), f"a {''.join(came)} message follows")
         since = asked
     return ""
-
-
-def listed(items: Iterable[Any]) -> str:
-    """``"a, b and c"``."""
-    names = [str(item) for item in items]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _messages(numbers: Sequence[int]) -> str:

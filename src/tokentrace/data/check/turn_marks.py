@@ -11,10 +11,10 @@ cut at its beginning has lost the mark of its first turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,34 +22,14 @@ import numpy.typing as npt
 from ...errors import TokentraceError
 from ...rendering.rendered import RenderedTokens
 from ...rendering.renderer import Renderer
+from ...study.probes import ANSWER, STAND_IN_TOOL, SYSTEM, THOUGHT, USER, Probe, call, calling, result
 from ...tokens.tokenizer import Ids
 
-_USER: Final = {"role": "user", "content": "question"}
-_SYSTEM: Final = {"role": "system", "content": "rules"}
-_ANSWER: Final = {"role": "assistant", "content": "answer"}
-_THOUGHT: Final = {"role": "assistant", "content": "answer", "reasoning_content": "thought"}
-_RESULT: Final = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": "result"}
-_TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "Probes.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
-    },
-}
-
-
-def _call(arguments: Any) -> dict[str, Any]:
-    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-_PROBES: Final[tuple[tuple[Mapping[str, Any], ...], ...]] = (
-    (_USER, _ANSWER, _USER, _ANSWER),
-    (_SYSTEM, _USER, _ANSWER, _USER, _ANSWER),
-    (_USER, _THOUGHT, _USER, _THOUGHT),
-    (_USER, _call({"key": "value"}), _RESULT, _ANSWER, _USER, _ANSWER),
-    (_USER, _call('{"key": "value"}'), _RESULT, _ANSWER, _USER, _ANSWER),
+_PROBES: Final[tuple[Probe, ...]] = (
+    (USER, ANSWER, USER, ANSWER),
+    (SYSTEM, USER, ANSWER, USER, ANSWER),
+    (USER, THOUGHT, USER, THOUGHT),
+    *((USER, calling(call(as_text=as_text)), result(), ANSWER, USER, ANSWER) for as_text in (False, True)),
 )
 """Small conversations in which assistants take turns in the circumstances that templates tell apart."""
 
@@ -178,7 +158,7 @@ class _SampledTurn:
 def _sampled_turns(renderer: Renderer) -> Iterator[_SampledTurn]:
     """The turns of the small conversations that the template takes."""
     renderer = renderer.silent()
-    for tools, probe in product((None, [_TOOL]), _PROBES):
+    for tools, probe in product((None, [STAND_IN_TOOL]), _PROBES):
         messages = [dict(message) for message in probe]
         try:
             whole = renderer.render(messages, tools=tools)

@@ -1,0 +1,47 @@
+"""Where in a conversation something stands, and what is wrong with it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import InputError
+
+
+class Place(NamedTuple):
+    """A message and a field of it, either of which may be None: in a list of tools there are no messages."""
+
+    message: int | None = None
+    field: str | None = None
+
+    def at(self, key: str | int) -> Place:
+        return Place(self.message, f"{self.field}.{key}" if self.field else str(key))
+
+    def error(self, problem: str) -> InputError:
+        return InputError(problem, message=self.message, field=self.field)
+
+    def wrong(self, value: Any, wanted: str) -> InputError:
+        """The error for a value that is missing, or is not what is `wanted`."""
+        return self.error("is missing" if value is None else f"must be {wanted}, not {kind_of(value)}")
+
+    def string(self, holder: Mapping[str, Any], key: str) -> str:
+        value = holder.get(key)
+        if not isinstance(value, str):
+            raise self.at(key).wrong(value, "a string")
+        return value
+
+    def mapping(self, value: Any) -> Mapping[str, Any]:
+        """A mapping, or an object of a client's library (which has ``model_dump``) as one."""
+        if isinstance(value, Mapping):
+            return value
+        if callable(getattr(value, "model_dump", None)):
+            return dict(value.model_dump(exclude_none=True))
+        raise self.wrong(value, "a mapping")
+
+
+def kind_of(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

@@ -1,0 +1,56 @@
+"""Token ids as they come from outside, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError, TokentraceError, shown
+from .tokenizer import Ids
+
+INT32_MAX: Final = 2**31 - 1
+
+
+def check_ids(
+    value: Any, name: str, *, vocab_size: int | None = None, error: type[TokentraceError] = InputError
+) -> Ids:
+    """A sequence of token ids as int32, or an error that names the first entry which is not one."""
+    given = check_integers(value, name, error)
+    if not len(given):
+        return np.zeros(0, np.int32)
+    limit = INT32_MAX if vocab_size is None else vocab_size - 1
+    if int(given.min()) < 0 or int(given.max()) > limit:
+        where = int(((given < 0) | (given > limit)).argmax())
+        bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
+        raise _error(error, name, f"is {int(given[where])}, no token id: {bound}", where)
+    return given.astype(np.int32, copy=False)
+
+
+def check_integers(value: Any, name: str, error: type[TokentraceError] = InputError) -> npt.NDArray[Any]:
+    """A sequence of integers as an array; an array stays the one it is."""
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        if isinstance(value, (str, bytes)) or not (isinstance(value, Sequence) or hasattr(value, "__array__")):
+            raise _error(error, name, f"must be a list of token ids or an array, not {type(value).__name__}")
+        value = np.asarray(value) if hasattr(value, "__array__") else list(value)
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
+            raise _error(error, name, f"must be one row of integers, not {value.dtype} of shape {value.shape}")
+        return value
+    for kind in set(map(type, value)):
+        if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
+            where = next(at for at, one in enumerate(value) if type(one) is kind)
+            raise _error(error, name, f"is {shown(value[where])}; give a list of token ids: integers", where)
+    try:
+        return np.array(value, np.int64)
+    except OverflowError:
+        where = next(at for at, one in enumerate(value) if not -(2**63) <= int(one) < 2**63)
+        raise _error(error, name, f"is {shown(value[where])}, larger than any token id", where) from None
+
+
+def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:
+    if error is InputError:
+        return InputError(problem if where is None else f"entry {where} {problem}", field=name)
+    return error(f"{name if where is None else f'{name}[{where}]'} {problem}")
