@@ -66,7 +66,7 @@ def measure(family: str, repeats: int, sizes: Sequence[int], progress: Progress)
             expected = np.asarray(results["transformers"])
             wrong |= {name for name, ids in results.items() if not np.array_equal(np.asarray(ids), expected)}
             count, messages_in = len(expected), len(messages)
-            text = tokentrace.ChatTemplate((family_dir(family) / "chat_template.jinja").read_text())
+            text = tokentrace.template.ChatTemplate((family_dir(family) / "chat_template.jinja").read_text())
             rendered = text.render(messages, tokentrace.template.wrap_tools(schemas)).text
             spent, _ = cpu_time(lambda _, rendered=rendered: limit.encode_batch_flat([rendered]), messages)
             times["limit"].append(spent)

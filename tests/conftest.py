@@ -12,7 +12,8 @@ from tests.assets import FAMILIES, AssetError, family_dir, package_member
 from tests.grouping import group_of, is_quick, place_of
 from tests.needs import missing_package, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
-from tokentrace import Renderer, Tokenizer
+from tokentrace import Renderer
+from tokentrace.tokens import Tokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

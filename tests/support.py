@@ -23,8 +23,9 @@ from zlib import crc32
 
 from tests.assets import FAMILIES, family_dir, trl_templates
 from tests.conversations import CONVERSATIONS, Conversation
-from tokentrace import RenderedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
+from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32
+from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.loading import load_tokenizer
 from tokentrace.tokens.vocabulary import byte_alphabet
 

@@ -18,17 +18,8 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.support import byte_tokenizer_json
-from tokentrace import (
-    InputError,
-    RendererError,
-    TemplateError,
-    TemplateLimitError,
-    TokenizerError,
-    TokentraceError,
-    create_renderer,
-    create_renderer_pool,
-    load_tokenizer,
-)
+from tokentrace import InputError, TemplateError, TokentraceError, create_renderer, create_renderer_pool, load_tokenizer
+from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
 from tokentrace.tokens import Tokenizer
 
 TEMPLATE = """\

@@ -173,7 +173,7 @@ def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
     message = run(
         python,
         "-c",
-        "import tokentrace\ntry: tokentrace.load_tokenizer('a/b')\nexcept tokentrace.TokenizerError as e: print(e)",
+        "import tokentrace\ntry: tokentrace.load_tokenizer('a/b')\nexcept tokentrace.TokentraceError as e: print(e)",
     )
     assert "tokentrace[hub]" in message or "could not be fetched" in message
     assert "install tokentrace[data]" in run(python, "-c", USE + FOLDER + WITHOUT_TABLES, cwd=tmp_path)

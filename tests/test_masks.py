@@ -22,7 +22,8 @@ from tests.support import (
     templates_of_trl,
     tokenizer_json_for,
 )
-from tokentrace import RenderedTokens, Renderer, Tokenizer, create_renderer
+from tokentrace import RenderedTokens, Renderer, create_renderer
+from tokentrace.tokens import Tokenizer
 
 # -- held against the generation tags of TRL's training templates
 

@@ -32,9 +32,9 @@ from tests.support import (
     templates_of_trl,
     variable_choices,
 )
-from tokentrace import ChatTemplate, RenderedTokens, Renderer, TokentraceError
+from tokentrace import RenderedTokens, Renderer, TokentraceError
 from tokentrace.conversation.messages import check_messages, check_tools
-from tokentrace.template import wrap_tools, wrap_variables
+from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
 
 GOLDEN = Path(__file__).parent / "golden"
 

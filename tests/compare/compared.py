@@ -8,8 +8,9 @@ from typing import Any
 from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS
 from tests.support import SPECIAL, make_renderer, tokenizer_json_for
-from tokentrace import Renderer, Tokenizer, create_renderer
+from tokentrace import Renderer, create_renderer
 from tokentrace.compare.histories import HistoryReport, Shown, compare_histories
+from tokentrace.tokens import Tokenizer
 
 REAL = {"qwen3", "qwen3.5"}
 """Families that are tried with their own vocabularies."""

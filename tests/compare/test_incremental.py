@@ -28,16 +28,7 @@ from tests.conversations import (
     user,
 )
 from tests.support import SPECIAL, make_renderer, tokenizer_json_for
-from tokentrace import (
-    ControlTokenError,
-    InputError,
-    Renderer,
-    RendererError,
-    TemplateError,
-    Tokenizer,
-    TokentraceError,
-    create_renderer,
-)
+from tokentrace import InputError, Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.compare.incremental import (
     Cause,
     IncrementalMode,
@@ -47,8 +38,9 @@ from tokentrace.compare.incremental import (
     TokenizationMismatchWarning,
     tokenize_incrementally,
 )
+from tokentrace.errors import ControlTokenError, RendererError
 from tokentrace.pocket import POCKET
-from tokentrace.tokens import alignment
+from tokentrace.tokens import Tokenizer, alignment
 
 MODES = list(IncrementalMode)
 

@@ -14,9 +14,11 @@ import pytest
 
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
 from tests.support import SPECIAL, make_renderer, tokenizer_json_for
-from tokentrace import InputError, Renderer, RendererError, Tokenizer, TokentraceError, create_renderer
+from tokentrace import InputError, Renderer, TokentraceError, create_renderer
 from tokentrace.conversation.forms import MEDIA_PARTS, Adapted, CallForm, ContentForm, Silence, adapt
+from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
+from tokentrace.tokens import Tokenizer
 
 STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
 """Templates that empty a list of parts, print it as Python does, or fail on it."""

@@ -42,7 +42,7 @@ from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 from tokentrace.samples.truncation import Overlong
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 # -- what is right checks clean
 
 

@@ -30,7 +30,7 @@ from tokentrace.compare.causes import Cause
 from tokentrace.data.check.dataset import Outcome
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 # -- causes
 
 

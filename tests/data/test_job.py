@@ -15,12 +15,13 @@ import pytest
 from tests.assets import family_dir
 from tests.data.generate import conversations
 from tests.data.job import SETTINGS, write_lines
-from tokentrace import InputError, SampleError, build_supervised_sample, create_renderer
+from tokentrace import InputError, build_supervised_sample, create_renderer
 from tokentrace.data.conversations import Columns
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
+from tokentrace.errors import SampleError
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleSettings
 from tokentrace.samples.truncation import Overlong

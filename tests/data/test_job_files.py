@@ -21,13 +21,13 @@ import pytest
 
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
-from tokentrace import InputError, Sample, SampleError
+from tokentrace import InputError, Sample
 from tokentrace.data import chunks, job, tables
 from tokentrace.data.job import Progress, bad_rows_path, parts_path, tokenize_files
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import TokenizeSettings
-from tokentrace.errors import WriteError
+from tokentrace.errors import SampleError, WriteError
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleSettings
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokentrace import Sample, SampleError, TokentraceError
+from tokentrace import Sample, TokentraceError
 from tokentrace.data.check import check_dataset
 from tokentrace.data.chunks import plan, read_rows
 from tokentrace.data.job import tokenize_files
@@ -23,6 +23,7 @@ from tokentrace.data.sources import find_sources
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples, write_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
+from tokentrace.errors import SampleError
 from tokentrace.pocket import POCKET
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}

@@ -12,7 +12,8 @@ from typing import Any
 
 from tests.assets import family_dir
 from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json
-from tokentrace import Renderer, Tokenizer, create_renderer
+from tokentrace import Renderer, create_renderer
+from tokentrace.tokens import Tokenizer
 
 
 @cache

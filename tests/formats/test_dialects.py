@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES
 from tests.conversations import Message, assistant, call, tool, user
 from tests.formats.small import made_up_renderer, small_renderer, small_tokenizer
-from tokentrace import Renderer, RendererError, TokentraceError, create_renderer
+from tokentrace import Renderer, TokentraceError, create_renderer
+from tokentrace.errors import RendererError
 from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of, find_dialect, find_reasoning
 from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar
 from tokentrace.parsing.compiled import Compiled

@@ -6,11 +6,13 @@ import pytest
 
 from tests.assets import FAMILIES, family_dir
 from tests.support import byte_tokenizer_json
-from tokentrace import RendererError, Tokenizer, create_renderer
+from tokentrace import create_renderer
+from tokentrace.errors import RendererError
 from tokentrace.formats.families import FAMILIES as KNOWN
 from tokentrace.study.outline import recognise
 from tokentrace.study.study import TemplateStudy, study_of
 from tokentrace.template import ChatTemplate
+from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.loading import load_tokenizer
 
 EXPECTED = {

@@ -8,7 +8,7 @@ import pytest
 
 from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer
-from tokentrace import RendererError
+from tokentrace.errors import RendererError
 from tokentrace.parsing.response import CallStatus, ParsedResponse, PartKind
 
 LOOK = {"place": "a"}

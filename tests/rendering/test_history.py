@@ -12,7 +12,9 @@ import pytest
 from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, Conversation
 from tests.support import JINJA_FAMILIES, SPECIAL, per_family, rendered, some, tokenizer_json_for
-from tokentrace import Change, RenderedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
+from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
+from tokentrace.conversation import Change
+from tokentrace.tokens import Tokenizer
 
 NEVER_SHOW = {
     *("qwen2.5", "qwq-32b", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "deepseek-v3", "deepseek-r1"),

@@ -34,18 +34,11 @@ from tests.conversations import (
     user,
 )
 from tests.support import make_renderer, rendered, some
-from tokentrace import (
-    InputError,
-    LostTextError,
-    LostTextWarning,
-    RenderedTokens,
-    RendererError,
-    TokenizeSettings,
-    UnreadableKind,
-    create_renderer,
-    tokenize_rows,
-)
+from tokentrace import InputError, RenderedTokens, create_renderer
 from tokentrace.cli import main
+from tokentrace.data import TokenizeSettings, tokenize_rows
+from tokentrace.errors import LostTextError, LostTextWarning, RendererError
+from tokentrace.parsing import UnreadableKind
 from tokentrace.pocket import POCKET
 from tokentrace.rendering.lost import BOOKKEEPING, PAST_REASONING, LostPolicy
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support import SPECIAL, tokenizer_json_for
-from tokentrace import RenderedTokens, Tokenizer, create_renderer, create_renderer_pool
+from tokentrace import RenderedTokens, create_renderer, create_renderer_pool
 from tokentrace.pocket import POCKET
+from tokentrace.tokens import Tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 MESSAGES = [

@@ -17,19 +17,13 @@ import pytest
 
 from tests.formats.small import small_tokenizer
 from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json
-from tokentrace import (
-    RenderedTokens,
-    Renderer,
-    RendererError,
-    Tokenizer,
-    TokentraceError,
-    create_renderer,
-    create_renderer_pool,
-)
+from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer, create_renderer_pool
 from tokentrace.data.chunks import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
+from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
 from tokentrace.rendering.collector import no_collection
+from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.vocabulary import Vocabulary
 
 CHAT = [{"role": "user", "content": "2+2? <|end|>"}, {"role": "assistant", "content": "4"}]

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES, family_dir
 from tests.formats.small import small_tokenizer
 from tests.support import PYTHON_FORMATS, byte_tokenizer_json
-from tokentrace import ControlTokenError, Renderer, RendererError, Tokenizer, TokentraceError, create_renderer
+from tokentrace import Renderer, TokentraceError, create_renderer
+from tokentrace.errors import ControlTokenError, RendererError
 from tokentrace.pocket import POCKET
+from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.kinds import Kind
 
 USER = {"role": "user", "content": "question"}

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokentrace import InputError, Trajectory, TrajectoryError, create_renderer
+from tokentrace import InputError, Trajectory, create_renderer
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from tokentrace import CallStatus, InputError, ParsedToolCall
+from tokentrace import InputError
 from tokentrace.conversation.functions import function_schema
+from tokentrace.parsing import CallStatus, ParsedToolCall
 from tokentrace.parsing.response import TokenRange
 from tokentrace.rollout.tools import BaseTool, FunctionTool, Toolbox, ToolResult, as_tools
 

@@ -17,12 +17,7 @@ from tests.conversations import (
     user,
 )
 from tests.support import per_family, rendered
-from tokentrace import (
-    RenderedTokens,
-    Renderer,
-    Sample,
-    build_supervised_sample,
-)
+from tokentrace import RenderedTokens, Renderer, Sample, build_supervised_sample
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 
 make_renderer = functools.partial(support.make_renderer, messages="as_given")

@@ -22,7 +22,7 @@ from tests.support import load_family, make_renderer, per_family, rendered, temp
 from tests.test_masks import prompt_of, runs
 from tokentrace import RenderedTokens, Renderer, Sample, build_supervised_sample, create_renderer
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 
 
 def sample_of(renderer: Renderer, conversation: Conversation) -> Sample:

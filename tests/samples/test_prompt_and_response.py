@@ -18,14 +18,12 @@ from tests.oracle import hf_tokenizer
 from tests.samples.family_rows import (
     make_renderer,
 )
-from tokentrace import (
-    InputError,
-    SampleError,
-    build_prompt_response_sample,
-)
+from tokentrace import InputError
+from tokentrace.errors import SampleError
+from tokentrace.samples import build_prompt_response_sample
 from tokentrace.tokens.kinds import Part
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 """The tests of that warning catch it themselves."""
 # -- a prompt and a response
 

@@ -29,20 +29,19 @@ from tests.samples.family_rows import (
 from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
 from tokentrace import (
     RenderedTokens,
-    RendererError,
-    SampleError,
     TemplateError,
-    Tokenizer,
     TokentraceError,
     build_supervised_sample,
     build_supervised_samples,
     create_renderer,
 )
+from tokentrace.errors import RendererError, SampleError
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.study.study import TemplateStudy
+from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.kinds import Kind, Part
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 """The tests of that warning catch it themselves."""
 PARTS = ("reasoning", "content", "tool_calls", "stop")
 # -- the default row

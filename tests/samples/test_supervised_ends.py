@@ -23,17 +23,12 @@ from tests.conversations import (
 )
 from tests.samples.family_rows import expanded, make_renderer, sample_of, told_of
 from tests.support import rendered
-from tokentrace import (
-    RenderedTokens,
-    TokentraceError,
-    TurnStartWarning,
-    build_supervised_sample,
-    build_supervised_samples,
-)
+from tokentrace import RenderedTokens, TokentraceError, build_supervised_sample, build_supervised_samples
+from tokentrace.samples import TurnStartWarning
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.tokens.kinds import Kind, Part
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 """The tests of that warning catch it themselves."""
 # -- turns that start where inference never does
 

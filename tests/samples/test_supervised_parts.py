@@ -20,16 +20,12 @@ from tests.samples.family_rows import (
     sample_of,
 )
 from tests.support import rendered
-from tokentrace import (
-    RenderedTokens,
-    Renderer,
-    Sample,
-)
+from tokentrace import RenderedTokens, Renderer, Sample
 from tokentrace.parsing.response import PartKind
 from tokentrace.study.sampling import SampledTurn
 from tokentrace.tokens.kinds import Part
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 """The tests of that warning catch it themselves."""
 # -- parts, held against the parser
 

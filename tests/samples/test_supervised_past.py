@@ -25,18 +25,17 @@ from tests.samples.family_rows import (
 )
 from tests.support import rendered, some
 from tokentrace import (
-    HistoryWarning,
     RenderedTokens,
     Renderer,
     TokentraceError,
-    TurnStartWarning,
     build_supervised_sample,
     build_supervised_samples,
     compare_histories,
 )
+from tokentrace.samples import HistoryWarning, TurnStartWarning
 from tokentrace.samples.supervised import SampleBuilder
 
-pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.TurnStartWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
 """The tests of that warning catch it themselves."""
 # -- the past, turn by turn
 

@@ -20,7 +20,8 @@ from tests.study.cases import (
     summary,
 )
 from tests.support import SPECIAL, templates_of_trl, tokenizer_json_for
-from tokentrace import Renderer, Tokenizer, TokentraceError, create_renderer
+from tokentrace import Renderer, TokentraceError, create_renderer
+from tokentrace.tokens import Tokenizer
 
 # -- templates of TRL
 

@@ -15,12 +15,13 @@ import pytest
 from tests.assets import family_dir
 from tests.conversations import SIMPLE
 from tests.support import JINJA_FAMILIES, PYTHON_FORMATS, SPECIAL, tokenizer_json_for
-from tokentrace import BridgedTokens, Renderer, Tokenizer, TokentraceError, create_renderer
+from tokentrace import BridgedTokens, Renderer, TokentraceError, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.rendering.factory import create_renderer_pool
 from tokentrace.study.memory import MOST_KEPT, Memory
 from tokentrace.study.study import study_of
 from tokentrace.template import ChatTemplate, PythonFormat
+from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.loading import load_tokenizer
 
 ASKED = [{"role": "user", "content": "Hi"}]

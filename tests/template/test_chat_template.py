@@ -10,8 +10,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.support import byte_tokenizer_json
-from tokentrace import ChatTemplate, TemplateError, TemplateLimitError, Tokenizer, create_renderer
-from tokentrace.template import wrap_tools, wrap_variables
+from tokentrace import TemplateError, create_renderer
+from tokentrace.errors import TemplateLimitError
+from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
+from tokentrace.tokens import Tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},

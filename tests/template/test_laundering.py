@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support import byte_tokenizer_json
-from tokentrace import ChatTemplate, InputError, Tokenizer, create_renderer
-from tokentrace.template import KEY, UNKNOWN, Rendering, wrap_tools, wrap_variables
+from tokentrace import InputError, create_renderer
+from tokentrace.template import KEY, UNKNOWN, ChatTemplate, Rendering, wrap_tools, wrap_variables
+from tokentrace.tokens import Tokenizer
 
 CONTENT = "λόγος Ωμέγα\nψυχή"
 GREEK = frozenset(CONTENT + CONTENT.upper() + CONTENT.lower() + CONTENT.title()) - frozenset(" \n")

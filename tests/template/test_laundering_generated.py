@@ -21,8 +21,8 @@ from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 from markupsafe import Markup
 from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
 
-from tokentrace import ChatTemplate, TemplateError, create_renderer
-from tokentrace.template import Rendering
+from tokentrace import TemplateError, create_renderer
+from tokentrace.template import ChatTemplate, Rendering
 from tokentrace.template.environment import TracingEnvironment
 
 SECRETS = ("λόγος Ωμέγα\nψυχή", "слово Омега\nдуша")

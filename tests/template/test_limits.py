@@ -15,14 +15,17 @@ import textwrap
 
 import pytest
 
-from tokentrace import ChatTemplate, TemplateError, TemplateLimitError
-from tokentrace.template import wrap_tools
+from tokentrace import TemplateError
+from tokentrace.errors import TemplateLimitError
+from tokentrace.template import ChatTemplate, wrap_tools
 
 RUN = textwrap.dedent(
     """
     import resource, sys
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    from tokentrace import ChatTemplate, TemplateError, TemplateLimitError
+    from tokentrace import TemplateError
+    from tokentrace.errors import TemplateLimitError
+    from tokentrace.template import ChatTemplate
     from tokentrace.template import budget
     budget.MAX_STEPS = 200_000
     messages = [{"role": "user", "content": "x" * 1_000, "n": 9}] * 3

@@ -12,8 +12,8 @@ import pytest
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
 
-from tokentrace import ChatTemplate, TemplateError
-from tokentrace.template import UNKNOWN, wrap_tools, wrap_variables
+from tokentrace import TemplateError
+from tokentrace.template import UNKNOWN, ChatTemplate, wrap_tools, wrap_variables
 
 ARGUMENTS = {
     "text": "a <b> & 'c' \"d\" é \\ \n",

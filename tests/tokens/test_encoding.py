@@ -16,9 +16,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tokentrace import ControlTokenError, Tokenizer, create_renderer
+from tokentrace import create_renderer
+from tokentrace.errors import ControlTokenError
 from tokentrace.template import Rendering
-from tokentrace.tokens import ControlPolicy, Encoded, Trust, encode_spans
+from tokentrace.tokens import ControlPolicy, Encoded, Tokenizer, Trust, encode_spans
 from tokentrace.tokens.encoding import ForgedControl
 
 pytestmark = pytest.mark.filterwarnings("ignore:fastokens cannot be used")

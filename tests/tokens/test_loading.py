@@ -14,7 +14,9 @@ import pytest
 import tokenizers
 
 from tests.support import byte_tokenizer_json
-from tokentrace import TemplateError, Tokenizer, TokenizerError, create_renderer, load_tokenizer
+from tokentrace import TemplateError, create_renderer, load_tokenizer
+from tokentrace.errors import TokenizerError
+from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.tokenizer import LONG_S
 
 CONTROLS = ["<|im_start|>", "<|im_end|>"]

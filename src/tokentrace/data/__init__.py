@@ -1,1 +1,5 @@
 """Conversations to training rows: one at a time, or whole datasets."""
+
+from ..lazy import load_on_use
+
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

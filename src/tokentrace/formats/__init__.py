@@ -1,1 +1,5 @@
 """Data: families, dialects and grammars; how calls are written; formats that have no template."""
+
+from ..lazy import load_on_use
+
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

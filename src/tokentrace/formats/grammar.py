@@ -109,6 +109,30 @@ class CallGrammar:
     ascii: bool = False
     """Whether JSON is written with everything but ASCII escaped."""
 
+    @property
+    def shown(self) -> str:
+        """A turn with one call, with holes for its fields: the way a person would write it down."""
+        head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
+        match self.style:
+            case Style.JSON_CALL:
+                named = (
+                    (".".join(path), f"⟨{field}⟩" if field == "arguments" else f'"⟨{field}⟩"')
+                    for field, path in self.keys
+                )
+                members = ", ".join(f'"{key}": {hole}' for key, hole in named)
+                body = '{"⟨name⟩": ⟨arguments⟩}' if self.named_key else f"{{{members}}}"
+            case Style.PYTHON:
+                body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
+            case Style.BRACES:
+                body = f"{head}{{⟨key⟩:{{{self.quote}⟨value⟩{self.quote} | ⟨value⟩}},…}}"
+            case Style.JSON_ARGUMENTS:
+                body = f"{head}{self.begin}⟨arguments⟩{self.end}"
+            case _:
+                opened = f"{{{self.string_open} | {self.value_open}}}" if self.string_open else self.value_open
+                closed = "⟨key⟩>" if self.style is Style.TREE else ""
+                body = f"{head}{self.begin}[{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{closed}]…{self.end}"
+        return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"
+
 
 @dataclass(frozen=True, slots=True)
 class Channels:

@@ -8,3 +8,7 @@ found goes to `output` and comes out as `events` or as a whole `response`; `shap
 know them. `unreadable` says what of a message cannot be read back, `proof` whether a grammar reads what its own
 template writes.
 """
+
+from ..lazy import load_on_use
+
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

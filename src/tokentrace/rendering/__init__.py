@@ -1,1 +1,5 @@
 """Messages to ids: the renderer, the bridge to the next turn, spliced prefixes."""
+
+from ..lazy import load_on_use
+
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

@@ -1,1 +1,5 @@
 """Training rows: from conversations and from trajectories, cut, padded, packed."""
+
+from ..lazy import load_on_use
+
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

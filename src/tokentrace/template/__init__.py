@@ -1,19 +1,5 @@
 """From messages to spans: the model's own template, run with values that know where they came from."""
 
-from .chat_template import ChatTemplate, PythonFormat, Template, wrap_tools, wrap_variables
-from .origin import KEY, UNKNOWN, Origin
-from .strings import TracedStr
-from .trace import Rendering
+from ..lazy import load_on_use
 
-__all__ = [
-    "KEY",
-    "UNKNOWN",
-    "ChatTemplate",
-    "Origin",
-    "PythonFormat",
-    "Rendering",
-    "Template",
-    "TracedStr",
-    "wrap_tools",
-    "wrap_variables",
-]
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

@@ -14,16 +14,8 @@ import numpy as np
 
 from tests.conversations import Conversation, Message
 from tests.support import SPECIAL, templates_of_trl, tokenizer_json_for
-from tokentrace import (
-    BridgedTokens,
-    BridgeRefusal,
-    Kind,
-    RenderedTokens,
-    Renderer,
-    Tokenizer,
-    TokentraceError,
-    create_renderer,
-)
+from tokentrace import BridgedTokens, BridgeRefusal, RenderedTokens, Renderer, TokentraceError, create_renderer
+from tokentrace.tokens import Kind, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,10 @@ from tests.rendering.bridge.rollouts import (
     turn_ends,
 )
 from tests.support import make_renderer, some, templates_of_trl, variable_choices
-from tokentrace import BridgeRefusal, Kind, RefusalReason, Renderer, create_renderer
+from tokentrace import BridgeRefusal, Renderer, create_renderer
 from tokentrace.pocket import POCKET
+from tokentrace.rendering import RefusalReason
+from tokentrace.tokens import Kind
 
 MOVES_SYSTEM_MESSAGES = {
     *("deepseek-v3", "deepseek-r1", "deepseek-v3.1"),

@@ -27,8 +27,9 @@ from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, SIMPLE, SYS, assistant, call, result, user
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut, cuts
 from tests.support import load_family, make_renderer, per_family
-from tokentrace import BridgedTokens, BridgeRefusal, Kind, Tokenizer
+from tokentrace import BridgedTokens, BridgeRefusal
 from tokentrace.study.markers import MarkedText
+from tokentrace.tokens import Kind, Tokenizer
 from tokentrace.tokens.vocabulary import Vocabulary
 
 SHORT = 12

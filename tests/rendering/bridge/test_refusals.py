@@ -25,19 +25,11 @@ from tests.conversations import (
 )
 from tests.rendering.bridge.rollouts import cut
 from tests.support import byte_tokenizer_json, make_renderer
-from tokentrace import (
-    BridgedTokens,
-    BridgeRefusal,
-    ControlTokenError,
-    InputError,
-    Kind,
-    RefusalReason,
-    Renderer,
-    RendererError,
-    Tokenizer,
-    create_renderer,
-)
+from tokentrace import BridgedTokens, BridgeRefusal, InputError, Renderer, create_renderer
+from tokentrace.errors import ControlTokenError, RendererError
 from tokentrace.pocket import POCKET
+from tokentrace.rendering import RefusalReason
+from tokentrace.tokens import Kind, Tokenizer
 
 BYE = user("Bye")
 ANSWERED = [HI, assistant("I am Ada.")]

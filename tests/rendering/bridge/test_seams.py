@@ -14,7 +14,9 @@ import pytest
 from tests.conversations import SIMPLE, assistant, call, result, user
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut
 from tests.support import SPECIAL, load_family, make_renderer, tokenizer_json_for
-from tokentrace import BridgedTokens, BridgeRefusal, Kind, RefusalReason, Tokenizer, create_renderer
+from tokentrace import BridgedTokens, BridgeRefusal, create_renderer
+from tokentrace.rendering import RefusalReason
+from tokentrace.tokens import Kind, Tokenizer
 
 HELLO = user("Hello")
 BYE = user("Bye")

@@ -1,0 +1,20 @@
+"""The public names of parsing and where each is defined."""
+
+from .events import ArgumentsDelta as ArgumentsDelta
+from .events import CallFinished as CallFinished
+from .events import CallNamed as CallNamed
+from .events import CallStarted as CallStarted
+from .events import ContentDelta as ContentDelta
+from .events import Done as Done
+from .events import Event as Event
+from .events import ReasoningDelta as ReasoningDelta
+from .parser import StreamingParser as StreamingParser
+from .response import CallStatus as CallStatus
+from .response import Finish as Finish
+from .response import ParsedResponse as ParsedResponse
+from .response import ParsedToolCall as ParsedToolCall
+from .sse import AnthropicEvents as AnthropicEvents
+from .sse import OpenAIChunks as OpenAIChunks
+from .sse import encode_sse as encode_sse
+from .unreadable import Unreadable as Unreadable
+from .unreadable import UnreadableKind as UnreadableKind

@@ -1,0 +1,15 @@
+"""The public names of rendering and where each is defined."""
+
+from ..study.seams import BridgeRefusal as BridgeRefusal
+from ..study.seams import RefusalReason as RefusalReason
+from .bridged import BridgedTokens as BridgedTokens
+from .bridging import History as History
+from .bridging import Truncation as Truncation
+from .factory import RendererPool as RendererPool
+from .factory import create_renderer as create_renderer
+from .factory import create_renderer_pool as create_renderer_pool
+from .lost import Lost as Lost
+from .lost import LostPolicy as LostPolicy
+from .rendered import RenderedTokens as RenderedTokens
+from .rendered import TokenSpan as TokenSpan
+from .renderer import Renderer as Renderer
