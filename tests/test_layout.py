@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import tokentrace
 
 SOURCE = Path(tokentrace.__file__).parent
 ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
+STUBS = sorted(SOURCE.glob("*/__init__.pyi"))
 
 SHOW_THEMSELVES = {"rendering.rendered", "compare.histories.report"}
 """Results that show themselves in notebooks: they import `show` when they are asked to, and not before."""
@@ -103,3 +107,26 @@ def test_every_public_name_is_there_and_documented() -> None:
     for name in tokentrace.__all__:
         value = getattr(tokentrace, name)
         assert name == "__version__" or getattr(value, "__doc__", None) or not callable(value), name
+
+
+def test_every_stage_documents_its_public_names() -> None:
+    documented: dict[str, set[str]] = {}
+    stage_name = ""
+    for line in (ARCHITECTURE.parent / "names.md").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"## `tokentrace\.(\w+)`", line):
+            stage_name = match[1]
+        elif match := re.match(r"\| `(\w+)` \| \S", line):
+            documented.setdefault(stage_name, set()).add(match[1])
+    declared = {
+        stub.parent.name: set(importlib.import_module(f"tokentrace.{stub.parent.name}").__all__) for stub in STUBS
+    }
+    assert {name: names for name, names in documented.items() if name != "errors"} == declared
+    top = {name for name in tokentrace.__all__ if name != "__version__"}
+    assert top <= set().union(*documented.values())
+
+
+def test_names_that_left_the_top_are_found_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"tokentrace\.samples\.flatten"):
+        assert tokentrace.__getattr__("flatten") is importlib.import_module("tokentrace.samples").flatten
+    with pytest.raises(AttributeError, match="no attribute 'flat'"):
+        tokentrace.__getattr__("flat")

@@ -4,7 +4,7 @@ from ..study.seams import BridgeRefusal as BridgeRefusal
 from ..study.seams import RefusalReason as RefusalReason
 from .bridged import BridgedTokens as BridgedTokens
 from .bridging import History as History
-from .bridging import Truncation as Truncation
+from .closing import Truncation as Truncation
 from .factory import RendererPool as RendererPool
 from .factory import create_renderer as create_renderer
 from .factory import create_renderer_pool as create_renderer_pool
