@@ -141,6 +141,7 @@ _SHARING: Final = threading.Lock()
 def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> TemplateStudy:
     """The study of a template: the same one as long as somebody holds it, for equal templates and variables."""
     given = dict(variables or {})
+    wrap_variables(given)  # refuses values that have no end, before anything else walks through them
     try:
         json.dumps(given)
     except (TypeError, ValueError, RecursionError):  # only variables that are JSON are told apart by how they print
