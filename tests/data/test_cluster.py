@@ -298,7 +298,7 @@ class Unreadable(dict[str, Any]):
 def test_workers_that_cannot_be_made(tmp_path: Path) -> None:
     _, parts, chunks = planned(tmp_path)
     settings = dataclasses.replace(SETTINGS, template_kwargs=Unreadable())
-    with pytest.raises(SampleError, match=r"^Ray gave up: .*; what is done is kept: run again to go on"):
+    with pytest.raises(SampleError, match=r"^Ray gave up: .*; what is done is kept: run again to continue"):
         list(on_ray.run_on_ray(chunks, settings, parts, 1))
 
 

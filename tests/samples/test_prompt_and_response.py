@@ -75,8 +75,8 @@ def test_response_after_tools_and_with_them() -> None:
     ("changed", "problem"),
     [
         ({"response": ["no"]}, "the response is a string, not a list"),
-        ({"eos": "<|no such token|>"}, "no control token"),
-        ({"eos": "word"}, "no control token"),
+        ({"eos": "<|no such token|>"}, "is not a control token"),
+        ({"eos": "word"}, "is not a control token"),
     ],
 )
 def test_prompt_and_response_that_are_none_are_refused(changed: dict[str, Any], problem: str) -> None:
