@@ -170,6 +170,7 @@ def rendered(renderer: Renderer, conversation: Conversation, *, prompt: bool = F
         try:
             known[key] = renderer.render(conversation.messages, tools=conversation.tools, add_generation_prompt=prompt)
         except TokentraceError as error:
+            error.__cause__ = error.__context__ = None  # their frames hold the renderer
             known[key] = error.with_traceback(None)
     return known[key]
 

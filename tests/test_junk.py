@@ -19,11 +19,16 @@ import numpy as np
 import pytest
 
 import tokentrace as tt
+from tokentrace.compare import splice_prefix, tokenize_incrementally
+from tokentrace.data import TokenizeSettings, read_samples, tokenize_rows, write_samples
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.errors import shown
+from tokentrace.formats import DIALECTS
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.config import load_tools
+from tokentrace.samples import build_prompt_response_sample, flatten, report_rollouts, unpack
+from tokentrace.template import ChatTemplate
 from tokentrace.trajectory import from_bytes, to_bytes
 
 CALLS = 5_000
@@ -159,7 +164,7 @@ def in_folder(use: Callable[[Path], Any]) -> Any:
 
 
 def written(samples: Any, metadata: Any) -> Any:
-    return in_folder(lambda folder: tt.write_samples(folder / "rows.parquet", samples, metadata))
+    return in_folder(lambda folder: write_samples(folder / "rows.parquet", samples, metadata))
 
 
 def loaded(content: Any) -> Any:
@@ -225,10 +230,10 @@ DOORS: list[Door] = [
     ),
     ("create_renderer_pool", tt.create_renderer_pool, {"name_or_path": RENDERER.tokenizer, "size": 2}),
     ("load_tokenizer", tt.load_tokenizer, {"source": RENDERER.tokenizer}),
-    ("ChatTemplate", tt.ChatTemplate, {"source": "{{ messages }}"}),
+    ("ChatTemplate", ChatTemplate, {"source": "{{ messages }}"}),
     (
         "Dialect.format",
-        lambda calls, content: tt.DIALECTS["hermes"].format(calls, content=content),
+        lambda calls, content: DIALECTS["hermes"].format(calls, content=content),
         {"calls": [{"name": "f", "arguments": {"a": 1}}], "content": "x"},
     ),
     (
@@ -243,18 +248,18 @@ DOORS: list[Door] = [
     ),
     (
         "build_prompt_response_sample",
-        lambda **given: tt.build_prompt_response_sample(RENDERER, **given),
+        lambda **given: build_prompt_response_sample(RENDERER, **given),
         {"prompt": CHAT[:2], "response": "4", "tools": [TOOL], "eos": "<|end|>"},
     ),
     ("compare_histories", lambda **given: tt.compare_histories(RENDERER, **given), TALK),
     (
         "tokenize_incrementally",
-        lambda **given: tt.tokenize_incrementally(RENDERER, **given),
+        lambda **given: tokenize_incrementally(RENDERER, **given),
         {**TALK, "mode": "fixed_base", "sanity_check": "off"},
     ),
     (
         "splice_prefix",
-        lambda **given: tt.splice_prefix(RENDERER, **given),
+        lambda **given: splice_prefix(RENDERER, **given),
         {**TALK, "prompt_ids": PROMPT, "completion_ids": SAMPLED, "message": 2},
     ),
     (
@@ -305,22 +310,22 @@ DOORS: list[Door] = [
     ("stream", RECORD.stream, {"branch": 0}),
     ("load_trajectory", loaded, {"content": RECORD_BYTES}),
     ("trajectory_samples", lambda **given: tt.trajectory_samples(RECORD, **given), {"reward": 1.0, "advantage": 0.5}),
-    ("report_rollouts", tt.report_rollouts, {"trajectories": [RECORD]}),
+    ("report_rollouts", report_rollouts, {"trajectories": [RECORD]}),
     (
         "collate",
         tt.collate,
         {"samples": [SAMPLE, SAMPLE], "pad_id": 0, "side": "left", "length": 512},
     ),
     ("pack", tt.pack, {"samples": [SAMPLE, SAMPLE], "length": 512, "pad_id": 0, "multiple_of": 8}),
-    ("flatten", tt.flatten, {"samples": [SAMPLE]}),
-    ("unpack", tt.unpack, {"row": tt.flatten([SAMPLE])}),
+    ("flatten", flatten, {"samples": [SAMPLE]}),
+    ("unpack", unpack, {"row": flatten([SAMPLE])}),
     ("truncate", tt.truncate, {"sample": SAMPLE, "length": 20, "policy": "drop"}),
     ("Sample.slice", SAMPLE.slice, {"start": 0, "stop": 5}),
     ("write_samples", written, {"samples": [SAMPLE], "metadata": {"a": "b"}}),
-    ("read_samples", lambda path: list(tt.read_samples(path)), {"path": "/nowhere/rows.parquet"}),
+    ("read_samples", lambda path: list(read_samples(path)), {"path": "/nowhere/rows.parquet"}),
     (
         "tokenize_rows",
-        lambda rows, **given: list(tt.tokenize_rows(tt.TokenizeSettings(str(POCKET), **given), rows)),
+        lambda rows, **given: list(tokenize_rows(TokenizeSettings(str(POCKET), **given), rows)),
         {"rows": [{"messages": CHAT, "tools": [TOOL]}], "max_length": 100, "overlong": "drop", "renderer": "auto"},
     ),
     (

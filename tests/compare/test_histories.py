@@ -286,7 +286,7 @@ def test_history_inference_breaks_where_production_would_rewrite() -> None:
 def test_a_template_that_moves_messages_breaks_the_rollout() -> None:
     messages = [user("a"), assistant("b"), {"role": "system", "content": "s"}, user("c"), assistant("d"), user("e")]
     report = compare_histories(made_up(SYSTEM_FIRST), messages)
-    assert [(step.index, step.refusal and step.refusal.reason) for step in report.steps] == [
+    assert [(step.index, None if step.refusal is None else step.refusal.reason) for step in report.steps] == [
         (0, None),
         (1, RefusalReason.MOVED),
         (2, None),
