@@ -1,9 +1,8 @@
-# make demo: sets up, compares rollouts by three client paths.    make quick: tests of the base install, in a minute.
+# make demo: sets up, compares rollouts by three client paths.
 # make test: sets up, fetches assets, runs all tests.             CONTRIBUTING.md says what each takes.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-QUICK  ?= .venv-quick
 VLLM   ?= .venv-vllm
 VLLM_VERSION := 0.32.0
 JOBS   ?= 2
@@ -11,7 +10,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo quick test lint types assets bench coverage test-long test-vllm pre-commit clean
+.PHONY: demo test lint types assets bench coverage test-long test-vllm pre-commit clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -29,18 +28,8 @@ $(VENV)/.bench: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --group bench
 	touch $@
 
-# The base install and what runs tests: no torch, no Ray, no transformers.
-$(QUICK)/.quick: pyproject.toml
-	$(PYTHON) -m venv $(QUICK)
-	$(QUICK)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(QUICK)/bin/python -m pip install --quiet --editable . --group quick
-	touch $@
-
 demo: $(VENV)/.base
 	$(BIN)/tokentrace demo
-
-quick: $(QUICK)/.quick
-	$(QUICK)/bin/python -m pytest --quick -q -n $(JOBS)
 
 assets: $(VENV)/.test
 	$(BIN)/python -m tests.assets
@@ -82,4 +71,4 @@ bench: $(VENV)/.bench assets
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(QUICK) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
