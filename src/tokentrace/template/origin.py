@@ -40,7 +40,7 @@ class Origin(FieldPath):
 
     @property
     def source(self) -> str:
-        return str(self[0])
+        return self[0]  # type: ignore[return-value]
 
     @property
     def message(self) -> int | None:
@@ -55,7 +55,7 @@ class Origin(FieldPath):
     @property
     def field(self) -> str | None:
         """The field of the message that it lies in: ``"content"``, ``"tool_calls"``; None outside messages."""
-        return str(self[2]) if self[0] == "messages" and len(self) > 2 else None
+        return self[2] if len(self) > 2 and self[0] == "messages" else None  # type: ignore[return-value]
 
     @property
     def is_role(self) -> bool:

@@ -200,10 +200,13 @@ class Rendering:
 
     def spans(self, start: int = 0, stop: int | None = None) -> list[Span]:
         """``[(text, turn, origin), …]`` of the text from `start` to `stop`."""
-        stop = len(self.text) if stop is None else stop
+        text = self.text
         rows = zip([0, *self.ends], self.ends, self.turns, self.origins, strict=False)  # one start too many
+        if start <= 0 and stop is None:  # every render asks for all of them
+            return [(text[begin:end], turn, origin) for begin, end, turn, origin in rows]
+        stop = len(text) if stop is None else stop
         return [
-            (self.text[max(begin, start) : min(end, stop)], turn, origin)
+            (text[max(begin, start) : min(end, stop)], turn, origin)
             for begin, end, turn, origin in rows
             if end > start and begin < stop
         ]
