@@ -19,6 +19,8 @@ from .protocol import LogprobKindError as LogprobKindError
 from .protocol import SamplingParams as SamplingParams
 from .protocol import collected as collected
 from .routing import Router as Router
+from .scripted import Fault as Fault
+from .scripted import Sampled as Sampled
 from .scripted import ScriptedEngine as ScriptedEngine
 from .sglang import SGLangEngine as SGLangEngine
 from .vllm import VLLMEngine as VLLMEngine

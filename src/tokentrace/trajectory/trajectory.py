@@ -119,7 +119,7 @@ class Trajectory:
         """Record the new tokens of a bridge that was made for this stream."""
         node = self._tree.nodes[self._index(branch)]
         if not hasattr(bridge, "stream_length"):
-            raise TrajectoryError(f"append_bridge takes what a renderer's bridge() returned, not {shown(bridge)}")
+            raise TrajectoryError(f"append_bridge takes BridgedTokens, not {shown(bridge)}; was the bridge refused?")
         if as_count(bridge.stream_length, "bridge.stream_length") != node.stop:
             raise TrajectoryError(
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {node.stop}: "
