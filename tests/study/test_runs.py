@@ -206,3 +206,26 @@ def test_memory_is_bounded_and_keeps_no_errors() -> None:
     assert memory.once("x", lambda: 1) == 1
     assert memory.once("y", lambda: 1, keep=lambda found: found > 1) == 1
     assert memory.once("y", lambda: 2) == 2
+
+
+def test_a_study_is_shared_by_what_variables_are_not_by_how_they_look() -> None:
+    class Loud(int):
+        def __str__(self) -> str:
+            return "loud"
+
+        __repr__ = int.__repr__
+
+    tokenizer = load_tokenizer(POCKET)
+    template = "{{ x }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
+
+    def text(x: object) -> str:
+        return create_renderer(tokenizer, chat_template=template, x=x).render([{"role": "user", "content": "hi"}]).text
+
+    value = {"a": [1]}
+    first = create_renderer(tokenizer, chat_template=template, x=value)
+    value["a"].append(2)
+    assert text({"a": [1]}).startswith("{'a': [1]}")
+    assert first.render([{"role": "user", "content": "hi"}]).text.startswith("{'a': [1]}")
+    kept = create_renderer(tokenizer, chat_template=template, x=1)
+    assert text(Loud(1)).startswith("loud")
+    assert kept.render([{"role": "user", "content": "hi"}]).text.startswith("1")

@@ -8,17 +8,17 @@ renderings, and finds out each fact when it is first asked for, in one thread wh
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..formats.grammar import TurnGrammar
-from ..template.chat_template import Template, wrap_tools, wrap_variables
+from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.control import Trust
@@ -135,20 +135,27 @@ class TemplateStudy:
 
 
 _SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValueDictionary()
-_SHARING: Final = threading.Lock()
 
 
 def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> TemplateStudy:
-    """The study of a template: the same one as long as somebody holds it, for equal templates and variables."""
+    """The study of a template: the same one as long as somebody holds it, for equal templates and variables.
+
+    Variables are told apart by how they print, so only plain ones are shared, and as copies: what a caller changes in
+    its own afterwards is not seen by others. Two threads that come first at once may get one each.
+    """
     given = dict(variables or {})
     wrap_variables(given)  # refuses values that have no end, before anything else walks through them
-    try:
-        json.dumps(given)
-    except (TypeError, ValueError, RecursionError):  # only variables that are JSON are told apart by how they print
+    if not _is_plain(given):
         return TemplateStudy(template, tokenizer, given)
-    key = (type(template), template.digest, id(tokenizer), repr(sorted(given.items())))
-    with _SHARING:
-        study = _SHARED.get(key)
-        if study is None:
-            study = _SHARED[key] = TemplateStudy(template, tokenizer, given)
-        return study
+    what = template.digest if isinstance(template, ChatTemplate) else id(template)
+    key = (type(template), what, id(tokenizer), repr(sorted(given.items())))
+    return _SHARED.get(key) or _SHARED.setdefault(key, TemplateStudy(template, tokenizer, copy.deepcopy(given)))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of Python's own types alone, none of which prints otherwise than it is."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, bool, int, float)
