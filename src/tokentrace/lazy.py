@@ -44,6 +44,7 @@ def _stage_of(name: str, package: str, folder: Path) -> str | None:
     """The stage that a name of version 0.1 moved to from the top."""
     if name.startswith("_") or (folder / name).is_dir() or (folder / f"{name}.py").is_file():
         return None
-    if hasattr(importlib.import_module(".errors", package), name):
+    errors = importlib.import_module(".errors", package)
+    if getattr(getattr(errors, name, None), "__module__", "") == errors.__name__:
         return "errors"
     return next((stub.parent.name for stub in folder.glob("*/__init__.pyi") if name in _declared(stub)), None)
