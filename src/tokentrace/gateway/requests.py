@@ -1,0 +1,136 @@
+"""What a request asks for, whatever dialect it came in, and what is wrong with one that cannot be answered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..errors import TokentraceError, shown
+
+
+class RequestError(TokentraceError):
+    """A request that is not answered. `status` is that of HTTP, `field` is what is wrong in the body."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        field: str | None = None,
+        status: int = 400,
+        code: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        self.problem, self.field, self.status, self.code, self.retry_after = problem, field, status, code, retry_after
+        super().__init__(f"{field}: {problem}" if field else problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A conversation, and how its next turn is to be sampled. None means: as the session or the engine has it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """In OpenAI's shape, checked."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    model: str = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 is all tokens."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts at which the answer's content ends. The text itself is not part of the answer."""
+    n: int = 1
+    stream: bool = False
+    usage_in_stream: bool = False
+    logprobs: int | None = None
+    """How many alternatives are to be told beside each logprob; None for no logprobs at all."""
+    token_ids: bool = False
+    """Whether the answer carries the ids of prompt and completion, and the completion's logprobs."""
+    continued: bool = False
+    """The last message is an assistant's, and is to be gone on with."""
+    calls_allowed: bool = True
+    """False for tool_choice "none": what the model writes as calls is content, as written."""
+    structure: Mapping[str, Any] | None = None
+    """What the content has to be: ``{"type": "json_object"}`` or ``{"type": "json_schema", "schema": {…}}``."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Template variables for this request; a name that the template does not read is refused."""
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    """Template variables that are set only where the template reads them (reasoning effort, thinking on or off)."""
+    previous: str | None = None
+    """The id of the response that this one goes on from: its conversation comes before `messages`."""
+    instructions: int = 0
+    """How many messages at the beginning are instructions for this request alone: 0 or 1."""
+    stored: bool = True
+    """Whether `previous` of a later request may name the response."""
+    ignored: tuple[str, ...] = ()
+    """Fields that were sent and that nothing reads."""
+    wishes: tuple[str, ...] = ()
+    """Fields that no engine can be made to keep to (tool_choice "required", say); the answer says so."""
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    """What the dialect repeats in its answer, or needs to write it."""
+
+
+class Body:
+    """A request's body, read field by field; what was not read at the end is `unread`."""
+
+    def __init__(self, body: Any) -> None:
+        if not isinstance(body, Mapping):
+            raise RequestError(f"the body must be a JSON object, not {shown(body)}")
+        self._body = body
+        self._read: set[str] = set()
+
+    def get(self, name: str, kind: type | tuple[type, ...], words: str, default: Any = None) -> Any:
+        """A field, of one of these types. None and a field that is not there are the default."""
+        self._read.add(name)
+        value = self._body.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise RequestError(f"must be {words}, not {shown(value)}", field=name)
+        return value
+
+    def number(self, name: str, least: float, most: float) -> float | None:
+        """A number within these bounds; None where there is none."""
+        value = self.get(name, (int, float), "a number")
+        if value is not None and not least <= value <= most:
+            raise RequestError(f"must be a number from {least:g} to {most:g}, not {shown(value)}", field=name)
+        return value  # type: ignore[no-any-return]
+
+    def whole(self, name: str, least: int, most: int = 2**31 - 1) -> int | None:
+        """An integer within these bounds; None where there is none."""
+        value = self.get(name, int, "an integer")
+        if value is not None and not least <= value <= most:
+            raise RequestError(f"must be an integer from {least} to {most}, not {shown(value)}", field=name)
+        return value  # type: ignore[no-any-return]
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        return bool(self.get(name, bool, "true or false", default))
+
+    def texts(self, name: str, most: int) -> tuple[str, ...]:
+        """A string, or a list of strings."""
+        value = self.get(name, (str, list), "a string or a list of strings", ())
+        value = (value,) if isinstance(value, str) else tuple(value)
+        if len(value) > most or not all(isinstance(each, str) and each for each in value):
+            raise RequestError(f"must be at most {most} strings, none of them empty", field=name)
+        return value
+
+    def refuse(self, name: str, harmless: Sequence[Any], why: str) -> None:
+        """Refuse a field that would change what is sampled and cannot be served; harmless values are fine."""
+        self._read.add(name)
+        value = self._body.get(name)
+        if value is not None and value not in harmless:
+            raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter")
+
+    def skip(self, *names: str) -> None:
+        """Fields that nothing has to read, because they change nothing that is sampled or recorded."""
+        self._read.update(names)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        return tuple(sorted(str(name)[:80] for name in self._body if name not in self._read))
+
+
+NOT_OFFERED: Final = "the gateway samples from the model's own distribution, so that logprobs are what they say"
