@@ -29,7 +29,7 @@ from tokentrace.trajectory import (
     to_bytes,
 )
 from tokentrace.trajectory import storage as storage_module
-from tokentrace.trajectory.storage import MAGIC, VERSION, RecordType, preamble, write_records
+from tokentrace.trajectory.storage import MAGIC, VERSION, RecordType, preamble, replay_records, write_records
 
 
 def walked(seed: int, steps: int) -> Walk:
@@ -456,3 +456,47 @@ def test_a_write_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path) -
     assert file.write() == 1
     file.close()
     assert path.read_bytes() == to_bytes(trajectory)
+
+
+# -- records on their own, as a store keeps them
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_trajectory_is_what_its_records_say_in_whatever_batches_they_come(seed: int) -> None:
+    walk = walked(seed, 40)
+    rest = list(write_records(walk.trajectory))
+    assert len(rest) > 5
+    again = Trajectory(
+        name=walk.trajectory.name,
+        vocab_size=walk.trajectory.vocab_size,
+        logprobs=walk.trajectory.has_logprobs,
+        metadata=walk.trajectory.metadata,
+    )
+    while rest:
+        count = walk.random.randint(1, 3)
+        assert replay_records(again, rest[:count]) == len(rest[:count])
+        rest = rest[count:]
+    assert to_bytes(again) == to_bytes(walk.trajectory)
+    assert_same(walk.model, again)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda record: record[:-1], "not one whole record: it ends inside"),
+        (lambda record: b"", "not one whole record"),
+        (lambda record: record + b"x", "not one whole record: more bytes follow"),
+        (lambda record: record[:20] + bytes([record[20] ^ 1]) + record[21:], "does not fit its checksum"),
+        (lambda _: record(RecordType.CONTEXT, payload(b"{")), "its JSON is not valid"),
+        (lambda _: record(RecordType.HEADER, payload({})), "cannot stand here"),
+    ],
+)
+def test_a_record_that_is_not_whole_is_refused_after_those_before_it(spoil: Any, problem: str) -> None:
+    first, second, *_ = write_records(small())
+    again = Trajectory()
+    with pytest.raises(TrajectoryError, match=problem):
+        replay_records(again, [first, spoil(second)])
+    assert again.num_writes == 1
+    with pytest.raises(TrajectoryError):
+        replay_records(again, [first])
+    assert replay_records(again, [second]) == 1

@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -166,6 +166,27 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     if trajectory is None:
         return Loaded(Trajectory(), ending, 0, 0, total, problem, version)
     return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem, version)
+
+
+def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
+    """Add records that `write_records` gave, in their order, to a trajectory that has all those before them.
+
+    Returns how many there were. Raises `TrajectoryError` for a record that is not whole, or that does not follow on
+    what the trajectory has: the records before it have been added then.
+    """
+    before = trajectory.num_writes
+    for record in records:
+        view = memoryview(record)
+        stop, _, problem = _record_end(view, 0)
+        if stop is None or stop < len(view):
+            problem = problem or "more bytes follow it"
+            raise TrajectoryError(f"record {trajectory.num_writes} is not one whole record: {problem}")
+        kind = _HEAD.unpack_from(view)[1]
+        try:
+            trajectory.replay(_read_write(kind, view[_FRONT : stop - _CRC.size], trajectory.has_logprobs, VERSION))
+        except (ValueError, RecursionError) as error:
+            raise TrajectoryError(f"record {trajectory.num_writes}: its JSON is not valid: {error}") from error
+    return trajectory.num_writes - before
 
 
 def restore(data: bytes) -> Trajectory:
