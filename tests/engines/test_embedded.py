@@ -21,7 +21,9 @@ from tokentrace.engines.protocol import (
     FinishReason,
     LogprobKindError,
     SamplingParams,
+    joined,
 )
+from tokentrace.engines.routing import Router
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
@@ -154,6 +156,43 @@ def test_greedy_takes_the_best_and_tells_the_models_own_logprob() -> None:
     index, logprob = sample(logits, params(temperature=0.0), np.random.default_rng(0))
     assert index == 1
     assert logprob == pytest.approx(float(log_softmax(logits)[1]))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"temperature": 0.0}, {"temperature": 0.6, "top_k": 3}, {"temperature": 1.7, "top_p": 0.3}]
+)
+def test_top_logprobs_are_the_best_of_what_the_logprobs_are_of(given: dict[str, Any]) -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion]:
+        asked = params(top_logprobs=5, **given)
+        pieces = [delta async for delta in engine.stream(PROMPTS[0], asked)]
+        assert all(len(delta.channels["top_logprobs"]) == len(delta.ids) == 1 for delta in pieces)
+        plain = await engine.generate(PROMPTS[0], params(**given))
+        return joined(pieces), await Router([engine]).generate(PROMPTS[0], asked), plain
+
+    streamed, whole, plain = with_engine(work)
+    np.testing.assert_array_equal(whole.ids, plain.ids, "being told more changes nothing that is sampled")
+    assert plain.channels == {}
+    told = whole.channels["top_logprobs"]
+    assert len(told) == len(whole.ids) == len(streamed.channels["top_logprobs"])
+    temperature, row = given.get("temperature", 1.0), [*map(int, PROMPTS[0])]
+    for at, (best, sampled, logprob) in enumerate(zip(told, whole.ids.tolist(), whole.logprobs, strict=True)):
+        known = dict(best)
+        if sampled in known:
+            assert known[sampled] == pytest.approx(float(logprob), abs=1e-5)
+        if at < 5:  # as the whole model says it, told in another way
+            cache = load_pocket().new_cache(len(row))
+            logits = load_pocket().extend([cache], [row])[0].astype(np.float64)
+            order = np.argsort(-logits)[: given.get("top_k", 5)]
+            weights = np.exp((logits - logits.max()) / (temperature or 1.0))
+            if "top_k" in given:
+                weights[np.argsort(-logits)[given["top_k"] :]] = 0
+            if "top_p" in given:
+                kept = int(np.searchsorted(np.cumsum(weights[np.argsort(-weights)]) / weights.sum(), 0.3)) + 1
+                order = order[:kept]
+                weights[np.argsort(-weights)[kept:]] = 0
+            assert [index for index, _ in best] == order.tolist()
+            np.testing.assert_allclose([one for _, one in best], np.log(weights[order] / weights.sum()), atol=1e-4)
+        row.append(sampled)
 
 
 def test_limits_and_stops_end_a_completion() -> None:

@@ -17,7 +17,9 @@ from tokentrace.engines import (
     Delta,
     EmbeddedEngine,
     Engine,
+    EngineAnswerError,
     EngineError,
+    EngineRefusal,
     FinishReason,
     GenerateRequest,
     Router,
@@ -26,6 +28,7 @@ from tokentrace.engines import (
     VLLMEngine,
     collected,
 )
+from tokentrace.engines.protocol import joined
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Agent, Budget, Task
 
@@ -53,6 +56,56 @@ def test_an_engine_of_your_own_is_a_stream() -> None:
         with pytest.raises(EngineError, match="echo cannot"):
             asyncio.run(act)
     asyncio.run(engine.close())
+
+
+def piece(ids: list[int], last: bool = False, **channels: list[object]) -> Delta:
+    reason = FinishReason.LENGTH if last else None
+    return Delta(np.array(ids, np.int32), np.zeros(len(ids), np.float32), reason, channels=channels)
+
+
+def test_channels_of_pieces_are_put_together_one_entry_an_id() -> None:
+    whole = joined([piece([1], a=["x"]), piece([]), piece([2, 3], a=["y", "z"]), piece([], last=True)])
+    assert whole.channels == {"a": ["x", "y", "z"]}
+    whole = joined([piece([1], a=["x"]), piece([2], last=True, a=["y"], late=["p", "q"])])
+    assert whole.channels == {"a": ["x", "y"], "late": ["p", "q"]}, "what only the last piece has is of the whole"
+    assert joined([piece([1]), piece([2], last=True)]).channels == {}
+    assert joined([piece([1], last=True, a=["x"])]).channels == {"a": ["x"]}
+    assert joined([piece([], last=True)]).channels == {}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        ([piece([1, 2], last=True, a=["x"])], "a has 1 entries for 2 ids"),
+        ([piece([1], a=["x"]), piece([2], last=True)], "a came with some pieces"),
+        ([piece([1]), piece([2], a=["x"]), piece([3], last=True, a=["x"])], "a came with some pieces"),
+        ([piece([1]), piece([2], last=True, late=["q"])], "late has 1 entries for 2 ids"),
+        ([piece([1], a=["x", "y"]), piece([2], last=True, a=[])], None),
+    ],
+)
+def test_channels_with_a_gap_are_refused(pieces: list[Delta], says: str | None) -> None:
+    if says is None:  # lengths are of the whole: engines check their pieces
+        assert joined(pieces).channels == {"a": ["x", "y"]}
+        return
+    with pytest.raises(EngineAnswerError, match=says):
+        joined(pieces)
+
+
+def test_more_top_logprobs_than_an_engine_tells_are_refused() -> None:
+    engine = ScriptedEngine(lambda prompt, sampling: [1])
+    with pytest.raises(EngineRefusal, match="top_logprobs is 21, and scripted tells the logprobs of 20 ids"):
+        asyncio.run(engine.generate([1], SamplingParams(1, top_logprobs=21)))
+    engine.capabilities = Capabilities("mute")
+    with pytest.raises(EngineRefusal, match="mute tells the logprobs of no ids"):
+        asyncio.run(engine.generate([1], SamplingParams(1, top_logprobs=1)))
+    for odd in (-1, 1.5, True, "2"):
+        with pytest.raises(EngineError, match="top_logprobs"):
+            SamplingParams(1, top_logprobs=odd)  # type: ignore[arg-type]
+
+
+def test_what_was_not_asked_for_is_not_recorded() -> None:
+    assert "top_logprobs" not in SamplingParams(1).described()
+    assert SamplingParams(1, top_logprobs=3).described()["top_logprobs"] == 3
 
 
 def test_all_engines_are_imported_from_one_place_without_optional_packages() -> None:

@@ -294,6 +294,7 @@ def test_capabilities_are_those_of_all() -> None:
     assert agreed({"engine": "sglang", "version": "2", "model": "b"}, {}) == replace(
         FULL, engine="sglang+vllm", version=None, model=None
     )
+    assert agreed({"top_logprobs": 20}, {"top_logprobs": 5}).top_logprobs == 5
     for name in ("streams", "aborts", "pauses", "versions"):
         assert not getattr(agreed({}, {name: False}), name)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engines.support import same
 from tokentrace.engines.protocol import (
+    Delta,
     Engine,
     EngineAnswerError,
     EngineError,
@@ -21,6 +22,7 @@ from tokentrace.engines.protocol import (
     SamplingParams,
     collected,
 )
+from tokentrace.engines.routing import Router
 from tokentrace.engines.scripted import Fault, Sampled, ScriptedEngine
 from tokentrace.trajectory.turns import VersionSpan
 
@@ -108,6 +110,33 @@ def test_scripts_with_too_few_logprobs_or_wrong_ids_are_errors() -> None:
         engine = ScriptedEngine(lambda prompt, sampling, it=given_back: it, vocab_size=9)
         with pytest.raises(EngineAnswerError):
             asyncio.run(engine.generate([1], SamplingParams(5)))
+
+
+def test_channels_are_cut_with_their_ids() -> None:
+    told = Sampled([1, 2, 3, 4, 5], [-1.0] * 5, {"experts": [[7], [8], [9], [1], [2]]})
+    engine = ScriptedEngine(lambda prompt, sampling: told, piece=2)
+    sampling = SamplingParams(9, stop_token_ids=(3,))
+
+    async def run() -> list[Delta]:
+        return [delta async for delta in engine.stream([1], sampling)]
+
+    assert [dict(delta.channels) for delta in asyncio.run(run())] == [{"experts": [[7], [8]]}, {"experts": [[9]]}]
+    assert asyncio.run(Router([engine]).generate([1], sampling)).channels == {"experts": [[7], [8], [9]]}
+    short = ScriptedEngine(lambda prompt, sampling: Sampled([1, 2], [-1.0] * 2, {"experts": [[7]]}))
+    with pytest.raises(EngineAnswerError, match="experts has 1 entries for 2 ids"):
+        asyncio.run(short.generate([1], sampling))
+
+
+def test_top_logprobs_are_those_of_the_script_or_made_up() -> None:
+    sampling = SamplingParams(9, top_logprobs=3)
+    made_up = asyncio.run(ScriptedEngine(lambda p, s: [8, 1], vocab_size=10).generate([1], sampling))
+    assert made_up.channels["top_logprobs"] == [
+        ((8, -1.0), (9, -2.0), (0, -3.0)),
+        ((1, -1.0), (2, -2.0), (3, -3.0)),
+    ]
+    own = [[(4, -0.5)], [(5, -0.6)]]
+    told = ScriptedEngine(lambda p, s: Sampled([8, 1], [-1.0, -2.0], {"top_logprobs": own}))
+    assert asyncio.run(told.generate([1], sampling)).channels["top_logprobs"] == own
 
 
 def test_latency_pause_abort_and_new_weights() -> None:

@@ -19,7 +19,10 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import POSITIVE_NOISE, as_ids
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .protocol import (
+    NO_CHANNELS,
+    TOP_LOGPROBS,
     Capabilities,
+    Channels,
     Completion,
     Delta,
     EngineAnswerError,
@@ -30,6 +33,7 @@ from .protocol import (
     LogprobKindError,
     Logprobs,
     SamplingParams,
+    check_channels,
     joined,
 )
 
@@ -40,7 +44,8 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
     """The request, its prompt as int32.
 
     `EngineRefusal` where the prompt is empty, has an id outside of the vocabulary, or is too long together with
-    `max_tokens`. `LogprobKindError` where the logprobs would be of another distribution: see `check_logprobs`.
+    `max_tokens`, or where more is asked for than the engine can do. `LogprobKindError` where the logprobs would be of
+    another distribution: see `check_logprobs`.
     """
     sampling, limit = request.sampling, capabilities.max_length
     check_logprobs(sampling, capabilities)
@@ -55,6 +60,11 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
         raise EngineRefusal(
             f"not sent: {len(ids)} ids of prompt and max_tokens {sampling.max_tokens} are more than the engine's "
             f"{limit}; ask for at most {max(limit - len(ids), 0)}"
+        )
+    if sampling.top_logprobs > capabilities.top_logprobs:
+        raise EngineRefusal(
+            f"not sent: top_logprobs is {sampling.top_logprobs}, and {capabilities.engine} tells the logprobs of "
+            f"{capabilities.top_logprobs or 'no'} ids beside the sampled one"
         )
     return replace(request, prompt_ids=ids)
 
@@ -223,17 +233,33 @@ class AnswerReader:
         """The piece that an answer or an event brings; None where it brings no ids, or the last ones."""
         raise NotImplementedError
 
-    def take(self, ids: Ids, logprobs: Logprobs) -> Delta | None:
+    def take(self, ids: Ids, logprobs: Logprobs, channels: Channels = NO_CHANNELS) -> Delta | None:
         """A piece that others follow; None where it has no ids."""
+        check_channels(channels, len(ids))
+        if self.sampling.top_logprobs and len(ids) and TOP_LOGPROBS not in channels:
+            raise EngineAnswerError(f"{self.capabilities.engine} returned no top_logprobs, which were asked for")
         self.count += len(ids)
         if self.count > self.sampling.max_tokens:
             raise EngineAnswerError(f"{self.count} ids were returned, where {self.sampling.max_tokens} were asked for")
         self.last_id = int(ids[-1]) if len(ids) else self.last_id
-        return Delta(ids, logprobs) if len(ids) else None
+        return Delta(ids, logprobs, channels=channels) if len(ids) else None
 
-    def end(self, ids: Ids, logprobs: Logprobs, reason: Any, stop: Any = None, versions: Any = None) -> None:
-        """The last piece: why it ended, with which stop token if that is told, and which weights sampled what."""
-        self.take(ids, logprobs)
+    def end(
+        self,
+        ids: Ids,
+        logprobs: Logprobs,
+        reason: Any,
+        stop: Any = None,
+        versions: Any = None,
+        channels: Channels = NO_CHANNELS,
+        whole: Channels = NO_CHANNELS,
+    ) -> None:
+        """The last piece: why it ended, with which stop token if that is told, and which weights sampled what.
+
+        `whole` are channels that were not told before, of the whole completion.
+        """
+        self.take(ids, logprobs, channels)
+        check_channels(whole, self.count)
         if not isinstance(reason, str) or reason not in set(FinishReason):
             raise EngineAnswerError(
                 f"{self.capabilities.engine} ended for a reason that is not known here: {shown(reason)}"
@@ -242,7 +268,8 @@ class AnswerReader:
         if ended is FinishReason.STOP and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
             raise EngineAnswerError(f"it ended with stop token {stop}, but its last id is {self.last_id}")
         kind = completion_kind(self.sampling, self.capabilities)
-        self._last = Delta(ids, logprobs, ended, answered_versions(versions, self.count), logprobs_kind=kind)
+        spans, told = answered_versions(versions, self.count), {**channels, **whole}
+        self._last = Delta(ids, logprobs, ended, spans, logprobs_kind=kind, channels=told)
         self.finished = True
 
     def close(self) -> Delta:

@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..pocket.model import Cache, Floats, PocketModel, load_pocket, log_softmax
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import VersionSpan
 from .answers import checked_request, completion_kind
 from .protocol import (
+    TOP_LOGPROBS,
     Capabilities,
     Delta,
     Engine,
@@ -74,6 +76,7 @@ class EmbeddedEngine(Engine):
                 aborts=True,
                 pauses=True,
                 versions=True,
+                top_logprobs=self._model.vocabulary_size,
             )
         )
         self.version = version
@@ -198,7 +201,8 @@ class EmbeddedEngine(Engine):
         index, logprob = sample(logits, sampling, sequence.random)
         sequence.ids.append(index)
         add_version(sequence.versions, self.version, len(sequence.ids))
-        piece = Delta(np.asarray([index], np.int32), np.asarray([logprob], np.float32))
+        told = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs else {}
+        piece = Delta(np.asarray([index], np.int32), np.asarray([logprob], np.float32), channels=told)
         if index in sampling.stop_token_ids:
             self._finish(sequence, piece, FinishReason.STOP)
         elif len(sequence.ids) >= sampling.max_tokens:
@@ -210,7 +214,9 @@ class EmbeddedEngine(Engine):
         self._active = [other for other in self._active if other is not sequence]
         kind = completion_kind(sequence.request.sampling, self.capabilities)
         versions, session = tuple(sequence.versions), sequence.request.session
-        sequence.pieces.put_nowait(Delta(last.ids, last.logprobs, reason, versions, sequence.cached, kind))
+        sequence.pieces.put_nowait(
+            replace(last, finish_reason=reason, versions=versions, cached_tokens=sequence.cached, logprobs_kind=kind)
+        )
         if session is not None and sequence.cache is not None:
             known = np.concatenate((sequence.prompt, np.asarray(sequence.ids, np.int32)))
             self._sessions[session] = known[: sequence.cache.length], sequence.cache
@@ -228,6 +234,27 @@ def sample(logits: Floats, sampling: SamplingParams, random: np.random.Generator
     if sampling.temperature == 0:
         index = int(logits.argmax())
         return index, float(log_softmax(logits)[index])
+    weights = _distribution(logits, sampling)
+    index = int(np.searchsorted(np.cumsum(weights), random.random(), side="right"))
+    index = min(index, len(weights) - 1)
+    while not weights[index]:  # the sum may end a hair below 1
+        index -= 1
+    return index, float(np.log(weights[index]))
+
+
+def likeliest(logits: Floats, sampling: SamplingParams) -> tuple[tuple[int, float], ...]:
+    """The ids that `sampling` asks to be told, best first, with logprobs of the distribution that `sample`'s are of."""
+    if sampling.temperature == 0:
+        logprobs = log_softmax(logits)
+    else:
+        with np.errstate(divide="ignore"):
+            logprobs = np.log(_distribution(logits, sampling))
+    best = np.argsort(-logprobs, kind="stable")[: sampling.top_logprobs]
+    return tuple((int(index), float(logprobs[index])) for index in best if np.isfinite(logprobs[index]))
+
+
+def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
+    """What is sampled from at a temperature above 0."""
     scaled = logits.astype(np.float64) / sampling.temperature
     if sampling.top_k and sampling.top_k < len(scaled):
         scaled[scaled < np.partition(scaled, -sampling.top_k)[-sampling.top_k]] = -np.inf
@@ -240,8 +267,4 @@ def sample(logits: Floats, sampling: SamplingParams, random: np.random.Generator
         out = order[int(np.searchsorted(reached, sampling.top_p)) + 1 :]
         weights[out] = 0
         weights /= weights.sum()
-    index = int(np.searchsorted(np.cumsum(weights), random.random(), side="right"))
-    index = min(index, len(weights) - 1)
-    while not weights[index]:  # the sum may end a hair below 1
-        index -= 1
-    return index, float(np.log(weights[index]))
+    return weights

@@ -6,8 +6,8 @@ are an error, and never made up.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -23,6 +23,11 @@ from ..trajectory.turns import VersionSpan
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
 """A prompt as JSON text in pieces, or a function that returns it."""
+Channels: TypeAlias = Mapping[str, Sequence[Any]]
+"""What is told of tokens beside their logprobs, by name: one entry for each."""
+TOP_LOGPROBS: Final = "top_logprobs"
+"""The channel that `SamplingParams.top_logprobs` asks for: of each token the likeliest ids, as ``(id, logprob)``."""
+NO_CHANNELS: Final[Channels] = {}
 _MOST: Final = 2**31 - 1
 COLDEST: Final = 0.01
 """The lowest temperature but 0: vLLM samples at this one where a lower one is asked for, or greedily."""
@@ -71,6 +76,9 @@ class SamplingParams:
     penalties). A temperature other than 0 and 1 is refused with `LogprobKindError` where the engine's logprobs are raw
     or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that assumes so is
     wrong on every token. `allow_raw_logprobs` permits it; the kind of the logprobs is recorded all the same.
+
+    `top_logprobs` asks for that many of the likeliest ids at each place, with their logprobs; it changes nothing that
+    is sampled. `Capabilities.top_logprobs` says how many an engine tells.
     """
 
     max_tokens: int
@@ -80,6 +88,7 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     allow_raw_logprobs: bool = False
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         given = self.stop_token_ids
@@ -94,6 +103,7 @@ class SamplingParams:
                 whole(f"stop_token_ids[{at}]", one, least=0, most=_MOST, error=EngineError)
                 for at, one in enumerate(given)
             ),
+            "top_logprobs": whole("top_logprobs", self.top_logprobs, least=0, most=_MOST, error=EngineError),
             "allow_raw_logprobs": instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError),
         }
         if self.seed is not None:
@@ -109,8 +119,9 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
     def described(self) -> dict[str, Any]:
-        """As JSON can hold it: what a trajectory records."""
-        return asdict(self) | {"stop_token_ids": list(self.stop_token_ids)}
+        """As JSON can hold it: what a trajectory records. What was not asked for is left out."""
+        values = asdict(self) | {"stop_token_ids": list(self.stop_token_ids)}
+        return {name: value for name, value in values.items() if value or name != "top_logprobs"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +149,10 @@ class Delta:
     """How many ids of the prompt were in the engine's cache; None where it does not say."""
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     """Of which distribution `logprobs` are."""
+    channels: Channels = field(default_factory=dict)
+    """What else the engine tells of each token, by name: ``"top_logprobs"`` has the likeliest ids at that place, best
+    first, as ``(id, logprob)``; those that could not have been drawn are left out. One entry for each of `ids`. A
+    channel that only the last piece has covers the whole completion."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +170,7 @@ class Completion(Delta):
         if not np.isfinite(self.logprobs).all():
             at = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
             raise EngineAnswerError(f"the logprob of id {int(self.ids[at])} at {at} is {float(self.logprobs[at])}")
+        check_channels(self.channels, len(self.ids))
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
@@ -174,7 +190,31 @@ def joined(pieces: Sequence[Delta]) -> Completion:
         last.versions,
         last.cached_tokens,
         last.logprobs_kind,
+        _joined_channels(pieces),
     )
+
+
+def _joined_channels(pieces: Sequence[Delta]) -> Channels:
+    """Each channel of all pieces, or of the last alone."""
+    told = [piece for piece in pieces if len(piece.ids)] or pieces[-1:]
+    earlier = [piece for piece in told if piece is not pieces[-1]]
+    names = dict.fromkeys(name for piece in (*told, pieces[-1]) for name in piece.channels)
+    whole: dict[str, Sequence[Any]] = {}
+    for name in names:
+        if not any(name in piece.channels for piece in earlier):
+            whole[name] = pieces[-1].channels[name]
+        elif all(name in piece.channels for piece in told):
+            whole[name] = [entry for piece in told for entry in piece.channels[name]]
+        else:
+            raise EngineAnswerError(f"{name} came with some pieces of the completion, and not with others")
+    return whole
+
+
+def check_channels(channels: Channels, length: int) -> None:
+    """`EngineAnswerError` where a channel has not one entry for each of as many tokens."""
+    for name, entries in channels.items():
+        if len(entries) != length:
+            raise EngineAnswerError(f"{name} has {len(entries)} entries for {length} ids; every sampled id needs one")
 
 
 def add_version(spans: list[VersionSpan], version: str | int, stop: int) -> None:
@@ -203,6 +243,8 @@ class Capabilities:
     pauses: bool = False
     versions: bool = False
     """Whether completions say which weights sampled them."""
+    top_logprobs: int = 0
+    """How many of the likeliest ids it tells at each place: the most that `SamplingParams.top_logprobs` may be."""
 
 
 class Engine:

@@ -261,6 +261,7 @@ def _agreed(found: Sequence[Capabilities]) -> Capabilities:
         max_length=min((one.max_length for one in found if one.max_length is not None), default=None),
         vocab_size=next(iter(sizes), None),
         logprobs=first.logprobs,
+        top_logprobs=min(one.top_logprobs for one in found),
         **{name: all(getattr(one, name) for one in found) for name in ("streams", "aborts", "pauses", "versions")},
     )
 

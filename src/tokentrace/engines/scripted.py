@@ -12,11 +12,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from ..settings import items
+from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import VersionSpan
 from .answers import AnswerReader, answered_ids, answered_logprobs, checked_request
 from .protocol import (
+    NO_CHANNELS,
+    TOP_LOGPROBS,
     Capabilities,
+    Channels,
     Completion,
     Delta,
     Engine,
@@ -28,8 +32,12 @@ from .protocol import (
     Logprobs,
     SamplingParams,
     add_version,
+    check_channels,
     collected,
 )
+
+_TOP_LOGPROBS: Final = 20
+"""As many as the APIs of servers allow."""
 
 
 class Sampled(NamedTuple):
@@ -37,6 +45,8 @@ class Sampled(NamedTuple):
 
     ids: Sequence[int] | Ids
     logprobs: Sequence[float] | Logprobs
+    channels: Channels = NO_CHANNELS
+    """What is told of each id beside its logprob."""
 
 
 Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | Sampled]
@@ -62,9 +72,10 @@ class ScriptedEngine(Engine):
     """Answers with what `script` returns, up to and including its first stop token, and at most ``max_tokens``.
 
     A completion that ends short of ``max_tokens`` without a stop token ends with its last id as one. Ids without
-    logprobs get ``-1.0`` each. Pieces of a stream have `piece` ids, 0 for all in one; `latency` is awaited before each
-    with its number of ids. `version` is which weights sample, and may be set at any time. `logprobs` is of which kind
-    they are said to be. Requests are kept in `requests` unless `record` is off.
+    logprobs get ``-1.0`` each. Top logprobs that are asked for and not told are made up: the sampled id is the best,
+    and each of the ids after it is less likely by 1. Pieces of a stream have `piece` ids, 0 for all in one; `latency`
+    is awaited before each with its number of ids. `version` is which weights sample, and may be set at any time.
+    `logprobs` is of which kind they are said to be. Requests are kept in `requests` unless `record` is off.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()
@@ -93,6 +104,7 @@ class ScriptedEngine(Engine):
                 aborts=True,
                 pauses=True,
                 versions=version is not None,
+                top_logprobs=_TOP_LOGPROBS,
             )
         )
         self.requests: Final[list[GenerateRequest]] = []
@@ -136,13 +148,14 @@ class ScriptedEngine(Engine):
         if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not streamed):
             raise EngineUnavailable("the script says that the engine cannot be reached")
         name = request.request_id or ""
-        ids, logprobs, stops = self._answer(prompt, request.sampling, fault)
+        ids, logprobs, channels, stops = self._answer(prompt, request.sampling, fault)
         self._running.add(name)
         try:
             reader, spans = AnswerReader(request, self.capabilities), list[VersionSpan]()
             size = self._piece or len(ids) or 1
             for start in range(0, len(ids) or 1, size):
                 stop = min(start + size, len(ids))
+                told = {channel: entries[start:stop] for channel, entries in channels.items()}
                 if self._latency is not None:
                     await self._latency(stop - start)
                 await self._going.wait()
@@ -152,12 +165,13 @@ class ScriptedEngine(Engine):
                 if self.version is not None and stop:
                     add_version(spans, self.version, stop)
                 if stop == len(ids) and fault is not Fault.DIES:
-                    reader.end(ids[start:], logprobs[start:], "stop" if stops else "length", versions=_told(spans))
+                    reason = "stop" if stops else "length"
+                    reader.end(ids[start:], logprobs[start:], reason, versions=_told(spans), channels=told)
                     break
                 if fault is Fault.DIES and (reader.count or stop == len(ids)):
                     words = f"the script says that the engine died after {reader.count} tokens had arrived"
                     raise EngineError(words) if reader.count else EngineUnavailable(words)
-                delta = reader.take(ids[start:stop], logprobs[start:stop])
+                delta = reader.take(ids[start:stop], logprobs[start:stop], told)
                 if delta is not None:
                     yield delta
             yield reader.close()
@@ -165,8 +179,10 @@ class ScriptedEngine(Engine):
             self._running.discard(name)
             self._aborted.discard(name)
 
-    def _answer(self, prompt: Ids, sampling: SamplingParams, fault: Fault | None) -> tuple[Ids, Logprobs, bool]:
-        """The ids, their logprobs, and whether the last is a stop token."""
+    def _answer(
+        self, prompt: Ids, sampling: SamplingParams, fault: Fault | None
+    ) -> tuple[Ids, Logprobs, Channels, bool]:
+        """The ids, their logprobs and channels, and whether the last is a stop token."""
         if fault is Fault.GARBAGE:
             raise EngineAnswerError("the script says that the answer is not JSON")
         given = self._script(prompt, sampling)
@@ -178,16 +194,29 @@ class ScriptedEngine(Engine):
             values = items("the script's logprobs", told.logprobs, EngineAnswerError)
         if len(values) != len(sampled):
             raise EngineAnswerError(f"the script returned {len(sampled)} ids with {len(values)} logprobs")
+        channels = dict(told.channels) if told is not None else {}
+        check_channels(channels, len(sampled))
+        if sampling.top_logprobs and TOP_LOGPROBS not in channels:
+            channels[TOP_LOGPROBS] = self._made_up(sampled, values, sampling.top_logprobs)
         ends = [at + 1 for at, one in enumerate(sampled) if one in sampling.stop_token_ids][:1]
         end = min([*ends, len(sampled), sampling.max_tokens])
         stops = bool(end) and (end in ends or end < sampling.max_tokens)
         sampled, values = sampled[:end], values[:end]
+        channels = {name: entries[:end] for name, entries in channels.items()}
         if fault is Fault.WRONG_IDS:
             sampled[-1:] = [-1 if self.capabilities.vocab_size is None else self.capabilities.vocab_size]
         if fault is Fault.FEW_LOGPROBS:
             values = values[:-1]
         ids = answered_ids(sampled, "ids", self.capabilities.vocab_size)
-        return ids, answered_logprobs(values, ids, "logprobs"), stops
+        return ids, answered_logprobs(values, ids, "logprobs"), channels, stops
+
+    def _made_up(self, ids: list[int], logprobs: list[float], count: int) -> list[tuple[tuple[int, float], ...]]:
+        size = self.capabilities.vocab_size or INT32_MAX
+        count = min(count, size)
+        return [
+            tuple(((one + rank) % size, float(logprob) - rank) for rank in range(count))
+            for one, logprob in zip(ids, logprobs, strict=True)
+        ]
 
 
 def _told(spans: list[VersionSpan]) -> list[dict[str, Any]] | None:
