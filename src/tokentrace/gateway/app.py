@@ -28,10 +28,12 @@ from .reading import json_response, parse_json, read_body
 from .requests import RequestError
 from .sending import StreamedAnswer, unless_gone
 from .store import StoreError
+from .tokens import TOKENS
 
 Endpoint = Callable[[HTTPRequest, Caller], Awaitable[Response]]
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "/v1/chat/completions": CHAT,
+    "/inference/v1/generate": TOKENS,
 }
 PREFIXES: Final = ("", "/sessions/{session}")
 """Where the dialects' routes are: with the session in the key or in a header, or in the path."""
