@@ -121,7 +121,7 @@ def responses_items(
     """
     stretches = _stretches(response)
     if never_empty and not stretches:
-        stretches = [_Stretch(PartKind.CONTENT, "", None, response.finish is Finish.LENGTH, ())]
+        stretches = [_Stretch(PartKind.CONTENT, "", None, response.finish is Finish.LENGTH, [])]
     make_id = item_id or numbered_item_id
     return [_responses_item(at, stretch, call_id, make_id, logprobs) for at, stretch in enumerate(stretches)]
 
@@ -133,7 +133,7 @@ class _Stretch(NamedTuple):
     text: str
     call: ParsedToolCall | None
     cut_off: bool
-    spans: tuple[TokenRange, ...]
+    spans: list[TokenRange]
 
 
 def _stretches(response: ParsedResponse) -> list[_Stretch]:
@@ -145,10 +145,10 @@ def _stretches(response: ParsedResponse) -> list[_Stretch]:
         if call is not None and not expressible(call):
             continue
         cut_off = response.finish is Finish.LENGTH and part is written[-1]
-        text, spans = part.text, (part.span,)
+        text, spans = part.text, [part.span]
         if call is None and stretches and stretches[-1].kind is part.kind:
             before = stretches.pop()
-            text, spans = before.text + text, (*before.spans, *spans)
+            text, spans = before.text + text, [*before.spans, *spans]
         stretches.append(_Stretch(part.kind, text, call, cut_off, spans))
     return stretches
 
