@@ -1,7 +1,8 @@
 """Sessions in one SQLite file: the default store, for one gateway.
 
 One thread writes. It takes all writes that wait, does each of them by itself (a savepoint), and commits them together:
-many sessions share one wait for the disk. Reads have a connection of their own.
+many sessions share one wait for the disk. Short reads are done at once, where they are asked for: in WAL mode nobody
+waits for a writer. Longer ones have a thread and a connection of their own.
 """
 
 from __future__ import annotations
@@ -10,61 +11,131 @@ import asyncio
 import contextlib
 import os
 import queue
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import apsw
 
+from ..errors import InputError
 from ..files import owned
-from .sql import Execute, Rows, SQLStore, prepare
+from .sql import Result, Rows, SQLStore, Transaction, prepare
 from .store import StoreError
 
-Write = Callable[[Execute], None]
+_APPLICATION: Final = 0x54545231
+"""Says in the file's header that it is ours: "TTR1"."""
+
+Waiting = tuple[Callable[[Transaction], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
-def sqlite_store(path: str | os.PathLike[str]) -> SQLStore:
-    """The store in a file, which is made if it is not there. Only its owner may read it."""
-    return SQLStore(_SQLite(Path(path)))
+def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> SQLStore:
+    """The store in a file, which is made if it is not there; only its owner may read it. None: a temporary one.
+
+    `patience` is how many seconds a write waits for another process that holds the file.
+    """
+    if path is not None:
+        return SQLStore(_SQLite(Path(path), patience, None))
+    folder = Path(tempfile.mkdtemp(prefix="tokentrace-"))
+    try:
+        return SQLStore(_SQLite(folder / "store.db", patience, folder))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class _SQLite:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writes: queue.SimpleQueue[tuple[Write, Future[None]] | None] = queue.SimpleQueue()
-        with contextlib.suppress(FileExistsError):
-            open(path, "xb", opener=owned).close()
+    contains = "instr"
+
+    def __init__(self, path: Path, patience: float, folder: Path | None) -> None:
+        self._path, self._folder = path, folder
+        self.temporary = folder is not None
+        self.where = "a temporary store" if self.temporary else os.fspath(path)
+        self._connections: list[apsw.Connection] = []
         try:
-            self._reader, writer = _connect(path), _connect(path)
-            with writer:
-                prepare(_executor(writer), "BLOB", lambda: list(writer.execute("SELECT version FROM format")))
-        except apsw.Error as error:
-            raise StoreError(f"{path}: {error}; give another file") from error
-        self._reading = threading.Lock()
+            writer = self._open(patience)
+            # the file is ours and in WAL mode now
+            self._inline, self._reader = self._connect(0), self._connect(patience)
+        except BaseException:
+            self._disconnect()
+            raise
+        self._closed = False
+        self._writes: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="tokentrace-store-reader")
         self._thread = threading.Thread(target=self._write_all, args=(writer,), name="tokentrace-store", daemon=True)
         self._thread.start()
 
-    async def read(self, sql: str, *values: Any) -> Rows:
-        def read() -> Rows:
-            with self._reading:
-                return list(self._reader.execute(sql, values))
+    # -- opening
 
+    def _open(self, patience: float) -> apsw.Connection:
         try:
-            return await asyncio.to_thread(read)
+            with contextlib.suppress(FileExistsError):
+                open(self._path, "xb", opener=owned).close()
+            connection = self._connect(patience)
+            connection.execute("BEGIN IMMEDIATE")
+            self._recognise(connection)
+            prepare(_Statements(connection), "BLOB")
+            connection.execute("COMMIT")
+            connection.pragma("journal_mode", "wal")
+            return connection
+        except (OSError, InputError) as error:
+            problem = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            raise StoreError(f"{self.where} cannot be opened: {problem}") from error
+        except apsw.NotADBError as error:
+            raise StoreError(f"{self.where} is not a store but a file of another kind: give another path") from error
         except apsw.Error as error:
-            raise StoreError(f"{self._path}: {error}") from error
+            raise StoreError(f"{self.where} cannot be opened: {_said(error)}") from error
+        except StoreError as error:
+            raise StoreError(f"{self.where}: {error}") from error
 
-    async def write(self, write: Write) -> None:
-        future: Future[None] = Future()
-        self._writes.put((write, future))
-        await asyncio.shield(asyncio.wrap_future(future))
+    def _connect(self, patience: float) -> apsw.Connection:
+        connection = apsw.Connection(os.fspath(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+        self._connections.append(connection)
+        connection.set_busy_timeout(int(patience * 1000))
+        connection.pragma("synchronous", "off" if self.temporary else "full")
+        return connection
 
-    async def close(self) -> None:
-        self._writes.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._reader.close()
+    def _recognise(self, connection: apsw.Connection) -> None:
+        """Refuse the database of another program, and mark a new one as ours."""
+        found = connection.pragma("application_id")
+        if found != _APPLICATION:
+            if found or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
+                raise StoreError("it is the database of another program: give another path")
+            connection.pragma("application_id", _APPLICATION)
+
+    # -- reading
+
+    async def get(self, sql: str, *values: Any) -> Rows:
+        try:
+            return self._rows(self._inline, sql, values)
+        except _Busy:  # some process holds the file for itself, to recover or to copy it
+            return await self.read(sql, *values)
+
+    async def read(self, sql: str, *values: Any) -> Rows:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._rows, self._reader, sql, values)
+
+    def _rows(self, connection: apsw.Connection, sql: str, values: tuple[Any, ...]) -> Rows:
+        self._check_open()
+        try:
+            return connection.execute(sql, values).fetchall()
+        except apsw.BusyError as error:
+            raise _Busy(f"{self.where}: {_said(error)}") from error
+        except (apsw.Error, UnicodeError) as error:
+            raise StoreError(f"{self.where}: {_said(error)}") from error
+
+    # -- writing
+
+    async def write(self, write: Callable[[Transaction], Result]) -> Result:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._writes.put((write, future, loop))
+        return await asyncio.shield(future)  # who gives up waiting does not take back the write
 
     def _write_all(self, connection: apsw.Connection) -> None:
         stopped = False
@@ -74,44 +145,110 @@ class _SQLite:
                 while True:
                     waiting.append(self._writes.get_nowait())
             stopped = None in waiting
-            self._commit(connection, [each for each in waiting if each is not None])
-        connection.close()
+            writes = [each for each in waiting if each is not None]
+            if writes:
+                _answer(writes, self._commit(connection, [write for write, _, _ in writes]))
 
-    def _commit(self, connection: apsw.Connection, writes: list[tuple[Write, Future[None]]]) -> None:
-        """Do several writes in one transaction; one that fails takes back itself alone."""
-        outcomes: list[Exception | None] = []
+    def _commit(self, connection: apsw.Connection, writes: list[Callable[[Transaction], Any]]) -> list[Any]:
+        """Do several writes in one transaction, or each in its own where that fails. What each gave, or its error."""
         try:
-            with connection:
-                for write, _ in writes:
-                    try:
-                        with connection:
-                            write(_executor(connection))
-                        outcomes.append(None)
-                    except (StoreError, apsw.ConstraintError) as error:
-                        outcomes.append(error if isinstance(error, StoreError) else self._failed(error))
+            connection.execute("BEGIN IMMEDIATE")
+            outcomes = [self._attempt(connection, write) for write in writes]
+            connection.execute("COMMIT")
         except Exception as error:  # whatever it was, those that wait have to hear of it
-            outcomes = [self._failed(error)] * len(writes)
-        for (_, future), outcome in zip(writes, outcomes, strict=True):
-            if outcome is None:
-                future.set_result(None)
-            else:
-                future.set_exception(outcome)
+            if connection.in_transaction:
+                with contextlib.suppress(apsw.Error):
+                    connection.execute("ROLLBACK")
+            if len(writes) == 1 or isinstance(error, apsw.BusyError):
+                return [self._failed(error)] * len(writes)
+            return [outcome for write in writes for outcome in self._commit(connection, [write])]
+        return outcomes
+
+    def _attempt(self, connection: apsw.Connection, write: Callable[[Transaction], Any]) -> Any:
+        """What a write gave, or its error: one that fails takes back itself alone."""
+        connection.execute("SAVEPOINT one")
+        try:
+            result = write(_Statements(connection))
+        except Exception as error:
+            if not connection.in_transaction:  # some errors take back everything
+                raise
+            connection.execute("ROLLBACK TO one")
+            result = error if isinstance(error, StoreError) else self._failed(error)
+        connection.execute("RELEASE one")
+        return result
 
     def _failed(self, error: Exception) -> StoreError:
-        return StoreError(f"{self._path}: {error}; nothing was recorded")
+        return StoreError(f"{self.where}: {_said(error)}; nothing was recorded")
+
+    # -- closing
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._writes.put(None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._readers.shutdown)
+        self._disconnect()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _disconnect(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.where} is closed")
 
 
-def _connect(path: Path) -> apsw.Connection:
-    connection = apsw.Connection(os.fspath(path))
-    connection.set_busy_timeout(5000)
-    connection.pragma("journal_mode", "wal")
-    connection.pragma("synchronous", "full")
-    return connection
+class _Busy(StoreError):  # noqa: N818
+    """Another process holds the file."""
 
 
-def _executor(connection: apsw.Connection) -> Execute:
-    def execute(sql: str, *values: Any) -> int:
-        connection.execute(sql, values)
-        return connection.changes()
+class _Statements:
+    """A transaction's statements."""
 
-    return execute
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def change(self, sql: str, *values: Any) -> int:
+        self._connection.execute(sql, values)
+        return self._connection.changes()
+
+    def rows(self, sql: str, *values: Any) -> Rows:
+        return self._connection.execute(sql, values).fetchall()
+
+
+def _answer(writes: list[Waiting], outcomes: list[Any]) -> None:
+    """Tell those that wait, waking each event loop once."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for (_, future, loop), outcome in zip(writes, outcomes, strict=True):
+        loops.setdefault(loop, []).append((future, outcome))
+    for loop, answers in loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(_settle, answers)
+
+
+def _settle(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, outcome in answers:
+        if future.done():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
+def _said(error: Exception) -> str:
+    """What SQLite says, and what can be done about it."""
+    advice: dict[type[Exception], str] = {
+        apsw.FullError: "there is no room left on its disk",
+        apsw.BusyError: "another process holds it",
+        apsw.LockedError: "another process holds it",
+        apsw.ReadOnlyError: "it may not be written to",
+        apsw.CorruptError: "the file is damaged: restore it from a copy, or give another path",
+        apsw.CantOpenError: "it may not be read, or its folder may not be written to",
+    }
+    said, known = str(error) or type(error).__name__, advice.get(type(error))
+    return f"{known} ({said})" if known else said

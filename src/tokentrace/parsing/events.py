@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .response import ParsedResponse, ParsedToolCall
 
@@ -54,6 +54,8 @@ class CallFinished:
 
     index: int
     call: ParsedToolCall
+    lead: str = field(default="", compare=False)
+    """White space that the grammar writes between the text before and the call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Output:
         lead = between if between.isspace() else ""
         self.parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
         self._stop = stop
-        self.events.append(CallFinished(call.index, call))
+        self.events.append(CallFinished(call.index, call, lead))
 
 
 def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:

@@ -48,19 +48,23 @@ def expressible(call: ParsedToolCall) -> bool:
     return call.status in _SAID and call.name is not None and call.arguments is not None
 
 
+def stands_as_text(call: ParsedToolCall) -> bool:
+    """Whether an attempt is text, as written, in a conversation that goes on.
+
+    Those are the attempts that no message can have, and calls with an argument given twice, of which a mapping would
+    lose one.
+    """
+    return not expressible(call) or call.status is CallStatus.DUPLICATE_ARGUMENT
+
+
 def history_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
     """The message of the completion in the conversation that goes on: rendered there, it has the completion's tokens.
 
     That holds for what the template writes itself, and a renderer that adapts messages (the default). It is OpenAI's
-    message with two differences. Attempts that are not calls (and calls with an argument given twice, of which a
-    mapping would lose one) stand in the content, where and as they were written. Reasoning that was opened and is empty
-    is ``""``.
+    message with two differences. Attempts that are not calls stand in the content, where and as they were written (see
+    `stands_as_text`). Reasoning that was opened and is empty is ``""``.
     """
-    as_text = {
-        call.index
-        for call in response.tool_calls
-        if not expressible(call) or call.status is CallStatus.DUPLICATE_ARGUMENT
-    }
+    as_text = {call.index for call in response.tool_calls if stands_as_text(call)}
     message = openai_message(response, call_id=call_id)
     if as_text:
         calls = [_openai_call(call, call_id) for call in response.tool_calls if call.index not in as_text]
