@@ -26,6 +26,7 @@ from tokentrace.engines.protocol import (
     SamplingParams,
     collected,
 )
+from tokentrace.engines.routing import Router
 from tokentrace.engines.sglang import GENERATE, SGLangEngine
 from tokentrace.engines.sse import EventReader
 
@@ -314,6 +315,59 @@ def test_closing_a_stream_closes_the_connection() -> None:
         engine = SGLangEngine(Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), TINY)
         async with aclosing(engine.stream(STREAM["request"]["json"]["input_ids"], SamplingParams(3))) as deltas:
             assert (await anext(deltas)).ids.tolist() == [131]
+        await asyncio.wait_for(gone.wait(), 10)
+        await engine.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("when", "how"),
+    [("after a token", "closed")]  # a generator that waits cannot be closed, only cancelled
+    + [
+        (when, how)
+        for when in ("before the head", "before a token", "after a token")
+        for how in ("cancelled", "cancelled whole")
+    ],
+)
+@pytest.mark.parametrize("routed", [False, True])
+def test_the_server_sees_that_nobody_wants_the_answer_any_more(when: str, how: str, routed: bool) -> None:
+    """Whenever a reader goes away, and however: the connection is closed, which ends the work there."""
+
+    async def run() -> None:
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+            if when != "before the head":
+                writer.write(http_head("content-type: text/event-stream"))
+            if when == "after a token":
+                writer.write(answer_bytes(STREAM).split(b"\n\n")[0] + b"\n\n")
+            await writer.drain()
+            asked.set()
+            assert await reader.read(1) == b"", "the connection ends, and nothing else is sent"
+            gone.set()
+            writer.close()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        alone = SGLangEngine(Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), TINY)
+        engine = Router([alone]) if routed else alone
+        prompt, sampling = STREAM["request"]["json"]["input_ids"], SamplingParams(3)
+        deltas = engine.stream(prompt, sampling)
+        if how == "closed":
+            await anext(deltas)
+            await deltas.aclose()
+        else:
+            work = engine.generate(prompt, sampling) if how == "cancelled whole" else collected(deltas)
+            task = asyncio.create_task(work)
+            await asked.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await deltas.aclose()
         await asyncio.wait_for(gone.wait(), 10)
         await engine.close()
         server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,13 @@ def test_connecting_finds_out_what_a_server_can_do() -> None:
 
     fake = Fake().on("/props", recording("llamacpp_props")["response"])
     found = Capabilities(
-        "llama.cpp", version="b0-unknown", model="tiny.gguf", max_length=4096, logprobs=LogprobKind.PROCESSED
+        "llama.cpp",
+        version="b0-unknown",
+        model="tiny.gguf",
+        max_length=4096,
+        logprobs=LogprobKind.PROCESSED,
+        top_logprobs=20,
+        structures=True,
     )
     assert asyncio.run(run(fake)) == found
     fake.on("/v1/models", {"data": [{"id": "tiny.gguf", "meta": {"n_vocab": 1024}}]})
@@ -182,3 +189,15 @@ def test_connecting_finds_out_what_a_server_can_do() -> None:
     for props in ([], {"default_generation_settings": {}}):
         with pytest.raises(EngineAnswerError):
             asyncio.run(run(Fake().on("/props", props)))
+
+
+def test_json_is_asked_for_with_a_schema() -> None:
+    answer = recording("llamacpp_completion_eos")["response"]
+    schema = {"type": "array"}
+    for structure, sent in [
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "schema": schema}, schema),
+    ]:
+        done, fake = whole(answer, replace(SAMPLING, structure=structure), replace(RAW, structures=True))
+        assert fake.bodies(COMPLETION)[0]["json_schema"] == sent
+        assert done.logprobs_kind is LogprobKind.UNKNOWN

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,48 @@ def test_more_top_logprobs_than_an_engine_tells_are_refused() -> None:
     for odd in (-1, 1.5, True, "2"):
         with pytest.raises(EngineError, match="top_logprobs"):
             SamplingParams(1, top_logprobs=odd)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "json",
+        {},
+        {"type": "xml"},
+        {"type": ["json_object"]},
+        {"type": "json_object", "schema": {}},
+        {"type": "json_schema"},
+        {"type": "json_schema", "schema": "x"},
+        {"type": "json_schema", "schema": {}, "strict": True},
+        {"type": "json_schema", "schema": {"a": object()}},
+        {"type": "json_schema", "schema": {"a": float("nan")}},
+    ],
+)
+def test_what_is_no_structure_is_refused(odd: Any) -> None:
+    with pytest.raises(EngineError, match="structure"):
+        SamplingParams(1, structure=odd)
+
+
+def test_a_structure_is_copied_recorded_and_refused_by_engines_that_cannot() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    sampling = SamplingParams(1, structure={"type": "json_schema", "schema": schema})
+    schema["type"] = "array"
+    assert sampling.described()["structure"] == {"type": "json_schema", "schema": {"type": "object"}}
+    assert "structure" not in SamplingParams(1).described()
+
+    async def run(engine: Engine) -> None:
+        with pytest.raises(EngineRefusal, match="cannot be held to JSON; ask for it in the prompt"):
+            await engine.generate([1], sampling)
+        with pytest.raises(EngineRefusal, match="cannot be held to JSON"):
+            await collected(Router([engine]).stream([1], sampling))
+        await engine.close()
+
+    asyncio.run(run(ScriptedEngine(lambda prompt, sampling: [1])))
+
+    async def embedded() -> None:
+        await run(EmbeddedEngine())
+
+    asyncio.run(embedded())
 
 
 def test_what_was_not_asked_for_is_not_recorded() -> None:

@@ -280,7 +280,7 @@ class Said(ScriptedEngine):
         self.capabilities = capabilities
 
 
-FULL = Capabilities("vllm", "1", "tiny", 4096, 1024, LogprobKind.PROCESSED, True, True, True, True)
+FULL = Capabilities("vllm", "1", "tiny", 4096, 1024, LogprobKind.PROCESSED, True, True, True, True, structures=True)
 
 
 def agreed(*changes: dict[str, Any]) -> Capabilities:
@@ -295,7 +295,7 @@ def test_capabilities_are_those_of_all() -> None:
         FULL, engine="sglang+vllm", version=None, model=None
     )
     assert agreed({"top_logprobs": 20}, {"top_logprobs": 5}).top_logprobs == 5
-    for name in ("streams", "aborts", "pauses", "versions"):
+    for name in ("streams", "aborts", "pauses", "versions", "structures"):
         assert not getattr(agreed({}, {name: False}), name)
 
 

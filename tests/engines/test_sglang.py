@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,19 @@ def test_no_id_begins_with_another(left: str, right: str) -> None:
     assert left == right or not (sent[0].startswith(sent[1]) or sent[1].startswith(sent[0]))
 
 
+def test_json_is_asked_for_with_a_schema_as_text() -> None:
+    recorded = recording("sglang_generate")
+    fake = Fake().on(GENERATE, recorded["response"])
+    held = SGLangEngine(fake.connection(), replace(TINY, structures=True, logprobs=LogprobKind.SCALED))
+    prompt, sampling = asked(recorded)
+    schema = {"type": "array"}
+    for structure in ({"type": "json_object"}, {"type": "json_schema", "schema": schema}):
+        done = asyncio.run(held.generate(prompt, replace(sampling, structure=structure)))
+        assert done.logprobs_kind is LogprobKind.UNKNOWN
+    sent = [json.loads(body["sampling_params"]["json_schema"]) for body in fake.bodies(GENERATE)]
+    assert sent == [{"type": "object"}, schema]
+
+
 # -- connecting
 
 
@@ -323,6 +337,8 @@ def test_connecting_finds_out_what_a_server_can_do(mode: str) -> None:
         aborts=True,
         pauses=True,
         versions=True,
+        top_logprobs=20,
+        structures=True,
     )
 
 

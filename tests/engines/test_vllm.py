@@ -335,6 +335,43 @@ def test_what_a_server_cannot_do_is_said() -> None:
             asyncio.run(act)
 
 
+# -- JSON
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("version", "structure", "sent"),
+    [
+        ("0.32.0", {"type": "json_object"}, {"structured_outputs": {"json_object": True}}),
+        ("0.11.0", {"type": "json_schema", "schema": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}),
+        ("0.10.1.1", {"type": "json_object"}, {"guided_json": {"type": "object"}}),
+        ("v0.9.2", {"type": "json_schema", "schema": SCHEMA}, {"guided_json": SCHEMA}),
+    ],
+)
+def test_json_is_asked_for_as_the_version_knows_it(path: str, version: str, structure: Any, sent: Any) -> None:
+    recorded = recording("vllm_generate" if path == GENERATE else "vllm_completions_ids")
+    fake = Fake().on(path, recorded["response"])
+    prompt, sampling = asked(recorded)
+    told = replace(TINY, version=version, structures=True, logprobs=LogprobKind.PROCESSED)
+    held = VLLMEngine(fake.connection(), told, path=path, check_echo=False)
+    done = asyncio.run(held.generate(prompt, replace(sampling, structure=structure)))
+    body = fake.bodies(path)[0]
+    params = body.get("sampling_params", body)
+    assert {name: params[name] for name in params if "structured" in name or "guided" in name} == sent
+    assert done.logprobs_kind is LogprobKind.UNKNOWN, "of what is left by the grammar, or not"
+
+
+def test_json_is_refused_where_it_might_be_ignored() -> None:
+    fake = served(Fake())
+    fake.answers.pop("/version")
+    assert not connect(fake, vocab_size=1024).structures, "an unknown field is ignored, and nothing would tell"
+    asked_for = SamplingParams(1, structure={"type": "json_object"})
+    with pytest.raises(EngineRefusal, match="vllm cannot be held to JSON"):
+        asyncio.run(engine(fake).generate([1], asked_for))
+
+
 # -- connecting
 
 
@@ -398,6 +435,8 @@ def test_connecting_finds_out_what_a_server_can_do(mode: str, native: bool) -> N
         aborts=native,
         pauses=native,
         versions=native,
+        top_logprobs=19 if native else 20,
+        structures=True,
     )
 
 

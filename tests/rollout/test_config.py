@@ -329,6 +329,6 @@ def test_a_file_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
 def test_passwords_in_addresses_are_not_shown(tmp_path: Path) -> None:
     engine = "engine: {kind: vllm, url: 'http://me:secret@127.0.0.1:9/v1', http: {retries: 0}}\n"
     run = read_run(written(tmp_path, engine + f"tokenizer: {POCKET}\n" + POCKET_RUN.partition("\n")[2]))
-    with pytest.raises(ConfigError, match=r"line 1: engine.url: http://127.0.0.1:9/v1: ") as raised:
+    with pytest.raises(ConfigError, match=r"line 1: engine.url: http://127.0.0.1:9/v1/v1/models: ") as raised:
         asyncio.run(run.connect())
     assert "secret" not in str(raised.value)

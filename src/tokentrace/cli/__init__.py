@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "grammar": "Show what a model writes in its turn.",
     "tokenize": "Turn files of conversations into training rows.",
     "rollout": "Run agents on an engine and keep exact training rows.",
+    "keys": "Make keys for the gateway.",
     "check": "Compare rows of ids with what a model's template makes.",
     "families": "Show what is known of each family of models.",
     "demo": "Run rollouts by three client paths and compare them.",

@@ -75,16 +75,25 @@ split_option: Final = click.option(
 )
 quiet_option: Final = click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
 
+_kwargs_option: Final = click.option(
+    "--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."
+)
+_renderer_option: Final = click.option(
+    "--renderer", default="auto", show_default=True, metavar="NAME", help="A family, auto or default."
+)
+_chat_template_option: Final = click.option(
+    "--chat-template",
+    metavar="FILE",
+    help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
+)
+_tools_option: Final = click.option(
+    "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
+)
+renderer_options: Final = together(tokenizer_option, _kwargs_option, _renderer_option, _chat_template_option)
+"""What a renderer is made of: see `inputs.make_renderer`."""
+
 template_options: Final = together(
-    tokenizer_option,
-    click.option("--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."),
-    click.option("--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."),
-    click.option("--renderer", default="auto", show_default=True, metavar="NAME", help="A family, auto or default."),
-    click.option(
-        "--chat-template",
-        metavar="FILE",
-        help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
-    ),
+    tokenizer_option, _tools_option, _kwargs_option, _renderer_option, _chat_template_option
 )
 """What a conversation is rendered with: see `inputs.make_renderer`."""
 

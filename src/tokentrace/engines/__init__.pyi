@@ -22,5 +22,6 @@ from .routing import Router as Router
 from .scripted import Fault as Fault
 from .scripted import Sampled as Sampled
 from .scripted import ScriptedEngine as ScriptedEngine
+from .servers import connect as connect
 from .sglang import SGLangEngine as SGLangEngine
 from .vllm import VLLMEngine as VLLMEngine

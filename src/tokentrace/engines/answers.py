@@ -66,6 +66,11 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
             f"not sent: top_logprobs is {sampling.top_logprobs}, and {capabilities.engine} tells the logprobs of "
             f"{capabilities.top_logprobs or 'no'} ids beside the sampled one"
         )
+    if sampling.structure is not None and not capabilities.structures:
+        raise EngineRefusal(
+            f"not sent: {capabilities.engine} cannot be held to JSON; ask for it in the prompt, or use vLLM, SGLang or "
+            "llama.cpp"
+        )
     return replace(request, prompt_ids=ids)
 
 
@@ -88,7 +93,13 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
 
 
 def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> LogprobKind:
-    """Of which distribution the logprobs of one completion are."""
+    """Of which distribution the logprobs of one completion are.
+
+    Not known where it was held to a structure: some engines leave out what does not fit before they compute them, some
+    after.
+    """
+    if sampling.structure is not None:
+        return LogprobKind.UNKNOWN
     return LogprobKind.RAW if sampling.temperature == 0 else capabilities.logprobs
 
 

@@ -21,9 +21,13 @@ from ..settings import choose
 from ..tokens.tokenizer import Ids
 from .adapter import HTTPEngine, connecting
 from .answers import AnswerReader, answered_count, answered_ids, answered_logprobs, optional, part, same_ids
+from .channels import answered_top
 from .http import Connection, HTTPSettings
 from .protocol import (
+    NO_CHANNELS,
+    TOP_LOGPROBS,
     Capabilities,
+    Channels,
     Delta,
     EngineAnswerError,
     EngineError,
@@ -34,6 +38,8 @@ from .protocol import (
 )
 
 COMPLETION: Final = "/completion"
+_TOP_LOGPROBS: Final = 20
+"""It has no bound of its own."""
 _REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 
@@ -69,6 +75,8 @@ class LlamaCppEngine(HTTPEngine):
                 max_length=answered_count(part(props, "default_generation_settings", "n_ctx"), "n_ctx"),
                 vocab_size=_vocab_size(models) if vocab_size is None else vocab_size,
                 logprobs=kind,
+                top_logprobs=_TOP_LOGPROBS,
+                structures=True,
             )
             return cls(connection, found)
 
@@ -86,11 +94,13 @@ class LlamaCppEngine(HTTPEngine):
             "min_p": 0.0,
             "samplers": ["temperature", *["top_k"] * (sampling.top_k > 0), *["top_p"] * (sampling.top_p < 1)],
             "return_tokens": True,
-            "n_probs": 1,
+            "n_probs": max(1, sampling.top_logprobs),
             "post_sampling_probs": _is_processed(sampling, self.capabilities),
             "cache_prompt": True,
             "stream": False,
         }
+        if sampling.structure is not None:
+            fields["json_schema"] = sampling.structure.get("schema", {"type": "object"})
         return fields if sampling.seed is None else fields | {"seed": sampling.seed}
 
     def _reader(self, request: GenerateRequest) -> AnswerReader:
@@ -121,7 +131,22 @@ class _Reader(AnswerReader):
         cached = (optional(answer, "timings", dict) or {}).get("cache_n")
         self.cached_tokens = answered_count(cached, "timings.cache_n")
         reason = _REASONS.get(reason, reason) if isinstance(reason, str) else reason
-        self.end(ids, answered_logprobs(given, ids, "completion_probabilities"), reason)
+        logprobs = answered_logprobs(given, ids, "completion_probabilities")
+        self.end(ids, logprobs, reason, channels=self._top(entries, processed))
+
+    def _top(self, entries: list[Any], processed: bool) -> Channels:
+        count = self.sampling.top_logprobs
+        if not count:
+            return NO_CHANNELS
+        told, value = ("top_probs", "prob") if processed else ("top_logprobs", "logprob")
+        pairs = [
+            [
+                (part(one, "id"), _log(part(one, value)) if processed else part(one, value))
+                for one in part(entry, told, kind=list)
+            ]
+            for entry in entries
+        ]
+        return {TOP_LOGPROBS: answered_top(pairs, count, self.capabilities.vocab_size, told)}
 
 
 def _entries_of(entries: list[Any], ids: Ids, sampled: Ids) -> list[Any]:
@@ -147,6 +172,12 @@ def _logprob(entry: Any, processed: bool) -> Any:
             f"completion_probabilities: {shown(probability)} cannot be the probability of a sampled id"
         )
     return math.log(probability)
+
+
+def _log(probability: Any) -> Any:
+    """The logprob of an alternative: None where it could not have been drawn; what is no probability, as it is."""
+    is_number = type(probability) in (float, int) and 0 <= probability <= 1
+    return (math.log(probability) if probability else None) if is_number else shown(probability)
 
 
 def _vocab_size(models: Any) -> int | None:

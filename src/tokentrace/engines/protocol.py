@@ -6,6 +6,7 @@ are an error, and never made up.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -27,6 +28,8 @@ Channels: TypeAlias = Mapping[str, Sequence[Any]]
 """What is told of tokens beside their logprobs, by name: one entry for each."""
 TOP_LOGPROBS: Final = "top_logprobs"
 """The channel that `SamplingParams.top_logprobs` asks for: of each token the likeliest ids, as ``(id, logprob)``."""
+ROUTED_EXPERTS: Final = "routed_experts"
+"""The channel of the experts that the model used when it computed what each token was sampled from."""
 NO_CHANNELS: Final[Channels] = {}
 _MOST: Final = 2**31 - 1
 COLDEST: Final = 0.01
@@ -79,6 +82,10 @@ class SamplingParams:
 
     `top_logprobs` asks for that many of the likeliest ids at each place, with their logprobs; it changes nothing that
     is sampled. `Capabilities.top_logprobs` says how many an engine tells.
+
+    `structure` is what the completion has to be, from its first token on: ``{"type": "json_object"}``, or ``{"type":
+    "json_schema", "schema": {…}}``. An engine that can do that (`Capabilities.structures`) samples only what goes on
+    with such a text; its logprobs are then of ``UNKNOWN`` kind.
     """
 
     max_tokens: int
@@ -89,6 +96,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     allow_raw_logprobs: bool = False
     top_logprobs: int = 0
+    structure: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         given = self.stop_token_ids
@@ -106,6 +114,8 @@ class SamplingParams:
             "top_logprobs": whole("top_logprobs", self.top_logprobs, least=0, most=_MOST, error=EngineError),
             "allow_raw_logprobs": instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError),
         }
+        if self.structure is not None:
+            checked["structure"] = _structure(self.structure)
         if self.seed is not None:
             checked["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
         if checked["top_p"] == 0:
@@ -121,7 +131,25 @@ class SamplingParams:
     def described(self) -> dict[str, Any]:
         """As JSON can hold it: what a trajectory records. What was not asked for is left out."""
         values = asdict(self) | {"stop_token_ids": list(self.stop_token_ids)}
-        return {name: value for name, value in values.items() if value or name != "top_logprobs"}
+        return {name: value for name, value in values.items() if value or name not in ("top_logprobs", "structure")}
+
+
+def _structure(given: Any) -> dict[str, Any]:
+    """A structure that an engine can be asked for, as a copy that nobody changes."""
+    try:
+        found = json.loads(json.dumps(given, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EngineError(f"structure must be what JSON can hold: {error}") from error
+    kind = found.get("type") if isinstance(found, dict) else None
+    schema = {"json_object": False, "json_schema": True}.get(kind) if isinstance(kind, str) else None
+    if schema is None or set(found) != {"type", *(["schema"] if schema else [])}:
+        raise EngineError(
+            'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
+            f"{shown(given)}"
+        )
+    if schema and not isinstance(found["schema"], dict):
+        raise EngineError(f"structure: the schema must be a JSON schema, an object, not {shown(found['schema'])}")
+    return dict(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,6 +273,8 @@ class Capabilities:
     """Whether completions say which weights sampled them."""
     top_logprobs: int = 0
     """How many of the likeliest ids it tells at each place: the most that `SamplingParams.top_logprobs` may be."""
+    structures: bool = False
+    """Whether it can be held to JSON: see `SamplingParams.structure`."""
 
 
 class Engine:

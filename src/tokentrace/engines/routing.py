@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from .protocol import Capabilities, Completion, Delta, Engine, EngineError, EngineUnavailable, GenerateRequest
 
+_ALL_CAN: Final = ("streams", "aborts", "pauses", "versions", "structures")
+
 
 class CircuitState(StrEnum):
     """Whether requests go to an endpoint."""
@@ -262,7 +264,7 @@ def _agreed(found: Sequence[Capabilities]) -> Capabilities:
         vocab_size=next(iter(sizes), None),
         logprobs=first.logprobs,
         top_logprobs=min(one.top_logprobs for one in found),
-        **{name: all(getattr(one, name) for one in found) for name in ("streams", "aborts", "pauses", "versions")},
+        **{name: all(getattr(one, name) for one in found) for name in _ALL_CAN},
     )
 
 

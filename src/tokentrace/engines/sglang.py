@@ -9,15 +9,21 @@ length before them; ``preferred_sampling_params`` may change how it samples, so 
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final, Literal
 
 from ..errors import shown
 from ..tokens.tokenizer import Ids
 from .adapter import HTTPEngine, best_logprob, connecting, probed_kind, sampling_fields
 from .answers import AnswerReader, answered_count, answered_ids, answered_logprobs, optional, part, same_ids
+from .channels import answered_top, experts_of, flat_experts
 from .http import Connection, HTTPSettings
 from .protocol import (
+    NO_CHANNELS,
+    ROUTED_EXPERTS,
+    TOP_LOGPROBS,
     Capabilities,
+    Channels,
     Delta,
     EngineAnswerError,
     EngineError,
@@ -30,6 +36,8 @@ from .protocol import (
 )
 
 GENERATE: Final = "/generate"
+_TOP_LOGPROBS: Final = 20
+"""It has no bound of its own."""
 PauseMode = Literal["in_place", "retract", "abort"]
 
 
@@ -40,10 +48,16 @@ class SGLangEngine(HTTPEngine):
     prompt_field = "input_ids"
 
     def __init__(
-        self, connection: Connection, capabilities: Capabilities, *, pause_mode: PauseMode = "in_place"
+        self,
+        connection: Connection,
+        capabilities: Capabilities,
+        *,
+        pause_mode: PauseMode = "in_place",
     ) -> None:
         super().__init__(connection, capabilities)
         self._pause_mode: Final = pause_mode
+        self._experts = 0
+        """How many experts are told of each position, of all layers together; 0 where they are not asked for."""
 
     @classmethod
     async def connect(
@@ -53,6 +67,7 @@ class SGLangEngine(HTTPEngine):
         vocab_size: int | None = None,
         logprobs: LogprobKind | str | None = None,
         pause_mode: PauseMode = "in_place",
+        routed_experts: bool = False,
         settings: HTTPSettings | None = None,
     ) -> SGLangEngine:
         """Find out what a server can do; some single tokens are sampled for that.
@@ -61,7 +76,8 @@ class SGLangEngine(HTTPEngine):
         returns is found out by comparing them at two temperatures, with and without `top_k`, unless `logprobs` says it;
         usually they are ``SCALED``. `pause_mode` is what `pause` does to requests under way: they wait and keep what
         they have computed (``"in_place"``), or have it computed again by the new weights (``"retract"``), or end with
-        ``ABORT``.
+        ``ABORT``. `routed_experts` asks for the experts of each sampled id, as the channel of that name; the server
+        must have been started with ``--enable-return-routed-experts``.
         """
         async with connecting(base_url, settings) as connection:
             model = part(await connection.get("/get_model_info"), kind=dict)
@@ -96,8 +112,24 @@ class SGLangEngine(HTTPEngine):
                 aborts=True,
                 pauses=True,
                 versions=sampled.get("weight_versions") is not None,
+                top_logprobs=_TOP_LOGPROBS,
+                structures=True,
             )
+            if routed_experts:
+                engine._experts = await engine._count_experts()
             return engine
+
+    async def _count_experts(self) -> int:
+        """How many experts one position has: the only one that is read where one id follows one."""
+        request = GenerateRequest([0], SamplingParams(1))
+        answer = await self._post(request, self._fields(request) | {"return_routed_experts": True})
+        meta = part(answer, "meta_info", kind=dict)
+        if meta.get("routed_experts") is None:
+            raise EngineError(
+                "SGLang returned no routed experts: start it with --enable-return-routed-experts, and with a model "
+                "that has experts"
+            )
+        return flat_experts(meta["routed_experts"], meta.get("routed_experts_dtype"), None).size
 
     async def _sample_one(self, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
         """What is told of one token after a prompt of one id."""
@@ -128,10 +160,22 @@ class SGLangEngine(HTTPEngine):
             "logprob_start_len": -1,  # from 0 on, the prompt's would be computed again, past the prefix cache
             "stream": False,
         }
+        params |= _structure(request.sampling)
+        if request.sampling.top_logprobs:
+            fields["top_logprobs_num"] = request.sampling.top_logprobs
+        if self._experts:  # from the last id of the prompt on: the first sampled id comes of it
+            fields |= {"return_routed_experts": True, "routed_experts_start_len": len(request.prompt_ids) - 1}
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
     def _reader(self, request: GenerateRequest) -> AnswerReader:
-        return _Reader(request, self.capabilities)
+        return _Reader(request, self.capabilities, experts=self._experts)
+
+
+def _structure(sampling: SamplingParams) -> dict[str, Any]:
+    """SGLang takes a schema, as text; that of any object where none is asked for."""
+    if sampling.structure is None:
+        return {}
+    return {"json_schema": json.dumps(sampling.structure.get("schema", {"type": "object"}))}
 
 
 def _rid(request_id: str) -> str:
@@ -141,6 +185,10 @@ def _rid(request_id: str) -> str:
 
 class _Reader(AnswerReader):
     """An answer, whole or in the events of a stream: each with everything so far, or with what is new."""
+
+    def __init__(self, request: GenerateRequest, capabilities: Capabilities, *, experts: int = 0) -> None:
+        super().__init__(request, capabilities)
+        self._experts: Final = experts
 
     def feed(self, answer: Any) -> Delta | None:
         meta = part(answer, "meta_info", kind=dict)
@@ -152,12 +200,30 @@ class _Reader(AnswerReader):
             meta = {"prompt_tokens": len(self.prompt), "completion_tokens": max(self.count, len(so_far))} | meta
         self.check_prompt_count(part(meta, "prompt_tokens"))
         ids, logprobs = self._new(answer, meta)
+        channels = self._top(meta, len(ids))
         self.cached_tokens = answered_count(meta.get("cached_tokens"), "cached_tokens")
         if reason is None:
-            return self.take(ids, logprobs)
+            return self.take(ids, logprobs, channels)
         # `weight_version` is the server's when it answers: the spans say what sampled each token
-        self.end(ids, logprobs, part(reason, "type"), reason.get("matched"), meta.get("weight_versions"))
+        kind, spans, whole = part(reason, "type"), meta.get("weight_versions"), self._routed(meta, len(ids))
+        self.end(ids, logprobs, kind, reason.get("matched"), spans, channels, whole)
         return None
+
+    def _top(self, meta: Any, new: int) -> Channels:
+        count = self.sampling.top_logprobs
+        if not count or not new:
+            return NO_CHANNELS
+        rows = part(meta, "output_top_logprobs", kind=list)[-new:]
+        pairs = [[(part(one, 1), part(one, 0)) for one in part(rows, at, kind=list)] for at in range(len(rows))]
+        return {TOP_LOGPROBS: answered_top(pairs, count, self.capabilities.vocab_size, "output_top_logprobs")}
+
+    def _routed(self, meta: Any, new: int) -> Channels:
+        """The experts of the whole completion, which come with its end."""
+        sampled = self.count + new
+        if not self._experts or not sampled:
+            return NO_CHANNELS
+        found = flat_experts(part(meta, "routed_experts"), meta.get("routed_experts_dtype"), self._experts)
+        return {ROUTED_EXPERTS: experts_of(found, len(self.prompt), sampled)}
 
     def _new(self, answer: Any, meta: Any) -> tuple[Ids, Logprobs]:
         given = part(answer, "output_ids", kind=list)

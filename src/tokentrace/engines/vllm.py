@@ -12,6 +12,7 @@ not sent; its ids in ``abort_requests`` have a prefix that the request does not 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
@@ -27,9 +28,14 @@ from .answers import (
     part,
     same_ids,
 )
+from .channels import answered_top, experts_of, npy_experts
 from .http import Connection, HTTPSettings
 from .protocol import (
+    NO_CHANNELS,
+    ROUTED_EXPERTS,
+    TOP_LOGPROBS,
     Capabilities,
+    Channels,
     Delta,
     EngineAnswerError,
     EngineError,
@@ -47,6 +53,10 @@ _ABORTED_ID: Final = "generate-tokens-"
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
 _LOGPROBS: Final = {GENERATE: "content", COMPLETIONS: "token_logprobs"}
+_STRUCTURED_OUTPUTS: Final = (0, 11)
+"""The version since which there are no guided_* fields that one could rely on."""
+MAX_LOGPROBS: Final = 20
+"""The default of vLLM's ``--max-logprobs``."""
 PauseMode = Literal["keep", "wait", "abort"]
 
 
@@ -79,6 +89,7 @@ class VLLMEngine(HTTPEngine):
         logprobs: LogprobKind | str | None = None,
         check_echo: bool = True,
         pause_mode: PauseMode = "keep",
+        max_logprobs: int = MAX_LOGPROBS,
         settings: HTTPSettings | None = None,
     ) -> VLLMEngine:
         """Find out what a server can do; some single tokens are sampled for that.
@@ -89,7 +100,11 @@ class VLLMEngine(HTTPEngine):
         which they are. Where that does not tell, they are ``UNKNOWN``.
         `check_echo` has each prompt sent back and compared, which costs as much as the prompt is long; without it,
         its length is compared. `pause_mode` is what `pause` does to requests under way: they wait (``"keep"``), are
-        finished first (``"wait"``), or end with ``ABORT``.
+        finished first (``"wait"``), or end with ``ABORT``. `max_logprobs` is what the server was started with as
+        ``--max-logprobs``, if not the default; ``/inference/v1/generate`` tells one alternative less.
+
+        Where the server was started with ``--enable-return-routed-experts``, what it returns is the channel
+        ``"routed_experts"``: of each sampled id the experts of all layers.
         """
         async with connecting(base_url, settings) as connection:
             card = _card(part(await connection.get("/v1/models"), "data", kind=list), model)
@@ -119,6 +134,10 @@ class VLLMEngine(HTTPEngine):
                 logprobs=await probed_kind(engine._best_logprob, vocab_size, logprobs),
                 aborts=engine.path == GENERATE,
                 versions=choice.get("weight_versions") is not None,
+                # unknown fields are ignored: where the version is not known, JSON might be asked for in vain
+                structures=_version(found.version) is not None,
+                # generate tells as many as it is asked for, the sampled one among them
+                top_logprobs=max(0, max_logprobs - (engine.path == GENERATE)),
             )
             return engine
 
@@ -163,8 +182,12 @@ class VLLMEngine(HTTPEngine):
         if not self.capabilities.pauses:
             raise EngineError("vLLM can be paused only where it was started with VLLM_SERVER_DEV_MODE=1")
 
-    def _fields(self, request: GenerateRequest, logprobs: int = 0) -> dict[str, Any]:
+    def _fields(self, request: GenerateRequest, logprobs: int | None = None) -> dict[str, Any]:
+        if logprobs is None:
+            logprobs = request.sampling.top_logprobs
+            logprobs += 1 if logprobs and self.path == GENERATE else 0
         params = sampling_fields(request.sampling, most="max_tokens", seed="seed") | {"logprobs": logprobs}
+        params |= _structure(request.sampling, self.capabilities.version)
         fields: dict[str, Any] = {"model": self.capabilities.model}
         if self.path == COMPLETIONS:
             fields |= params
@@ -199,11 +222,35 @@ class _Reader(AnswerReader):
             check_prompt_echo(echo, self.prompt)
             self._echo_due = False
         ids, logprobs = _sampled(choice, self._path, self.capabilities.vocab_size)
-        reason = choice.get("finish_reason")
+        channels = self._top(choice) if self.sampling.top_logprobs and len(ids) else NO_CHANNELS
+        reason, experts = choice.get("finish_reason"), choice.get("routed_experts")
         if reason is None:
-            return self.take(ids, logprobs)
-        self.end(ids, logprobs, reason, choice.get("stop_reason"), choice.get("weight_versions"))
+            if experts is not None:
+                raise EngineAnswerError("vLLM told routed_experts before the end; they are known to come with it")
+            return self.take(ids, logprobs, channels)
+        whole: Channels = NO_CHANNELS
+        if experts is not None:
+            whole = {ROUTED_EXPERTS: experts_of(npy_experts(experts), len(self.prompt), self.count + len(ids))}
+        self.end(ids, logprobs, reason, choice.get("stop_reason"), choice.get("weight_versions"), channels, whole)
         return None
+
+    def _top(self, choice: dict[str, Any]) -> Channels:
+        pairs: list[list[tuple[Any, Any]]]
+        if self._path == COMPLETIONS:
+            where = "logprobs.top_logprobs"
+            told = part(choice, "logprobs", "top_logprobs", kind=list)
+            pairs = [
+                [(_number(name.removeprefix(_TOKEN_ID)), value) for name, value in part(told, at, kind=dict).items()]
+                for at in range(len(told))
+            ]
+        else:
+            where = "logprobs.content"
+            content = part(choice, "logprobs", "content", kind=list)
+            pairs = [
+                [(part(one, "token_id"), part(one, "logprob")) for one in part(entry, "top_logprobs", kind=list)]
+                for entry in content
+            ]
+        return {TOP_LOGPROBS: answered_top(pairs, self.sampling.top_logprobs, self.capabilities.vocab_size, where)}
 
 
 def _sampled(choice: dict[str, Any], path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
@@ -222,6 +269,22 @@ def _sampled(choice: dict[str, Any], path: str, vocab_size: int | None) -> tuple
     logprobs = answered_logprobs([part(entry, "logprob") for entry in content], ids, "logprobs.content")
     same_ids([part(entry, "token_id") for entry in content], ids, "logprobs.content")
     return ids, logprobs
+
+
+def _structure(sampling: SamplingParams, version: str | None) -> dict[str, Any]:
+    """Structured outputs, or guided decoding as versions before 0.11 had it."""
+    if sampling.structure is None:
+        return {}
+    schema = sampling.structure.get("schema")
+    if (_version(version) or (0, 0)) < _STRUCTURED_OUTPUTS:
+        return {"guided_json": {"type": "object"} if schema is None else schema}
+    return {"structured_outputs": {"json_object": True} if schema is None else {"json": schema}}
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    """The first two numbers of a version; None where there are none."""
+    found = re.match(r"v?(\d+)\.(\d+)", text or "")
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _number(text: str) -> int | str:

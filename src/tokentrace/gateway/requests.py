@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..errors import TokentraceError, shown
+from ..engines.protocol import COLDEST
+from ..errors import InputError, TokentraceError, shown
+
+_KINDS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 
 
 class RequestError(TokentraceError):
@@ -23,6 +37,22 @@ class RequestError(TokentraceError):
     ) -> None:
         self.problem, self.field, self.status, self.code, self.retry_after = problem, field, status, code, retry_after
         super().__init__(f"{field}: {problem}" if field else problem)
+
+    @property
+    def kind(self) -> str:
+        """What OpenAI and Anthropic call an error of this status."""
+        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+
+
+@contextmanager
+def refusing(messages: str = "messages") -> Iterator[None]:
+    """What is wrong with a conversation or with tools, as a RequestError that names the field of the body."""
+    try:
+        yield
+    except InputError as error:
+        places = [messages] if error.message is not None or not error.field else []
+        places += [] if error.message is None else [str(error.message)]
+        raise RequestError(error.problem, field=".".join([*places, *filter(None, [error.field])])) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +134,26 @@ class Body:
         if value is not None and not least <= value <= most:
             raise RequestError(f"must be an integer from {least} to {most}, not {shown(value)}", field=name)
         return value  # type: ignore[no-any-return]
+
+    def temperature(self, most: float) -> float | None:
+        """The temperature: 0, or one that engines keep to."""
+        value = self.number("temperature", 0, most)
+        if value is not None and 0 < value < COLDEST:
+            problem = f"must be 0, for greedy sampling, or at least {COLDEST}: engines do not keep to a lower one"
+            raise RequestError(problem, field="temperature")
+        return value
+
+    def top_p(self) -> float | None:
+        """The share of the likeliest tokens that is sampled from."""
+        value = self.number("top_p", 0, 1)
+        if value == 0:
+            raise RequestError("must be above 0: no token would be left; temperature 0 is greedy", field="top_p")
+        return value
+
+    def top_k(self) -> int | None:
+        """How many of the likeliest tokens are sampled from; -1 and 0 are all."""
+        value = self.whole("top_k", -1)
+        return value if value is None else max(value, 0)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""

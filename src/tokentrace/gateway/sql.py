@@ -87,6 +87,8 @@ class SQLStore:
     # -- sessions
 
     async def create(self, session: SessionInfo, *, key: str | None = None) -> SessionInfo:
+        if not _is_storable(session.id + (key or "")):
+            raise StoreError(f"session {session.id!r} cannot be stored: no NUL and no lone surrogate in its id or key")
         made = (session.id, session.state.value, session.created, as_json(session.metadata), as_json(session.settings))
 
         def write(transaction: Transaction) -> Rows:

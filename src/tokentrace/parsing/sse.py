@@ -40,11 +40,13 @@ def encode_sse(payload: Mapping[str, Any], *, event: str | None = None) -> str:
 class OpenAIChunks:
     """The ``chat.completion.chunk`` objects of one completion. Put together they are its `shapes.openai_message`.
 
-    They may have more calls than that: those announced that turned out not to be expressible.
+    They may have more calls than that: those announced that turned out not to be expressible. `choice` is the index of
+    the completion where there are several.
     """
 
-    def __init__(self, *, id: str, model: str, created: int, call_id: CallId | None = None) -> None:
+    def __init__(self, *, id: str, model: str, created: int, call_id: CallId | None = None, choice: int = 0) -> None:
         self._head: Final = {"id": id, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._choice: Final = choice
         self._call_id: Final = call_id or numbered_call_id
         self._announced: Final[dict[int, int]] = {}
         self._opened = False
@@ -57,6 +59,10 @@ class OpenAIChunks:
         for event in events:
             chunks += self._chunks(event)
         return chunks
+
+    def empty(self) -> dict[str, Any]:
+        """A chunk that says nothing: it keeps a connection open, or carries fields of its own."""
+        return self._chunk({})
 
     def _chunks(self, event: Event) -> list[dict[str, Any]]:
         match event:
@@ -86,7 +92,7 @@ class OpenAIChunks:
         return {"content": ""} if nothing else {}
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        return {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+        return {**self._head, "choices": [{"index": self._choice, "delta": delta, "finish_reason": finish_reason}]}
 
 
 class AnthropicEvents:

@@ -13,18 +13,8 @@ from typing import Any, Final, TypeAlias
 from ..data.chunks import Row, plan, read_rows
 from ..data.conversations import without_nulls
 from ..data.sources import Format, find_sources
-from ..engines import (
-    EmbeddedEngine,
-    Engine,
-    EngineError,
-    HTTPSettings,
-    LlamaCppEngine,
-    Router,
-    SamplingParams,
-    SGLangEngine,
-    VLLMEngine,
-)
-from ..engines.http import shown_address
+from ..engines import EmbeddedEngine, Engine, EngineError, HTTPSettings, SamplingParams
+from ..engines.servers import connect as connect_engine
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
 from ..rendering.factory import create_renderer
@@ -240,20 +230,10 @@ def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaita
     async def connect() -> Engine:
         if kind == "embedded":
             return EmbeddedEngine()
-        servers: dict[str, Any] = {"vllm": VLLMEngine, "sglang": SGLangEngine, "llama.cpp": LlamaCppEngine}
-        engines: list[Engine] = []
         try:
-            for url in urls:
-                try:
-                    engines.append(await servers[kind].connect(url, **options))
-                except EngineError as error:
-                    where = "urls" if "urls" in section else "url"
-                    raise section.error(f"{shown_address(url)}: {error}", where) from error
-            return engines[0] if len(engines) == 1 else Router(engines, names=[shown_address(url) for url in urls])
-        except BaseException:
-            for engine in engines:
-                await engine.close()
-            raise
+            return await connect_engine(urls, kind, **options)
+        except EngineError as error:
+            raise section.error(str(error), "urls" if "urls" in section else "url") from error
 
     return connect
 

@@ -1,0 +1,88 @@
+"""Connect to the servers at some addresses, whichever of the known engines they are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..errors import shown
+from .http import Connection, HTTPSettings, shown_address
+from .llamacpp import LlamaCppEngine
+from .protocol import Engine, EngineAnswerError, EngineError, EngineRefusal
+from .routing import Router
+from .sglang import SGLangEngine
+from .vllm import VLLMEngine
+
+_ADAPTERS: Final[dict[str, Any]] = {"vllm": VLLMEngine, "sglang": SGLangEngine, "llamacpp": LlamaCppEngine}
+_NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+_TELLING: Final = {
+    "sglang": ("/get_model_info", "model_path"),
+    "llamacpp": ("/props", "default_generation_settings"),
+    "vllm": ("/version", "version"),
+}
+"""What only one of them answers: a path, and a field of the answer. The others know ``/version`` too, in some versions:
+vLLM is asked for last."""
+
+
+async def connect(
+    urls: str | Sequence[str], kind: str = "auto", *, settings: HTTPSettings | None = None, **options: Any
+) -> Engine:
+    """The engine at an address; at several, a `Router` of them.
+
+    `kind` is which engine it is: ``"vllm"``, ``"sglang"`` or ``"llamacpp"``; ``"auto"`` finds out. `options` go to
+    the adapter's own ``connect``, such as ``vocab_size``; one that it does not have is `EngineError`. `EngineError`
+    names the address and what was tried.
+    """
+    addresses = [urls] if isinstance(urls, str) else list(urls)
+    if not addresses:
+        raise EngineError("there is no address to connect to: give one such as 'http://127.0.0.1:8000'")
+    name = kind.replace(".", "") if isinstance(kind, str) else ""
+    if name != "auto" and name not in _ADAPTERS:
+        raise EngineError(f"the kind of an engine is auto, {', '.join(_ADAPTERS)}, not {shown(kind)}")
+    engines: list[Engine] = []
+    try:
+        for address in addresses:
+            engines.append(await _connected(address, name, settings, options))
+        if len(engines) == 1:
+            return engines[0]
+        return Router(engines, names=[shown_address(address) for address in addresses])
+    except BaseException:
+        for engine in engines:
+            await engine.close()
+        raise
+
+
+async def _connected(address: str, kind: str, settings: HTTPSettings | None, options: dict[str, Any]) -> Engine:
+    connection = Connection(address, settings)
+    try:
+        found = await _found(connection) if kind == "auto" else kind
+        known = inspect.signature(_ADAPTERS[found].connect).parameters
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise EngineError(f"{_NAMES[found]} has no setting {', '.join(unknown)}; leave it out")
+        engine: Engine = await _ADAPTERS[found].connect(connection, **options)
+        return engine
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, EngineError) and not str(error).startswith(connection.base_url):
+            error.args = (f"{connection.base_url}: {error}",)
+        raise
+
+
+async def _found(connection: Connection) -> str:
+    """Which engine answers."""
+    tried = []
+    for kind, (path, field) in _TELLING.items():
+        try:
+            answer = await connection.get(path)
+        except (EngineRefusal, EngineAnswerError) as error:
+            tried.append(f"{_NAMES[kind]}: {str(error).removeprefix(connection.base_url)}")
+            continue
+        if isinstance(answer, dict) and field in answer:
+            return kind
+        tried.append(f"{_NAMES[kind]}: {path}: the answer has no {field}")
+    raise EngineError(
+        f"this is none of the engines that take and return ids. Tried {'; '.join(tried)}. Give the address of the "
+        "engine's own server, without /v1 and with no gateway before it, or say which engine it is"
+    )

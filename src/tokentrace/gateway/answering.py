@@ -1,0 +1,281 @@
+"""One request on its way to a stored turn: sampling, telling what arrives, storing what was sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..engines.protocol import (
+    Delta,
+    EngineError,
+    EngineRefusal,
+    EngineUnavailable,
+    FinishReason,
+    SamplingParams,
+    add_version,
+    joined,
+)
+from ..parsing.events import Done, Event
+from ..parsing.response import ParsedResponse, PartKind
+from ..parsing.shapes import CallId, openai_message
+from ..trajectory.turns import VersionSpan
+from .channels import pack_channels
+from .dialect import Dialect, Head, Reply
+from .endings import told as told_response
+from .names import call_ids_of, response_name
+from .requests import Request, RequestError
+from .session import Message, Placement, Recorded
+from .stops import StopTexts, cut_response
+from .store import Closed, Conflict, StoreError
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
+
+Feed = Callable[[int, Sequence[Event], Delta | None], None]
+"""Takes what a choice says, as it arrives."""
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One request on its way: its prompt is made, or it was answered before."""
+
+    gateway: Gateway
+    session: str
+    dialect: Dialect
+    request: Request
+    head: Head
+    placed: Placement | None = None
+    sampling: SamplingParams | None = None
+    names: tuple[str, ...] = ()
+    replies: list[Reply] | None = None
+    """The answer, where the request was answered before."""
+    turns: list[Recorded] = field(default_factory=list)
+
+    @property
+    def call_ids(self) -> list[CallId]:
+        """For each choice, the ids of calls for which the model writes none."""
+        return [call_ids_of(self.head.id, choice) for choice in range(self.request.n)]
+
+    async def run(self, feed: Feed) -> list[Reply]:
+        """Sample, and store what was sampled. `feed` is told what arrives, in order."""
+        if self.replies is not None:
+            self._tell_again(feed)
+            return self.replies
+        gateway = self.gateway
+        future: asyncio.Future[tuple[Head, list[Reply]]] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        waiting = [(self.session, name) for name in self.names]
+        gateway.under_way.update(dict.fromkeys(waiting, future))
+        try:
+            async with gateway.slot():
+                self.replies = await self._sampled(feed)
+            future.set_result((self.head, self.replies))
+            return self.replies
+        except BaseException as error:
+            failed = error if isinstance(error, Exception) else RequestError("the first request was given up")
+            future.set_exception(failed)
+            raise
+        finally:
+            for key in waiting:
+                if gateway.under_way.get(key) is future:
+                    del gateway.under_way[key]
+
+    def _tell_again(self, feed: Feed) -> None:
+        """What a stored answer said, at once."""
+        for choice, reply in enumerate(self.replies or ()):
+            tools = None if self.request.tools is None else list(self.request.tools)
+            parser = self.gateway.renderer_with(self.request.variables).streaming_parser(
+                tools=tools, prompt_ids=self.head.prompt_ids
+            )
+            stops = StopTexts([reply.stopped_by] if reply.stopped_by else ())
+            events = [*parser.feed(reply.completion.ids.tolist()), *parser.finish()]
+            told = stops.feed(event for event in events if not isinstance(event, Done))
+            feed(choice, [*told, *([] if stops.found else stops.flush())], reply.completion)
+
+    async def _sampled(self, feed: Feed) -> list[Reply]:
+        store, request_id = self.gateway.store, self.head.id
+        assert self.placed is not None
+        about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
+        await store.begin(self.session, request_id, about)
+        began = time.perf_counter()
+        try:
+            if self.request.n == 1:
+                sampled = [await self._sample(0, feed)]
+            else:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
+                sampled = [task.result() for task in tasks]
+            seconds = time.perf_counter() - began
+            storing = asyncio.ensure_future(self._store(sampled, seconds))
+            await asyncio.shield(storing)
+        except BaseException as error:
+            reason = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+            why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(reason)[:500]
+            with contextlib.suppress(StoreError):
+                await asyncio.shield(asyncio.ensure_future(store.abandon(self.session, request_id, why)))
+            raise _request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
+        return sampled
+
+    async def _sample(self, choice: int, feed: Feed) -> Reply:
+        """One completion, as it arrives."""
+        gateway, request, placed = self.gateway, self.request, self.placed
+        assert placed is not None
+        assert self.sampling is not None
+        sampling = self.sampling
+        if choice and sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + choice) % 2**63)
+        tools = None if request.tools is None else list(request.tools)
+        parser = placed.asked.renderer.streaming_parser(tools=tools, prompt_ids=placed.ids)
+        stops = StopTexts(request.stop)
+        pieces: list[Delta] = []
+        versions: list[VersionSpan] = []
+        count, began = 0, time.perf_counter()
+        stream = gateway.engine.stream(
+            placed.ids, sampling, request_id=f"{self.head.id}-{choice}", session=self.session, wire=placed.wire
+        )
+        async with contextlib.aclosing(stream):
+            async for delta in stream:
+                if not count:
+                    gateway.metrics.first_token.observe(time.perf_counter() - began)
+                events, kept = [], len(delta.ids)
+                if not request.stop:
+                    events = list(parser.feed(delta.ids.tolist()))
+                else:
+                    for at, token in enumerate(delta.ids.tolist(), 1):
+                        events += stops.feed(parser.feed([token]))
+                        if stops.found is not None:
+                            kept = at
+                            break
+                count += kept
+                version = gateway.version if gateway.version is not None else self._version
+                if version is not None and kept:
+                    add_version(versions, version, count)
+                piece = delta if kept == len(delta.ids) else _cut(delta, kept)
+                pieces.append(piece)
+                feed(choice, events, piece)
+                if stops.found is not None:
+                    break
+        rest = [event for event in parser.finish() if not isinstance(event, Done)]
+        response = parser.response
+        if stops.found is None:
+            told = stops.feed(rest)
+            feed(choice, told if stops.found is not None else [*told, *stops.flush()], None)
+        if stops.found is not None:
+            response = cut_response(response, stops.length)
+            pieces[-1] = replace(pieces[-1], finish_reason=pieces[-1].finish_reason or FinishReason.ABORT)
+        completion = joined(pieces)
+        if not completion.versions and versions:
+            completion = replace(completion, versions=tuple(versions))
+        gateway.metrics.sampled(completion, time.perf_counter() - began)
+        call_id = call_ids_of(self.head.id, choice)
+        return Reply(response, completion, call_id, reasoning_tokens(response), stops.found)
+
+    @property
+    def _version(self) -> str | int | None:
+        live = self.gateway.sessions.peek(self.session)
+        return None if live is None else live.settings.version
+
+    # -- storing
+
+    async def _store(self, replies: Sequence[Reply], seconds: float) -> None:
+        for choice, reply in enumerate(replies):
+            await self._store_one(choice, reply, seconds)
+
+    async def _store_one(self, choice: int, reply: Reply, seconds: float) -> None:
+        gateway, placed = self.gateway, self.placed
+        assert placed is not None
+        assert self.sampling is not None
+        told = openai_message(told_response(self.head, reply), call_id=reply.call_id)
+        message = _continued(self.request.messages[-1], told) if self.request.continued else told
+        notes = {
+            "response": self.head.id,
+            "choice": choice,
+            "dialect": self.dialect.name,
+            "model": self.head.model,
+            "time": time.time(),
+            "seconds": round(seconds, 4),
+            "instructions": self.request.instructions,
+            "stopped_by": reply.stopped_by,
+            "told": len(reply.response.content),
+            "calls": [str(call.status) for call in reply.response.tool_calls],
+            "ignored": list(self.request.ignored),
+            "wishes": list(self.request.wishes),
+            "echo": dict(self.request.echo),
+        }
+        names = [f"{name}#{choice}" for name in self.names]
+        if self.request.stored:
+            names.append(response_name(self.head.id))
+        for _ in range(32):
+            live = await gateway.sessions.get(self.session)
+            async with live.lock:
+                if len(live.session.turns) < live.info.turns:
+                    continue  # somebody else took it out of memory in between
+                try:
+                    turn, record = live.session.commit(
+                        placed, reply.completion, message, notes=notes, sampling=self.sampling.described()
+                    )
+                    record = replace(record, channels=pack_channels(reply.completion.channels))
+                    began = time.perf_counter()
+                    await gateway.store.append(self.session, record, request=self.head.id, names=names)
+                except BaseException as error:
+                    gateway.sessions.forget(live)
+                    if isinstance(error, Conflict):
+                        gateway.metrics.conflicts.inc()
+                        continue
+                    raise
+                gateway.metrics.stored(self.dialect.name, turn, placed, time.perf_counter() - began)
+                live.info = replace(live.info, turns=turn.number + 1)
+                self.turns.append(turn)
+                return
+        raise StoreError(f"session {self.session} is written to by too many at once; nothing was recorded")
+
+
+def _request_error(error: EngineError | StoreError) -> RequestError:
+    """What an agent is told when an engine or the store fails."""
+    match error:
+        case EngineUnavailable():
+            return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry_after=2)
+        case EngineRefusal():
+            status = error.status if error.status in (400, 413, 422, 429) else 400
+            return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
+        case Closed():
+            return RequestError(str(error), status=409, code="closed")
+        case StoreError():
+            return RequestError(f"the turn could not be stored: {error}", status=503, code="store", retry_after=2)
+    return RequestError(f"the engine failed: {error}", status=502, code="engine")
+
+
+def _cut(delta: Delta, kept: int) -> Delta:
+    channels = {name: values[:kept] for name, values in delta.channels.items()}
+    return Delta(
+        delta.ids[:kept],
+        delta.logprobs[:kept],
+        None,
+        (),
+        delta.cached_tokens,
+        delta.logprobs_kind,
+        channels,
+    )
+
+
+def _continued(start: Message, told: Message) -> dict[str, Any]:
+    """The message that an agent has when it joined a reply to the beginning that it gave."""
+    joined_up = {**start, **told, "content": _text(start.get("content")) + _text(told.get("content"))}
+    reasoning = _text(start.get("reasoning_content")) + _text(told.get("reasoning_content"))
+    return {**joined_up, "reasoning_content": reasoning} if reasoning else joined_up
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str) or not content:
+        return content or ""
+    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+
+
+def reasoning_tokens(response: ParsedResponse) -> int:
+    """How many tokens of a completion are reasoning."""
+    span = response.span(PartKind.REASONING)
+    return 0 if span is None else span.stop - span.start

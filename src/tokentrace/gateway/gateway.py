@@ -1,0 +1,342 @@
+"""The gateway: from a request to a stored turn. It knows no HTTP and no dialect's words.
+
+`Gateway.begin` finds the session and makes the prompt. `Answer.run` samples, and stores what was sampled: it returns
+when the turn is on disk, so whoever sends the end of an answer after it acknowledges only what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
+from ..rendering.renderer import Renderer
+from .answering import Answer, reasoning_tokens
+from .dialect import Dialect, Head, Reply
+from .matching import root_key
+from .metrics import Metrics
+from .names import call_ids_of, random_id, response_name
+from .requests import Request, RequestError
+from .session import Asked, Placement, Recorded
+from .sessions import Live, Sessions
+from .stops import cut_response
+from .store import State, Store, StoreError
+
+_INLINE: Final = 20_000
+"""Up to so many new characters a prompt is made at once; more of them, or a whole one, in a thread of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a gateway takes on."""
+
+    body_bytes: int = 64 * 2**20
+    max_tokens: int = 32_768
+    """The most tokens of one completion."""
+    turns: int = 100_000
+    """The most turns of a session."""
+    concurrent: int = 512
+    """How many requests are answered at once."""
+    waiting: int = 2_048
+    """How many more may wait for that; others are told to come back later."""
+
+
+@dataclass(slots=True)
+class Gateway:
+    """Answers requests with an engine, and records every turn."""
+
+    engine: Engine
+    renderer: Renderer
+    store: Store
+    sessions: Sessions
+    metrics: Metrics
+    limits: Limits = field(default_factory=Limits)
+    model: str = "tokentrace"
+    version: str | int | None = None
+    """Which weights sample, where neither engine nor session say so."""
+    draining: bool = False
+    in_flight: int = 0
+    under_way: dict[tuple[str, str], asyncio.Future[tuple[Head, list[Reply]]]] = field(default_factory=dict)
+    """Answers that are being sampled, by session and the names of their requests."""
+    _open: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _slots: asyncio.Semaphore = field(init=False)
+    _waiting: int = 0
+    _renderers: dict[str, Renderer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.renderer = self.renderer.silent()
+        self._slots = asyncio.Semaphore(self.limits.concurrent)
+        self._open.set()
+        self._idle.set()
+
+    # -- answering
+
+    async def begin(
+        self, id: str, dialect: Dialect, request: Request, *, retry: str = "", names: Sequence[str] = ()
+    ) -> Answer:
+        """Make the prompt of a request. RequestError says what is wrong with it.
+
+        `names` are what the turn can be found by if the request comes again; `retry` is one of them if this is it
+        coming again.
+        """
+        if self.draining:
+            raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
+        live = await self.sessions.get(id)
+        if retry:
+            recorded = await self._recorded(live, dialect, request, retry)
+            if recorded is not None:
+                return recorded
+        self._check_open(live)
+        request = await self._with_previous(live, request)
+        asked = self._asked(request)
+        began = time.perf_counter()
+        placed = await self._place(live, asked)
+        self.metrics.placed(placed, time.perf_counter() - began)
+        sampling = self._sampling(live, request, len(placed.ids))
+        head = self._head(request, placed.ids, random_id())
+        return Answer(self, live.info.id, dialect, request, head, placed, sampling, tuple(names))
+
+    async def count(self, id: str, request: Request) -> int:
+        """How long the prompt of a request is."""
+        live = await self.sessions.get(id)
+        request = await self._with_previous(live, request)
+        return len((await self._place(live, self._asked(request))).ids)
+
+    async def _place(self, live: Live, asked: Asked) -> Placement:
+        async with live.lock:
+            known = live.session.turns[-1].depth if live.session.turns else 0
+            size = sum(len(str(message.get("content") or "")) for message in asked.messages[known:])
+            if known and size < _INLINE:
+                return live.session.place(asked)
+            return await asyncio.to_thread(live.session.place, asked)
+
+    def _asked(self, request: Request) -> Asked:
+        variables = {**request.variables, **self._hints(request)}
+        renderer = self.renderer_with(variables)
+        digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
+        root = root_key(request.tools, variables, digests)
+        return Asked(
+            request.messages, request.tools, renderer, root, variables, request.continued, request.instructions
+        )
+
+    def _hints(self, request: Request) -> dict[str, Any]:
+        """Of what a request would like the template to know, what the template reads."""
+        if not request.hints:
+            return {}
+        read = self.renderer.study(request.tools).template.variables
+        return {name: value for name, value in request.hints.items() if name in read and name not in request.variables}
+
+    def renderer_with(self, variables: Mapping[str, Any]) -> Renderer:
+        """The renderer with more template variables; made once for each set of them."""
+        if not variables:
+            return self.renderer
+        key = repr(sorted(variables.items(), key=lambda item: item[0]))
+        if key not in self._renderers:
+            if len(self._renderers) >= 64:
+                self._renderers.clear()
+            self._renderers[key] = self.renderer.with_variables(variables).silent()
+        return self._renderers[key]
+
+    async def _with_previous(self, live: Live, request: Request) -> Request:
+        """A request with the conversation of the response that it goes on from."""
+        if request.previous is None:
+            return request
+        number = await self.store.turn_named(live.info.id, response_name(request.previous))
+        if number is None:
+            raise RequestError(
+                f"there is no stored response {request.previous!r} in this session",
+                field="previous_response_id",
+                status=404,
+                code="previous_response_not_found",
+            )
+        turn = live.session.turns[number]
+        first = int(turn.notes.get("instructions") or 0)
+        own, new = request.messages[: request.instructions], request.messages[request.instructions :]
+        return replace(request, messages=[*own, *live.session.conversation(number)[first:], *new])
+
+    def _check_open(self, live: Live) -> None:
+        info, settings = live.info, live.settings
+        if info.state is not State.OPEN:
+            raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
+        most = self.limits.turns if settings.max_turns is None else min(self.limits.turns, settings.max_turns)
+        if info.turns >= most:
+            raise RequestError(f"session {info.id} has had its {most} turns", status=403, code="budget_exhausted")
+        if settings.max_sampled_tokens is not None and info.sampled >= settings.max_sampled_tokens:
+            budget = f"its {settings.max_sampled_tokens} sampled tokens"
+            raise RequestError(f"session {info.id} has had {budget}", status=403, code="budget_exhausted")
+
+    def _sampling(self, live: Live, request: Request, length: int) -> SamplingParams:
+        settings, forced = live.settings, dict(live.settings.sampling)
+        if settings.max_prompt_tokens is not None and length > settings.max_prompt_tokens:
+            budget = f"of {length} tokens, and the session allows {settings.max_prompt_tokens}"
+            raise RequestError(f"the prompt is {budget}", status=400, code="context_length_exceeded")
+        room = self.engine.capabilities.max_length
+        if room is not None and length >= room:
+            raise RequestError(
+                f"This model's maximum context length is {room} tokens, and the messages come to {length} tokens.",
+                field="messages",
+                code="context_length_exceeded",
+            )
+        limits = [self.limits.max_tokens, request.max_tokens, forced.pop("max_tokens", None)]
+        limits.append(None if room is None else room - length)
+        if settings.max_sampled_tokens is not None:
+            limits.append(settings.max_sampled_tokens - live.info.sampled)
+        chosen = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "seed": None if request.seed is None else request.seed & (2**63 - 1),
+        } | forced
+        try:
+            return SamplingParams(
+                max_tokens=max(1, min(limit for limit in limits if limit is not None)),
+                stop_token_ids=tuple(self.renderer.get_stop_token_ids()),
+                allow_raw_logprobs=True,
+                top_logprobs=request.logprobs or 0,
+                structure=request.structure,
+                **{name: value for name, value in chosen.items() if value is not None},
+            )
+        except EngineError as error:
+            raise RequestError(str(error), code="invalid_value") from error
+
+    def _head(self, request: Request, prompt_ids: Any, id: str, created: float | None = None) -> Head:
+        token_bytes = self.renderer.tokenizer.vocabulary.token_bytes
+        moment = int(time.time() if created is None else created)
+        return Head(request, id, moment, request.model or self.model, prompt_ids, token_bytes)
+
+    # -- requests that come again
+
+    async def _recorded(self, live: Live, dialect: Dialect, request: Request, name: str) -> Answer | None:
+        """The answer to a request that was answered before, or is being answered; None where it was not."""
+        under_way = self.under_way.get((live.info.id, name))
+        if under_way is not None:
+            with contextlib.suppress(RequestError, StoreError, EngineError):
+                head, replies = await asyncio.shield(under_way)
+                return Answer(self, live.info.id, dialect, request, head, replies=replies)
+        numbers = [await self.store.turn_named(live.info.id, f"{name}#{choice}") for choice in range(request.n)]
+        if any(number is None for number in numbers):
+            return None
+        live = await self.sessions.get(live.info.id)
+        async with live.lock:
+            turns = [live.session.turns[number] for number in numbers if number is not None]
+            replies = [self._reply_of(live, turn) for turn in turns]
+            first = turns[0]
+            prompt_ids = live.session.trajectory.stream(first.branch)[: first.start]
+        head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("time"))
+        self.metrics.replayed.inc()
+        return Answer(self, live.info.id, dialect, request, head, replies=replies)
+
+    def _reply_of(self, live: Live, turn: Recorded) -> Reply:
+        """A reply, read again from its tokens."""
+        trajectory = live.session.trajectory
+        written = next(each for each in trajectory.turns(turn.branch) if each.start == turn.start)
+        stream = trajectory.stream(turn.branch)
+        completion = Completion(
+            np.array(trajectory.completion(written)),
+            np.array(trajectory.completion_logprobs(written)),
+            FinishReason(written.finish_reason),
+            written.versions,
+            written.cached_tokens,
+            written.logprobs_kind,
+        )
+        renderer = self.renderer_with(live.session.roots[turn.root][1])
+        tools = live.session.roots[turn.root][0]
+        response = renderer.parse_response(completion.ids, tools=tools, prompt_ids=stream[: turn.start])
+        stopped_by = turn.notes.get("stopped_by")
+        if stopped_by is not None:
+            response = cut_response(response, int(turn.notes["told"]))
+        call_id = call_ids_of(str(turn.notes["response"]), int(turn.notes.get("choice") or 0))
+        return Reply(response, completion, call_id, reasoning_tokens(response), stopped_by)
+
+    async def stored(self, id: str, response: str) -> tuple[Head, list[Reply]]:
+        """An answer that was stored, by the id of its response; RequestError where there is none."""
+        live = await self.sessions.get(id)
+        number = await self.store.turn_named(id, response_name(response))
+        if number is None:
+            raise RequestError(f"there is no stored response {response!r} in this session", status=404)
+        async with live.lock:
+            turn = live.session.turns[number]
+            tools, variables = live.session.roots[turn.root]
+            notes = turn.notes
+            request = Request((), tools, str(notes["model"]), variables=variables, echo=notes.get("echo") or {})
+            reply = self._reply_of(live, turn)
+            prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
+        return self._head(request, prompt_ids, str(notes["response"]), notes.get("time")), [reply]
+
+    # -- weights, shutting down
+
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """A place among those that are answered at once; RequestError where too many wait already."""
+        if self._waiting >= self.limits.waiting:
+            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
+        self._waiting += 1
+        try:
+            await self._open.wait()
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self._slots.release()
+            if not self.in_flight:
+                self._idle.set()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a place."""
+        return self._waiting
+
+    @property
+    def paused(self) -> bool:
+        """Whether new requests wait for `resume`."""
+        return not self._open.is_set()
+
+    async def pause(self, *, wait: bool = False) -> None:
+        """Let no request begin until `resume`. Those under way pause if the engine can; otherwise `wait` for them."""
+        self._open.clear()
+        if self.engine.capabilities.pauses:
+            await self.engine.pause()
+        elif wait:
+            await self._idle.wait()
+
+    async def resume(self, version: str | int | None = None) -> None:
+        """Let requests go on, with new weights if a version is given."""
+        if version is not None:
+            self.version = version
+        if self.engine.capabilities.pauses and self.paused:
+            await self.engine.resume()
+        self._open.set()
+
+    async def drain(self, patience: float | None = None) -> bool:
+        """Take no new request; True when those under way have ended."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._idle.wait()
+        return not self.in_flight
+
+
+def described(recorded: Recorded) -> dict[str, Any]:
+    """A turn as the session's state shows it."""
+    return {
+        "turn": recorded.number,
+        "goes_on_from": recorded.base,
+        "branch": recorded.branch,
+        "start": recorded.start,
+        "stop": recorded.stop,
+        "finish_reason": recorded.finish_reason,
+        "cause": None if recorded.cause is None else asdict(recorded.cause),
+        **recorded.notes,
+    }

@@ -1,0 +1,150 @@
+"""Answers over HTTP: streamed as server-sent events, or whole. Whoever goes away ends the work done for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..engines.protocol import Delta
+from .answering import Answer
+from .dialect import Frames, Reply
+from .requests import RequestError
+
+Result = TypeVar("Result")
+PATIENCE: Final = 5.0
+"""How long the first token is waited for before the stream is opened: an error until then has a status of its own."""
+KEEP_ALIVE: Final = 15.0
+"""After so many seconds without a token, a comment is sent: proxies close streams in which nothing happens."""
+_COMMENT: Final = b": keep-alive\n\n"
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The result of some work, which is given up if the client goes away: ClientDisconnect."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        await _end(gone)
+        await _end(working)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(BaseException):
+            await task
+
+
+class StreamedAnswer(Response):
+    """An answer as it is sampled. Make one with `begin`, which waits for the first token."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, headers: Mapping[str, str], failed: Callable[[BaseException], RequestError]) -> None:
+        super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self._failed = failed
+        self._frames: Frames
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """What is to be sent. Sampling never waits for a slow reader: it is bounded by the completion's length."""
+        self._task: asyncio.Task[None]
+        self._error: BaseException | None = None
+        self._told = False
+
+    @classmethod
+    async def begin(
+        cls,
+        answer: Answer,
+        headers: Mapping[str, str],
+        receive: Receive,
+        failed: Callable[[BaseException], RequestError],
+    ) -> StreamedAnswer:
+        """Begin to sample. What goes wrong before the first token is raised."""
+        streamed = cls(headers, failed)
+        streamed._frames = answer.dialect.stream(answer.head, answer.call_ids)
+        streamed._say(streamed._frames.open())
+        streamed._task = asyncio.create_task(streamed._produce(answer))
+        started = asyncio.create_task(streamed._started())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await unless_gone(receive, started)
+        except TimeoutError:
+            pass
+        except BaseException:
+            await _end(streamed._task)
+            raise
+        if streamed._error is not None and not streamed._told:
+            raise streamed._error
+        return streamed
+
+    async def _started(self) -> None:
+        while not self._told and not self._task.done():
+            self._progress = asyncio.Event()
+            await self._progress.wait()
+
+    def _say(self, frames: list[str]) -> None:
+        if frames:
+            self._queue.put_nowait("".join(frames).encode())
+
+    async def _produce(self, answer: Answer) -> None:
+        def feed(choice: int, events: Any, delta: Delta | None) -> None:
+            self._say(self._frames.feed(choice, events, delta))
+            self._told = True
+            self._move()
+
+        try:
+            replies: list[Reply] = await answer.run(feed)
+            self._say(self._frames.close(replies))
+            self._told = True
+        except Exception as error:
+            self._error = error
+            if self._told:
+                self._say(self._frames.fail(self._failed(error)))
+        finally:
+            self._queue.put_nowait(None)
+            self._move()
+
+    _progress: asyncio.Event | None = None
+
+    def _move(self) -> None:
+        if self._progress is not None:
+            self._progress.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await unless_gone(receive, self._send_all(send))
+        except (ClientDisconnect, OSError):
+            pass
+        finally:
+            await _end(self._task)
+
+    async def _send_all(self, send: Send) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(KEEP_ALIVE):
+                    frame = await self._queue.get()
+            except TimeoutError:
+                frame = _COMMENT
+            if frame is None:
+                if self._error is not None and not self._told:
+                    frames = "".join(self._frames.fail(self._failed(self._error)))
+                    await send({"type": "http.response.body", "body": frames.encode(), "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            await send({"type": "http.response.body", "body": frame, "more_body": True})

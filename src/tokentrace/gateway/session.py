@@ -1,0 +1,433 @@
+"""One session: its trajectory, and which conversation each of its turns answered. Pure.
+
+A request says a whole conversation. `Session.place` finds the recorded turn that it goes on from, and makes the prompt:
+that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. Where no turn fits,
+the conversation is rendered whole, and what its tokens share with the record is shared in the record, too. `commit`
+then adds the turn: prompt and completion at once, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..engines.protocol import Completion
+from ..rendering.renderer import Renderer
+from ..study.seams import BridgeRefusal
+from ..tokens.kinds import Kind, Kinds
+from ..tokens.tokenizer import Ids
+from ..trajectory.inputs import owner_spans
+from ..trajectory.storage import replay_records, write_records
+from ..trajectory.trajectory import Trajectory
+from .causes import BranchCause, Cause, find_cause
+from .matching import Key, Meaning, call_ids, chain, meaning, reasoning
+from .store import TurnRecord
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+_UNFINISHED = ("length", "abort")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks to be continued."""
+
+    messages: Messages
+    tools: Sequence[Mapping[str, Any]] | None
+    renderer: Renderer
+    """With the template variables of the request."""
+    root: Key
+    """The key of tools and template variables: conversations under another one share no turn."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continued: bool = False
+    """The last message, an assistant's, is to be gone on with."""
+    instructions: int = 0
+    """How many messages at the beginning are instructions for this request alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A turn of the session: what it answered, and where its tokens are."""
+
+    number: int
+    base: int | None
+    """The turn that it went on from."""
+    kept: int
+    """How many messages of that turn's conversation it kept."""
+    messages: tuple[Message, ...]
+    """The messages that came after those."""
+    reply: Message
+    """As the agent was told it, in OpenAI's shape."""
+    before: Key
+    """The key of the conversation without the reply, and…"""
+    key: Key
+    """…with it."""
+    root: Key
+    depth: int
+    """How many messages the conversation has with the reply."""
+    branch: int
+    start: int
+    stop: int
+    """Where the reply's tokens are in the stream of the branch."""
+    finish_reason: str
+    cause: Cause | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What else is known of it: the dialect, what its echo needed repaired, how long it took."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """A prompt, and what it was made of."""
+
+    asked: Asked
+    keys: list[Key]
+    base: Recorded | None
+    ids: Ids
+    new_ids: Ids
+    """What comes after the base's stream; the whole prompt where there is no base."""
+    kinds: Kinds | Kind
+    spans: list[tuple[int, int, int]]
+    wire: Callable[[], tuple[bytes, ...]]
+    """The prompt as JSON text in pieces."""
+    continues: bool = False
+    """The base's own turn goes on: it had been cut off."""
+    ambiguous: bool = False
+    refusal: str = ""
+    """Why the bridge from a turn that fits was refused."""
+    repairs: tuple[str, ...] = ()
+    """How the agent's echo of recorded turns differs from them."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reused(self) -> int:
+        """How many tokens of the prompt came from the record."""
+        return len(self.ids) - len(self.new_ids)
+
+
+@dataclass(slots=True)
+class Session:
+    """The record of one session in memory. One writer at a time, and no reader beside it."""
+
+    trajectory: Trajectory
+    means: Meaning = meaning
+    turns: list[Recorded] = field(default_factory=list)
+    roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
+    """Tools and template variables by their key."""
+    _by_key: dict[Key, list[int]] = field(default_factory=dict)
+    _seen: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """For every message ever sent or replied: a turn, and how many messages of its conversation the key stands for."""
+
+    # -- finding the turn
+
+    def place(self, asked: Asked) -> Placement:
+        """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
+        keys = chain(asked.root, asked.messages, self.means)
+        ambiguous, refusal = False, ""
+        for count in range(len(asked.messages), 0, -1):
+            found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
+            if not found:
+                continue
+            base = self._the_one(found, asked.messages[:count])
+            if base is None:
+                ambiguous = True
+                continue
+            placed = self._placed_after(asked, keys, base, count, ambiguous)
+            if isinstance(placed, Placement):
+                return placed
+            refusal = placed
+            break
+        return self._rendered(asked, keys, ambiguous, refusal)
+
+    def _the_one(self, numbers: Sequence[int], echo: Messages) -> Recorded | None:
+        """The turn that the echo is of: by ids and reasoning, as far as it has any; None where tokens are in doubt."""
+        fitting = list(numbers)
+        if len(fitting) > 1:
+            fitting = [number for number in numbers if self._repeats(number, echo)] or fitting
+        if len(fitting) > 1 and len({self._stream(self.turns[number]).tobytes() for number in fitting}) > 1:
+            return None
+        turns = [self.turns[number] for number in fitting]
+        return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
+
+    def _repeats(self, number: int, echo: Messages) -> bool:
+        for said, recorded in zip(echo, self.conversation(number), strict=True):
+            if said.get("role") == "assistant":
+                for part in (call_ids, reasoning):
+                    if part(said) and part(said) != part(recorded):
+                        return False
+        return True
+
+    def _stream(self, turn: Recorded) -> Ids:
+        return self.trajectory.stream(turn.branch)[: turn.stop]
+
+    def _tip(self, branch: int) -> int:
+        return self.trajectory.branches[branch].stop
+
+    def conversation(self, number: int) -> list[Message]:
+        """The messages that a turn answered, as they were recorded, and its reply."""
+        parts: list[Sequence[Message]] = []
+        at: int | None = number
+        limit: int | None = None
+        while at is not None:
+            turn = self.turns[at]
+            own = [*turn.messages, turn.reply]
+            parts.append(own if limit is None else own[: max(0, limit - turn.kept)])
+            limit = turn.kept if limit is None else min(limit, turn.kept)
+            at = turn.base
+        return [message for part in reversed(parts) for message in part]
+
+    # -- making the prompt
+
+    def _placed_after(
+        self, asked: Asked, keys: list[Key], base: Recorded, count: int, ambiguous: bool
+    ) -> Placement | str:
+        """The prompt after a recorded turn; why it cannot be had where the bridge is refused."""
+        new = list(asked.messages[count:])
+        stream = self._stream(base)
+        repairs = tuple(self._repairs(base.number, asked.messages[:count]))
+        if asked.continued:
+            if new or base.finish_reason not in _UNFINISHED:
+                return "the last message is to be gone on with: what came before it is rendered with it"
+            nothing = np.empty(0, np.int32)
+            wire = self._wire(base, nothing)
+            return Placement(asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, "", repairs)
+        prompt, completion = stream[: base.start], stream[base.start :]
+        bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
+        if isinstance(bridged, BridgeRefusal):
+            before = self.conversation(base.number)[:-1]
+            bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools, messages=before)
+        if isinstance(bridged, BridgeRefusal):
+            return str(bridged)
+        return Placement(
+            asked,
+            keys,
+            base,
+            np.concatenate([stream, bridged.new_ids]),
+            bridged.new_ids,
+            bridged.kinds,
+            owner_spans(bridged.messages, len(bridged.new_ids)),
+            self._wire(base, bridged.new_ids),
+            ambiguous=ambiguous,
+            repairs=repairs,
+            notes=tuple(bridged.notes),
+        )
+
+    def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
+        """The prompt of a conversation that goes on from no recorded turn."""
+        rendered = asked.renderer.render(
+            asked.messages,
+            tools=asked.tools,
+            add_generation_prompt=not asked.continued,
+            continue_final_message=asked.continued,
+        )
+        ids = np.asarray(rendered.ids, np.int32)
+        notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost))
+        spans = owner_spans(rendered.messages, len(ids))
+        wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
+        return Placement(
+            asked, keys, None, ids, ids, Kind.PROMPT, spans, wire, False, ambiguous, refusal, notes=notes
+        )  # fmt: skip
+
+    def _wire(self, base: Recorded, new_ids: Ids) -> Callable[[], tuple[bytes, ...]]:
+        """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written."""
+
+        def parts() -> tuple[bytes, ...]:
+            if base.stop != self._tip(base.branch):
+                return (b"[", _numbers(np.concatenate([self._stream(base), new_ids])), b"]")
+            *first, last = self.trajectory.wire_parts(base.branch)
+            return (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
+
+        return parts
+
+    def _repairs(self, number: int, echo: Messages) -> Iterator[str]:
+        for at, (said, recorded) in enumerate(zip(echo, self.conversation(number), strict=True)):
+            if said is recorded or said.get("role") != "assistant" or said == recorded:
+                continue
+            for name in sorted({*said, *recorded}):
+                if said.get(name) != recorded.get(name) and (said.get(name) or recorded.get(name)):
+                    yield f"message {at}: {name} {'written another way' if said.get(name) else 'left out'}"
+
+    # -- why it branches
+
+    def _why(self, placed: Placement) -> Cause | None:
+        """Why a turn does not go on from the end of a branch; None where it does, or is the first."""
+        base, keys = placed.base, placed.keys
+        if not self.turns or (base is not None and base.stop == self._tip(base.branch)):
+            return None
+        if placed.ambiguous:
+            return Cause(BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed")
+        if placed.refusal:
+            return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
+        sent = placed.asked.messages
+        shared = max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
+        if shared == 0 and self._under_another_root(sent):
+            return Cause(BranchCause.CHANGED_TOOLS, None, "the same conversation, with other tools or settings")
+        number = self._seen[keys[shared]][0] if keys[shared] in self._seen else 0
+        return find_cause(sent, self._longest(number), shared)
+
+    def _under_another_root(self, sent: Messages) -> bool:
+        """Whether the conversation begins as one that was recorded with other tools or template variables."""
+        return any(chain(root, sent[:1], self.means)[-1] in self._seen for root in self.roots)
+
+    def _longest(self, number: int) -> list[Message]:
+        """The longest recorded conversation that goes on from a turn."""
+        last = number
+        for turn in self.turns[number + 1 :]:
+            if turn.base == last and turn.kept == self.turns[last].depth:
+                last = turn.number
+        return self.conversation(last)
+
+    # -- recording the turn
+
+    def commit(
+        self,
+        placed: Placement,
+        completion: Completion,
+        reply: Message,
+        *,
+        notes: Mapping[str, Any],
+        sampling: Mapping[str, Any],
+    ) -> tuple[Recorded, TurnRecord]:
+        """Add a turn to the trajectory; returns it, and what a store has to store of it."""
+        asked, first = placed.asked, self.trajectory.num_writes
+        base = None if placed.base is None else self.turns[placed.base.number]
+        cause = self._why(placed)
+        goes_on = placed.continues and base is not None and base.stop == self._tip(base.branch)
+        branch = self._open(placed, base, "" if cause is None else str(cause.cause))
+        written = self.trajectory.append_completion(
+            completion.ids,
+            completion.logprobs,
+            finish_reason=str(completion.finish_reason),
+            version=completion.versions or None,
+            logprobs_kind=completion.logprobs_kind,
+            cached_tokens=completion.cached_tokens,
+            sampling=sampling,
+            continues=goes_on,
+            branch=branch,
+        )
+        own = asked.messages[:-1] if asked.continued else asked.messages
+        before = placed.keys[len(own)]
+        kept = 0 if base is None else min(base.depth, len(own))
+        turn = Recorded(
+            number=len(self.turns),
+            base=None if base is None else base.number,
+            kept=kept,
+            messages=tuple(own[kept:]),
+            reply=reply,
+            before=before,
+            key=chain(before, [reply], self.means)[-1],
+            root=asked.root,
+            depth=len(own) + 1,
+            branch=branch,
+            start=written.start,
+            stop=written.stop,
+            finish_reason=written.finish_reason,
+            cause=cause,
+            notes={**notes, "repairs": list(placed.repairs), "notes": list(placed.notes), "reused": placed.reused},
+        )
+        info = self._info(turn, asked)
+        self._add(turn, [*placed.keys[: len(own) + 1], turn.key], asked.tools, asked.variables)
+        records = tuple(write_records(self.trajectory, first))
+        sampled = len(completion.ids)
+        return turn, TurnRecord(turn.number, first, records, info, sampled=sampled, prompted=len(placed.ids))
+
+    def _open(self, placed: Placement, base: Recorded | None, cause: str) -> int:
+        """Write the prompt's new tokens; returns the branch they are in."""
+        trajectory, count = self.trajectory, len(placed.asked.messages)
+        if base is not None:
+            at_tip = base.stop == self._tip(base.branch)
+            if placed.continues and at_tip:
+                return base.branch
+            added = max(0, count - base.depth)
+            if at_tip:
+                trajectory.append_context(
+                    placed.new_ids, placed.kinds, message_spans=placed.spans, messages=added, branch=base.branch
+                )
+                return base.branch
+            return trajectory.branch_at(
+                base.stop,
+                placed.new_ids,
+                placed.kinds,
+                message_spans=placed.spans,
+                messages=added,
+                cause=cause,
+                branch=base.branch,
+            )
+        if not trajectory.num_writes:
+            trajectory.begin(placed.ids, messages=count, message_spans=placed.spans)
+            return 0
+        extended = trajectory.shared_prefix(placed.ids).extends
+        if extended >= 0:
+            count = max(count, trajectory.message_count(extended))
+            trajectory.extend_to(placed.ids, messages=count, message_spans=placed.spans, branch=extended)
+            return extended
+        return trajectory.branch(placed.ids, messages=count, message_spans=placed.spans, cause=cause)
+
+    def _add(self, turn: Recorded, keys: Sequence[Key], tools: Any, variables: Any) -> None:
+        self.turns.append(turn)
+        self.roots.setdefault(turn.root, (tools, dict(variables)))
+        self._by_key.setdefault(turn.key, []).append(turn.number)
+        depth = turn.depth + 1 - len(keys)
+        for at, key in enumerate(keys):
+            self._seen.setdefault(key, (turn.number, depth + at))
+
+    # -- to the store and back
+
+    def _info(self, turn: Recorded, asked: Asked) -> dict[str, Any]:
+        info: dict[str, Any] = {
+            "base": turn.base,
+            "kept": turn.kept,
+            "messages": [dict(message) for message in turn.messages],
+            "reply": dict(turn.reply),
+            "root": turn.root.hex(),
+            "branch": turn.branch,
+            "start": turn.start,
+            "stop": turn.stop,
+            "finish_reason": turn.finish_reason,
+            "cause": None if turn.cause is None else asdict(turn.cause),
+            "notes": dict(turn.notes),
+        }
+        if turn.root not in self.roots:
+            info |= {"tools": asked.tools, "variables": dict(asked.variables)}
+        return info
+
+    def replay(self, record: TurnRecord) -> None:
+        """Add a turn that was read from a store."""
+        replay_records(self.trajectory, record.records)
+        info = record.info
+        root = bytes.fromhex(info["root"])
+        base = None if info["base"] is None else self.turns[info["base"]]
+        kept, messages = info["kept"], tuple(info["messages"])
+        if base is None or kept < base.depth - 1:
+            past = [] if base is None else self.conversation(base.number)[:kept]
+            keys = chain(root, [*past, *messages], self.means)
+        elif kept == base.depth:
+            keys = chain(base.before, [base.reply, *messages], self.means)[1:]
+        else:
+            keys = [base.before]
+        before, reply = keys[-1], info["reply"]
+        cause = info["cause"]
+        turn = Recorded(
+            number=record.number,
+            base=info["base"],
+            kept=kept,
+            messages=messages,
+            reply=reply,
+            before=before,
+            key=chain(before, [reply], self.means)[-1],
+            root=root,
+            depth=kept + len(messages) + 1,
+            branch=info["branch"],
+            start=info["start"],
+            stop=info["stop"],
+            finish_reason=info["finish_reason"],
+            cause=None if cause is None else Cause(BranchCause(cause["cause"]), cause["message"], cause["detail"]),
+            notes=info["notes"],
+        )
+        self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
+
+
+def _numbers(ids: Ids) -> bytes:
+    return ",".join(map(str, ids.tolist())).encode("ascii")

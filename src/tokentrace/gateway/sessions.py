@@ -1,0 +1,155 @@
+"""Sessions by id: read from the store when they are asked for, kept in memory while they are in use."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..engines.protocol import EngineError, SamplingParams
+from ..errors import shown
+from ..settings import whole
+from ..trajectory.trajectory import Trajectory
+from .matching import MEANINGS, Matcher, Meaning, load_matcher
+from .requests import RequestError
+from .session import Session
+from .store import SessionInfo, State, Store
+
+ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
+"""What a session may be called."""
+_BUDGETS: Final = ("max_turns", "max_sampled_tokens", "max_prompt_tokens")
+_SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How a session differs from others. `sampling` is used whatever the agent asks for."""
+
+    matcher: str = Matcher.NORMAL
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    max_turns: int | None = None
+    max_sampled_tokens: int | None = None
+    """How many tokens may be sampled in all."""
+    max_prompt_tokens: int | None = None
+    """How long a prompt may be."""
+    version: str | int | None = None
+    """Which weights sample, where the engine does not say so."""
+
+    @classmethod
+    def read(cls, value: Any) -> SessionSettings:
+        """Settings as JSON has them; RequestError names what is wrong."""
+        if not isinstance(value, Mapping):
+            raise RequestError(f"must be an object, not {shown(value)}", field="settings")
+        known = {"matcher", "sampling", "version", *_BUDGETS}
+        for name in value:
+            if name not in known:
+                raise RequestError(f"{shown(name)} is none of {', '.join(sorted(known))}", field="settings")
+        matcher = value.get("matcher", Matcher.NORMAL)
+        if matcher not in MEANINGS:
+            raise RequestError(f"must be strict or normal, not {shown(matcher)}", field="settings.matcher")
+        version = value.get("version")
+        if not (version is None or isinstance(version, str | int)) or isinstance(version, bool):
+            raise RequestError(f"must be a string or an integer, not {shown(version)}", field="settings.version")
+        budgets = {
+            name: None
+            if value.get(name) is None
+            else whole(f"settings.{name}", value[name], least=0, most=2**53, error=RequestError)
+            for name in _BUDGETS
+        }
+        return cls(matcher, _sampling(value.get("sampling") or {}), **budgets, version=version)
+
+
+def _sampling(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not set(value) <= set(_SAMPLING):
+        raise RequestError(f"may have {', '.join(_SAMPLING)}, not {shown(value)}", field="settings.sampling")
+    try:
+        SamplingParams(**{"max_tokens": 1, **value})
+    except EngineError as error:
+        raise RequestError(str(error), field="settings.sampling") from error
+    return dict(value)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A session in memory, and the lock that is held by whoever reads or writes it."""
+
+    info: SessionInfo
+    settings: SessionSettings
+    session: Session
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Sessions:
+    """The sessions of one gateway. What is in memory is what is in the store, or a beginning of it."""
+
+    def __init__(
+        self,
+        store: Store,
+        vocab_size: int | None,
+        *,
+        matcher: str | None = None,
+        create: bool = False,
+        kept: int = 1000,
+    ) -> None:
+        self.store, self.create, self.kept = store, create, kept
+        self._vocab_size = vocab_size
+        self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
+        self._live: OrderedDict[str, Live] = OrderedDict()
+
+    async def info(self, id: str) -> SessionInfo:
+        """What the store says of a session; made if it is not there and that is allowed."""
+        info = await self.store.session(id) if ID.fullmatch(id) else None
+        if info is None and self.create and ID.fullmatch(id):
+            info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
+        if info is None:
+            raise RequestError(
+                f"there is no session {shown(id)}; make one with POST /sessions", status=404, code="no_session"
+            )
+        return info
+
+    async def get(self, id: str) -> Live:
+        """A session, as it is in the store now."""
+        info = await self.info(id)
+        if info.state is State.DROPPED:
+            raise RequestError(f"session {id} was dropped", status=404, code="no_session")
+        live = self._live.get(id)
+        if live is None:
+            settings = SessionSettings.read(info.settings)
+            means = MEANINGS[Matcher(settings.matcher)]
+            if self._default is not None and settings.matcher == Matcher.NORMAL:
+                means = self._default
+            session = Session(Trajectory(name=id, vocab_size=self._vocab_size), means)
+            live = self._live.setdefault(id, Live(info, settings, session))
+        self._live.move_to_end(id)
+        while len(self._live) > self.kept:
+            self._live.popitem(last=False)
+        if len(live.session.turns) < info.turns:
+            await self.catch_up(live)
+        live.info = info
+        return live
+
+    async def catch_up(self, live: Live) -> None:
+        """Read the turns that are in the store and not in memory."""
+        async with live.lock:
+            try:
+                async for turn in self.store.turns(live.info.id, len(live.session.turns)):
+                    live.session.replay(turn)
+            except BaseException:
+                self.forget(live)
+                raise
+
+    def peek(self, id: str) -> Live | None:
+        """A session, if it is in memory."""
+        return self._live.get(id)
+
+    def forget(self, live: Live) -> None:
+        """Take a session out of memory; it is read anew when it is asked for."""
+        if self._live.get(live.info.id) is live:
+            del self._live[live.info.id]
+
+    def __len__(self) -> int:
+        return len(self._live)

@@ -1,0 +1,164 @@
+"""Completions on their way to a client: what the gateway gives a dialect, made of real tokens, whole and in pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import httpx2
+import numpy as np
+
+from tests.conversations import user
+from tests.parsing.forms import answered, ids_of
+from tests.support import make_renderer
+from tokentrace import Renderer, create_renderer
+from tokentrace.engines.protocol import Completion, Delta, FinishReason
+from tokentrace.gateway.dialect import Dialect, Head, Reply
+from tokentrace.gateway.requests import Request
+from tokentrace.parsing.events import Done, Event
+from tokentrace.parsing.shapes import CallId
+from tokentrace.pocket import POCKET
+
+LOOK: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}},
+}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"place":  "Zürich" }}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "look", "arguments": {"place": \n</tool_call>'
+NAMELESS = '<tool_call>\n{"arguments": {}}\n</tool_call>'
+TWICE = '<tool_call>\n{"name": "look", "arguments": {"place": "a", "place": "b"}}\n</tool_call>'
+
+COMPLETIONS = {
+    "nothing": "",
+    "content": "Well, naïve 東京 🗼\n\nyes.  ",
+    "reasoning": "<think>\nHm. 🧮\n</think>\n\nSo it is.",
+    "calls": f"Let me look.\n{CALL}\n{CALL}",
+    "only a call": CALL,
+    "everything": f"<think>\nWhich?\n</think>\n\n  Let me see.\n{CALL}\n{OTHER}",
+    "a broken call": f"I try.\n{BROKEN}",
+    "a broken call between others": f"{CALL}\n{BROKEN}\n{CALL}",
+    "a call without a name": f"I try.\n{NAMELESS}",
+    "an argument twice": TWICE,
+}
+"""What pocket and Qwen3 write."""
+
+CUT_OFF = {
+    "in its content": "Well, naï",
+    "in its reasoning": "<think>\nHm. 🧮",
+    "in a call": f"I see.\n{CALL[:-20]}",
+    "after a call": CALL,
+}
+"""The same, cut off by a limit."""
+
+
+@cache
+def pocket() -> Renderer:
+    return create_renderer(POCKET)
+
+
+def renderer(family: str) -> Renderer:
+    return pocket() if family == "pocket" else make_renderer(family, trusted=[])
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion, as the gateway has it."""
+
+    reply: Reply
+    pieces: list[tuple[list[Event], Delta | None]]
+    """What a stream is fed: the events and tokens of each piece, and what the parser says at the end."""
+
+
+def sampled(
+    made: Renderer,
+    ids: Sequence[int],
+    *,
+    size: int = 1,
+    ended: FinishReason = FinishReason.STOP,
+    turn: str = "t",
+    cached: int | None = None,
+    **given: Any,
+) -> Sampled:
+    """A completion in pieces of `size` tokens; its logprobs tell where each token stands."""
+    prompt = answered(made)
+    parser = made.streaming_parser(tools=[LOOK], prompt_ids=prompt)
+    numbers = np.asarray(ids, np.int32)
+    logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 64
+    tops = [[(int(one), float(logprob)), (0, -50.0)] for one, logprob in zip(ids, logprobs, strict=True)]
+    pieces: list[tuple[list[Event], Delta | None]] = []
+    for start in range(0, len(ids), size):
+        cut = slice(start, start + size)
+        delta = Delta(numbers[cut], logprobs[cut], channels={"top_logprobs": tops[cut]})
+        pieces.append((parser.feed(ids[cut]), delta))
+    pieces.append(([event for event in parser.finish() if not isinstance(event, Done)], None))
+    completion = Completion(numbers, logprobs, ended, cached_tokens=cached, channels={"top_logprobs": tops})
+    call_id: CallId = f"call{turn}{{}}".format
+    return Sampled(Reply(parser.response, completion, call_id, **given), pieces)
+
+
+def written(made: Renderer, text: str, *, stops: bool = True, **given: Any) -> Sampled:
+    """The completion that is written like this, ended with a stop token or cut off."""
+    ids = [*ids_of(made, (text,)), *(made.get_stop_token_ids()[:1] if stops else ())]
+    return sampled(made, ids, ended=FinishReason.STOP if stops else FinishReason.LENGTH, **given)
+
+
+def head_of(made: Renderer, request: Request | None = None, **asked: Any) -> Head:
+    request = request or Request(messages=[user("Hi.")], tools=[LOOK])
+    return Head(
+        request=dataclasses.replace(request, **asked),
+        id="a1b2",
+        created=17,
+        model="m",
+        prompt_ids=np.asarray(answered(made), np.int32),
+        token_bytes=made.tokenizer.vocabulary.token_bytes,
+    )
+
+
+def streamed(dialect: Dialect, head: Head, choices: Sequence[Sampled]) -> list[str]:
+    """The frames of an answer, its choices in turn."""
+    frames = dialect.stream(head, [choice.reply.call_id for choice in choices])
+    said = list(frames.open())
+    for at, events, delta in _in_turn(choices):
+        said += frames.feed(at, events, delta)
+    said += frames.close([choice.reply for choice in choices])
+    for frame in said:
+        assert frame.endswith("\n\n")
+        frame.encode("utf-8")
+    return said
+
+
+def _in_turn(choices: Sequence[Sampled]) -> Iterator[tuple[int, list[Event], Delta | None]]:
+    for step in range(max(len(choice.pieces) for choice in choices)):
+        for at, choice in enumerate(choices):
+            if step < len(choice.pieces):
+                yield at, *choice.pieces[step]
+
+
+def serve(body: str, kind: str = "text/event-stream", status: int = 200) -> httpx2.Client:
+    """A client to which everything is answered like this."""
+    answer = httpx2.Response(status, headers={"content-type": kind}, content=body.encode())
+    return httpx2.Client(transport=httpx2.MockTransport(lambda _: answer))
+
+
+HARMONY_CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place":"Zürich"}<|call|>'
+FAMILIES = {
+    "qwen3": list(COMPLETIONS.values()),
+    "gpt-oss": [
+        "<|channel|>analysis<|message|>Hm. 🧮<|end|><|start|>assistant<|channel|>final<|message|>naïve 東京<|return|>",
+        f"<|channel|>analysis<|message|>Which?<|end|><|start|>assistant{HARMONY_CALL}",
+        f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{HARMONY_CALL}",
+        '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place":<|call|>',
+    ],
+    "kimi-k2": [
+        "Let me look.<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+        '{"place": "Zürich"}<|tool_call_end|><|tool_call_begin|>functions.look:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{a"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ],
+}
+"""What some real families write, calls that fail among it."""

@@ -1,0 +1,55 @@
+"""Bodies that no client means to send."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+import tokentrace.gateway
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**400)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["auto", "none", "text", "function", "user", "assistant", "system", "enabled", "json_schema"])
+)
+KEYS = st.text(max_size=4) | st.sampled_from(
+    [
+        "type",
+        "role",
+        "content",
+        "text",
+        "name",
+        "function",
+        "tool_calls",
+        "id",
+        "input",
+        "arguments",
+        "schema",
+        "effort",
+    ]
+)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=8
+)
+"""Any JSON, some of it with words that mean something."""
+
+
+def words_of(module: str) -> list[str]:
+    """Every short string that a module of the gateway's writes: the fields that it knows are among them."""
+    source = Path(str(tokentrace.gateway.__file__)).with_name(f"{module}_request.py").read_text(encoding="utf-8")
+    nodes = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    return sorted({word for word in nodes if isinstance(word, str) and word.isidentifier()})
+
+
+def fields_of(good: Mapping[str, Any], module: str) -> st.SearchStrategy[dict[str, Any]]:
+    """A good body with some of the fields that a module reads, whatever they hold."""
+    fields = st.dictionaries(st.sampled_from(words_of(module)), JSON, max_size=3)
+    return st.builds(lambda more: {**good, **more}, fields)
