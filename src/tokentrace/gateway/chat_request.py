@@ -23,7 +23,7 @@ _HARMLESS: Final = (
 )  # fmt: skip
 """Fields that say nothing about the tokens that are sampled."""
 
-_REFUSED: Final[Mapping[str, Sequence[Any]]] = {
+REFUSED: Final[Mapping[str, Sequence[Any]]] = {
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -62,7 +62,7 @@ def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
         messages = check_messages(from_openai(messages), any_role=lambda role: True)
     tools, old = _tools(said)
     allowed, wishes = _choice(said, tools)
-    for name, harmless in _REFUSED.items():
+    for name, harmless in REFUSED.items():
         said.refuse(name, harmless, NOT_OFFERED)
     said.refuse("audio", (), _TEXT_ONLY)
     said.refuse("modalities", (["text"], []), _TEXT_ONLY)

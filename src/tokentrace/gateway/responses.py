@@ -7,7 +7,11 @@ all, a message without text, so that clients have something to repeat.
 Reasoning is given whole, as ``reasoning_text``, and never summarised. Where ``reasoning.encrypted_content`` is asked
 for, it is there besides as an opaque string: clients that keep nothing else of it bring it back.
 
-In a stream, logprobs come with the messages when they are done, which is at the end; deltas have none.
+In a stream, logprobs come with the messages when they are done, which is at the end; deltas have none. Calls are told
+when they are finished, reasoning and content as they come.
+
+What an answer needs of its request beside messages and tools is in `Request.echo` too, so that a stored response can
+be given again.
 """
 
 from __future__ import annotations
@@ -17,31 +21,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..conversation.responses import item_id, sealed
-from ..engines.protocol import TOP_LOGPROBS, Completion, Delta, FinishReason
+from ..engines.protocol import Delta, FinishReason
 from ..parsing.events import Event
-from ..parsing.response import Finish, TokenRange
+from ..parsing.response import Finish
 from ..parsing.responses_sse import Item, ResponsesEvents
-from ..parsing.shapes import CallId, ItemId, TokenLogprobs, responses_items
+from ..parsing.shapes import CallId, ItemId, responses_items
 from ..parsing.sse import encode_sse
 from ..parsing.telling import ToldEvents
 from .dialect import Dialect, Frames, Head, Reply
 from .endings import finish_reason, told, usage_of
+from .logprobs import logprob_entries
 from .requests import Request, RequestError
-from .responses_reading import PREFIX, read_request
+from .responses_request import PREFIX, read_responses
 from .token_fields import TokenFields, nemo_gym_fields, tokentrace_fields
 
-_ECHOED: Final = ("max_tool_calls", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "truncation")
-_ECHOED_IF_SAID: Final = ("prompt_cache_key", "safety_identifier", "user")
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "truncation": "disabled",
+}
+_IF_SAID: Final = ("prompt_cache_key", "safety_identifier", "user")
 
 
-class _Responses:
+class Responses:
+    """The dialect."""
+
     name = "responses"
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Request:
-        return read_request(body, headers)
+        """A body of ``POST /v1/responses``."""
+        return read_responses(body, headers)
 
     def answer(self, head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-        reply = replies[0]
+        """A ``response``, completed or incomplete."""
+        head, reply = _restored(head), replies[0]
         usage = usage_of(head, replies)
         cut_off = finish_reason(head, reply) == "length"
         answer = _response(head, "incomplete" if cut_off else "completed") | {
@@ -61,20 +79,21 @@ class _Responses:
         return answer
 
     def stream(self, head: Head, call_ids: Sequence[CallId]) -> Frames:
-        return _Frames(head, call_ids[0])
+        """The events of a response; the last one has it whole."""
+        return ResponsesFrames(head, call_ids[0])
 
     def error(self, error: RequestError) -> dict[str, Any]:
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(error.status, kind)
-        return {
-            "error": {"message": str(error), "type": kind, "param": error.field, "code": error.code or None},
-        }
+        """OpenAI's error object."""
+        said = {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}
+        return {"error": said}
 
 
-RESPONSES: Final[Dialect] = _Responses()
+RESPONSES: Final[Dialect] = Responses()
 
 
-class _Frames:
+class ResponsesFrames:
+    """The frames of one streamed response."""
+
     def __init__(self, head: Head, call_id: CallId) -> None:
         self._head: Final = head
         self._told: Final = ToldEvents(calls_allowed=head.request.calls_allowed)
@@ -100,9 +119,9 @@ class _Frames:
         return self._frames([*said, self._events.numbered(f"response.{answer['status']}", response=answer)])
 
     def fail(self, error: RequestError) -> list[str]:
-        code = (
-            "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
-        )
+        """That it failed, in the response's own words and as an error: clients look for either."""
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        code = "rate_limit_exceeded" if error.status == 429 else code
         failed = _response(self._head, "failed") | {"error": {"code": code, "message": str(error)}}
         told = {"code": error.code or code, "message": str(error), "param": error.field}
         return self._frames(
@@ -113,10 +132,21 @@ class _Frames:
         return [encode_sse(event, event=event["type"]) for event in events]
 
 
+def _restored(head: Head) -> Head:
+    """With what a request asked of its answer, where that is left only in its echo."""
+    request, echo = head.request, head.request.echo
+    logprobs = echo.get("logprobs") if request.logprobs is None else request.logprobs
+    allowed = request.calls_allowed and echo.get("tool_choice") != "none"
+    return dataclasses.replace(head, request=dataclasses.replace(request, logprobs=logprobs, calls_allowed=allowed))
+
+
 def _response(head: Head, status: str) -> dict[str, Any]:
     """A response that says nothing yet: the request's settings, as they were understood."""
     request, echo = head.request, head.request.echo
-    instructions = request.messages[0]["content"] if request.instructions else None
+
+    def setting(name: str, value: Any) -> Any:
+        return echo.get(name) if value is None else value
+
     return {
         "id": PREFIX + head.id,
         "object": "response",
@@ -125,19 +155,18 @@ def _response(head: Head, status: str) -> dict[str, Any]:
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "instructions": instructions,
-        "max_output_tokens": request.max_tokens,
+        "instructions": request.messages[0]["content"] if request.instructions else None,
+        "max_output_tokens": setting("max_output_tokens", request.max_tokens),
         "model": head.model,
         "output": [],
-        "previous_response_id": None if request.previous is None else PREFIX + request.previous,
         "store": request.stored,
-        "temperature": request.temperature,
-        "tools": [_flat(tool["function"]) for tool in request.tools or ()],
-        "top_logprobs": request.logprobs or 0,
-        "top_p": request.top_p,
+        "temperature": setting("temperature", request.temperature),
+        "tools": [_flat(tool.get("function") or tool) for tool in request.tools or ()],
+        "top_logprobs": setting("logprobs", request.logprobs) or 0,
+        "top_p": setting("top_p", request.top_p),
         "usage": None,
-        **{name: echo[name] for name in _ECHOED},
-        **{name: echo[name] for name in _ECHOED_IF_SAID if echo[name] is not None},
+        **{name: echo.get(name, usual) for name, usual in _DEFAULTS.items()},
+        **{name: echo[name] for name in _IF_SAID if echo.get(name) is not None},
     }
 
 
@@ -151,9 +180,15 @@ def _output(head: Head, reply: Reply) -> list[Item]:
     response = told(head, reply)
     if reply.stopped_by is not None:
         response = dataclasses.replace(response, finish=Finish.STOP)
-    logprobs = None if head.request.logprobs is None else _logprobs(head, reply.completion)
+    entries: list[dict[str, Any]] = []
+    if head.request.logprobs is not None:
+        entries = logprob_entries(reply.completion, head.token_bytes, head.request.logprobs)
     items = responses_items(
-        response, call_id=reply.call_id, item_id=_item_ids(head), logprobs=logprobs, never_empty=True
+        response,
+        call_id=reply.call_id,
+        item_id=_item_ids(head),
+        logprobs=None if head.request.logprobs is None else lambda span: entries[span.start : span.stop],
+        never_empty=True,
     )
     items = [_finished(head, item) for item in items]
     if TokenFields.NEMO_GYM in _ways(head):
@@ -166,30 +201,11 @@ def _item_ids(head: Head) -> ItemId:
 
 
 def _finished(head: Head, item: Item) -> Item:
-    if item["type"] != "reasoning" or not head.request.echo["encrypted"]:
+    if item["type"] != "reasoning" or not head.request.echo.get("encrypted"):
         return item
     return {**item, "encrypted_content": sealed(item["content"][0]["text"])}
 
 
-def _logprobs(head: Head, completion: Completion) -> TokenLogprobs:
-    most = head.request.logprobs or 0
-    others = completion.channels.get(TOP_LOGPROBS, ())
-
-    def said(token: int, logprob: float) -> dict[str, Any]:
-        written = head.token_bytes(token)
-        return {"token": written.decode("utf-8", "replace"), "bytes": list(written), "logprob": logprob}
-
-    def entry(at: int) -> dict[str, Any]:
-        likeliest = others[at][:most] if at < len(others) else ()
-        own = said(int(completion.ids[at]), float(completion.logprobs[at]))
-        return {**own, "top_logprobs": [said(int(token), float(logprob)) for token, logprob in likeliest]}
-
-    def entries(span: TokenRange) -> list[dict[str, Any]]:
-        return [entry(at) for at in range(span.start, min(span.stop, len(completion.ids)))]
-
-    return entries
-
-
 def _ways(head: Head) -> Sequence[str]:
-    ways: Sequence[str] = head.request.echo["token_fields"]
+    ways: Sequence[str] = head.request.echo.get("token_fields", ())
     return ways

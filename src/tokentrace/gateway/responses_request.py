@@ -1,4 +1,8 @@
-"""The body of a request to OpenAI's Responses API, read. Pure."""
+"""Requests of OpenAI's Responses API, read. Pure.
+
+Also read: ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``, as in chat completions. `token_fields` says how
+one asks for ids.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from typing import Any, Final
 
 from ..conversation.place import Place
 from ..conversation.responses import from_responses
-from ..conversation.values import check_depth
-from ..errors import InputError, shown
+from ..conversation.values import check_depth, plain_json
+from ..errors import shown
+from .chat_request import REFUSED, schema_structure
 from .hints import thinking_hints
-from .requests import NOT_OFFERED, Body, Request, RequestError
+from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
 from .token_fields import HEADER, TokenFields, asked_fields
 
 PREFIX: Final = "resp_"
@@ -27,14 +32,6 @@ _INCLUDED: Final = (
 """What may be asked for. Of tools that are not served there is nothing to include."""
 
 _SUMMARIES: Final = ("auto", "concise", "detailed")
-_NEUTRAL: Final[Mapping[str, Sequence[Any]]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-}
-"""Fields that change the distribution, and the values at which they do not."""
 
 
 def bare_id(id: str) -> str | None:
@@ -43,8 +40,8 @@ def bare_id(id: str) -> str | None:
     return bare if bare != id and bare.isascii() and bare.isalnum() else None
 
 
-def read_request(body: Any, headers: Mapping[str, str]) -> Request:
-    """What a body asks for. RequestError names the field that cannot be served."""
+def read_responses(body: Any, headers: Mapping[str, str]) -> Request:
+    """A body of ``POST /v1/responses``. RequestError names the field that cannot be served."""
     said = Body(body)
     _refuse(said)
     said.skip("service_tier", "prompt_cache_retention", "prompt_cache_options", "access_programs", "image")
@@ -70,8 +67,14 @@ def read_request(body: Any, headers: Mapping[str, str]) -> Request:
     most_calls = said.whole("max_tool_calls", 1)
     if most_calls is not None:
         wishes.append("max_tool_calls")
-    top_k = said.whole("top_k", -1)
+    limit, temperature, top_p = said.whole("max_output_tokens", 1), said.temperature(2), said.top_p()
+    logprobs = top_logprobs or 0 if top_logprobs or _LOGPROBS in included else None
     echo = {
+        "previous_response_id": None if previous is None else PREFIX + previous,
+        "max_output_tokens": limit,
+        "temperature": temperature,
+        "top_p": top_p,
+        "logprobs": logprobs,
         "tool_choice": choice,
         "parallel_tool_calls": parallel,
         "reasoning": reasoning,
@@ -87,14 +90,14 @@ def read_request(body: Any, headers: Mapping[str, str]) -> Request:
         messages=messages,
         tools=tools or None,
         model=said.get("model", str, "a string", ""),
-        max_tokens=said.whole("max_output_tokens", 1),
-        temperature=said.number("temperature", 0, 2),
-        top_p=_top_p(said),
-        top_k=0 if top_k == -1 else top_k,
+        max_tokens=limit,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=said.top_k(),
         seed=said.whole("seed", 0, 2**63 - 1),
         stop=said.texts("stop", 16),
         stream=said.flag("stream"),
-        logprobs=top_logprobs or 0 if top_logprobs or _LOGPROBS in included else None,
+        logprobs=logprobs,
         token_ids=bool(ways),
         calls_allowed=choice != "none",
         structure=structure,
@@ -115,8 +118,8 @@ def _refuse(said: Body) -> None:
     said.refuse("prompt", (), "prompts are not kept here; send instructions and input")
     said.refuse("context_management", ([],), "the gateway does not rewrite a conversation")
     said.refuse("moderation", (), "nothing is moderated")
-    for name, neutral in _NEUTRAL.items():
-        said.refuse(name, neutral, NOT_OFFERED)
+    for name, harmless in REFUSED.items():
+        said.refuse(name, harmless, NOT_OFFERED)
 
 
 def _previous(said: Body) -> str | None:
@@ -134,20 +137,14 @@ def _messages(said: Body, instructions: str | None, *, open_calls: bool) -> list
     given = said.get("input", (str, list), "a string or a list of items")
     if given is None:
         raise RequestError("is missing; send a string or a list of items", field="input")
-    try:
+    with refusing("input"):
         return from_responses(given, instructions, open_calls=open_calls)
-    except InputError as error:
-        place = "input" if error.message is None else f"input.{error.message}"
-        more = error.field if error.message is not None else None
-        raise RequestError(error.problem, field=f"{place}.{more}" if more else place) from None
 
 
 def _tools(said: Body) -> list[dict[str, Any]]:
     given = said.get("tools", list, "a list of tools", [])
-    try:
+    with refusing():
         return [_tool(Place(field=f"tools.{at}"), tool) for at, tool in enumerate(given)]
-    except InputError as error:
-        raise RequestError(error.problem, field=error.field) from None
 
 
 def _tool(place: Place, tool: Any) -> dict[str, Any]:
@@ -242,13 +239,11 @@ def _text(said: Body, wishes: list[str], ignored: list[str]) -> tuple[dict[str, 
             return {**echo, "format": {"type": "json_object"}}, {"type": "json_object"}
         case "json_schema":
             schema, name = form.get("schema"), form.get("name")
-            if not isinstance(schema, Mapping):
-                raise RequestError("must be a JSON schema (an object)", field="text.format.schema")
+            structure = schema_structure(schema, "text.format.schema")
             if not isinstance(name, str):
                 raise RequestError("must be a string", field="text.format.name")
-            _check_depth(schema, "text.format.schema")
             echo["format"] = {"type": "json_schema", "name": name, "schema": schema, "strict": bool(form.get("strict"))}
-            return echo, {"type": "json_schema", "schema": schema}
+            return echo, structure
     raise RequestError(
         f"must be text, json_object or json_schema, not {shown(form.get('type'))}", field="text.format.type"
     )
@@ -262,9 +257,9 @@ def _ways(said: Body, headers: Mapping[str, str]) -> tuple[TokenFields, ...]:
 
 
 def _variables(said: Body) -> Mapping[str, Any]:
-    variables: Mapping[str, Any] = said.get("chat_template_kwargs", dict, "an object", {})
-    _check_depth(variables, "chat_template_kwargs")
-    return variables
+    given = said.get("chat_template_kwargs", dict, "an object", {})
+    with refusing():
+        return plain_json(given, Place(field="chat_template_kwargs"))  # type: ignore[no-any-return]
 
 
 def _metadata(said: Body) -> Mapping[str, str]:
@@ -278,24 +273,10 @@ def _metadata(said: Body) -> Mapping[str, str]:
     return metadata
 
 
-def _top_p(said: Body) -> float | None:
-    top_p = said.number("top_p", 0, 1)
-    if top_p == 0:
-        raise RequestError("cannot be 0: no token would be left; temperature 0 is greedy", field="top_p")
-    return top_p
-
-
 def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in options:
         raise RequestError(f"must be one of {', '.join(options)}, not {shown(value)}", field=field)
     return value
-
-
-def _check_depth(value: Any, field: str) -> None:
-    try:
-        check_depth(value, Place(field=field))
-    except InputError as error:
-        raise RequestError(error.problem, field=error.field) from None
 
 
 def _short(name: Any) -> str:
