@@ -28,7 +28,7 @@ _ARGUMENTS: Final = "response.function_call_arguments"
 
 
 class ResponsesEvents:
-    """The events of a response's items. Put together they are its `shapes.responses_items`.
+    """The events of a response's items, in OpenAI's Responses. Put together they are its `shapes.responses_items`.
 
     They may have more calls than that: those announced that turned out not to be `expressible`, which are done as
     incomplete. `finished` is asked for every item before it is said to be done, and may add to it.
