@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from ..conversation.place import Place
 from ..conversation.responses import from_responses
-from ..conversation.values import check_depth, plain_json
+from ..conversation.values import check_depth
 from ..errors import shown
-from .chat_request import REFUSED, schema_structure
+from .chat_request import UNSERVED, schema_structure, template_variables
 from .hints import thinking_hints
 from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
 from .token_fields import HEADER, TokenFields, asked_fields
@@ -101,7 +101,7 @@ def read_responses(body: Any, headers: Mapping[str, str]) -> Request:
         token_ids=bool(ways),
         calls_allowed=choice != "none",
         structure=structure,
-        variables=_variables(said),
+        variables=template_variables(said),
         hints=hints,
         previous=previous,
         instructions=1 if instructions else 0,
@@ -118,7 +118,7 @@ def _refuse(said: Body) -> None:
     said.refuse("prompt", (), "prompts are not kept here; send instructions and input")
     said.refuse("context_management", ([],), "the gateway does not rewrite a conversation")
     said.refuse("moderation", (), "nothing is moderated")
-    for name, harmless in REFUSED.items():
+    for name, harmless in UNSERVED.items():
         said.refuse(name, harmless, NOT_OFFERED)
 
 
@@ -254,12 +254,6 @@ def _ways(said: Body, headers: Mapping[str, str]) -> tuple[TokenFields, ...]:
     if TokenFields.VLLM in ways:
         raise RequestError("vllm's fields are those of chat completions; use tokentrace or nemo_gym", field=HEADER)
     return ways
-
-
-def _variables(said: Body) -> Mapping[str, Any]:
-    given = said.get("chat_template_kwargs", dict, "an object", {})
-    with refusing():
-        return plain_json(given, Place(field="chat_template_kwargs"))  # type: ignore[no-any-return]
 
 
 def _metadata(said: Body) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ then adds the turn: prompt and completion at once, or nothing.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -98,7 +99,7 @@ class Placement:
     refusal: str = ""
     """Why the bridge from a turn that fits was refused."""
     repairs: tuple[str, ...] = ()
-    """How the agent's echo of recorded turns differs from them."""
+    """How the agent's echo of the reply that it goes on from differs from it."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -119,12 +120,13 @@ class Session:
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
     _seen: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """For every message ever sent or replied: a turn, and how many messages of its conversation the key stands for."""
+    _recent: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
 
     # -- finding the turn
 
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
-        keys = chain(asked.root, asked.messages, self.means)
+        keys = self._keys(asked)
         ambiguous, refusal = False, ""
         for count in range(len(asked.messages), 0, -1):
             found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
@@ -140,6 +142,21 @@ class Session:
             refusal = placed
             break
         return self._rendered(asked, keys, ambiguous, refusal)
+
+    def _keys(self, asked: Asked) -> list[Key]:
+        """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
+        same, known = 0, [asked.root]
+        for messages, keys in reversed(self._recent):
+            if keys[0] == asked.root and (shared := _shared(messages, asked.messages)) > same:
+                same, known = shared, keys
+                if same == len(messages):
+                    break
+        while same and asked.messages[same - 1].get("role") != "assistant":
+            same -= 1
+        start = max(0, same - 1)  # an assistant's message: what comes after one is hashed by its calls
+        keys = [*known[:start], *chain(known[start], asked.messages[start:], self.means)]
+        self._recent.append((asked.messages, keys))
+        return keys
 
     def _the_one(self, numbers: Sequence[int], echo: Messages) -> Recorded | None:
         """The turn that the echo is of: by ids and reasoning, as far as it has any; None where tokens are in doubt."""
@@ -186,7 +203,7 @@ class Session:
         """The prompt after a recorded turn; why it cannot be had where the bridge is refused."""
         new = list(asked.messages[count:])
         stream = self._stream(base)
-        repairs = tuple(self._repairs(base.number, asked.messages[:count]))
+        repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
             if new or base.finish_reason not in _UNFINISHED:
                 return "the last message is to be gone on with: what came before it is rendered with it"
@@ -240,14 +257,6 @@ class Session:
             return (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
 
         return parts
-
-    def _repairs(self, number: int, echo: Messages) -> Iterator[str]:
-        for at, (said, recorded) in enumerate(zip(echo, self.conversation(number), strict=True)):
-            if said is recorded or said.get("role") != "assistant" or said == recorded:
-                continue
-            for name in sorted({*said, *recorded}):
-                if said.get(name) != recorded.get(name) and (said.get(name) or recorded.get(name)):
-                    yield f"message {at}: {name} {'written another way' if said.get(name) else 'left out'}"
 
     # -- why it branches
 
@@ -427,6 +436,23 @@ class Session:
             notes=info["notes"],
         )
         self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
+
+
+def _shared(one: Messages, other: Messages) -> int:
+    """How many messages two conversations begin with alike."""
+    count = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count
+
+
+def _differences(at: int, said: Message, recorded: Message) -> Iterator[str]:
+    """How an echo of a reply differs from it, field by field. Both mean the same."""
+    for name in sorted({*said, *recorded}):
+        if said.get(name) != recorded.get(name) and (said.get(name) or recorded.get(name)):
+            yield f"message {at}: {name} {'written another way' if said.get(name) else 'left out'}"
 
 
 def _numbers(ids: Ids) -> bytes:

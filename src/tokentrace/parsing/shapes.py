@@ -96,12 +96,16 @@ def openai_message(response: ParsedResponse, *, call_id: CallId | None = None) -
     return message
 
 
-def anthropic_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
+def anthropic_message(
+    response: ParsedResponse, *, call_id: CallId | None = None, signature: str = ""
+) -> dict[str, Any]:
     """An assistant message as in Anthropic's API: blocks of thinking, text and tool use, in the order written.
 
-    Empty texts are left out, and so are calls that are not `expressible`; neighbours of one kind are one block.
+    Empty texts are left out, and so are calls that are not `expressible`; neighbours of one kind are one block. Blocks
+    of thinking have the `signature`.
     """
-    return {"role": "assistant", "content": [_anthropic_block(stretch, call_id) for stretch in _stretches(response)]}
+    blocks = [_anthropic_block(stretch, call_id, signature) for stretch in _stretches(response)]
+    return {"role": "assistant", "content": blocks}
 
 
 def anthropic_stop_reason(response: ParsedResponse) -> Literal["end_turn", "tool_use", "max_tokens"]:
@@ -162,12 +166,12 @@ def _openai_call(call: ParsedToolCall, call_id: CallId | None) -> dict[str, Any]
     return {"id": _id(call, call_id), "type": "function", "function": function}
 
 
-def _anthropic_block(stretch: _Stretch, call_id: CallId | None) -> dict[str, Any]:
+def _anthropic_block(stretch: _Stretch, call_id: CallId | None, signature: str) -> dict[str, Any]:
     if stretch.call is not None:
         call = stretch.call
         return {"type": "tool_use", "id": _id(call, call_id), "name": call.name, "input": call.arguments}
     if stretch.kind is PartKind.REASONING:
-        return {"type": "thinking", "thinking": stretch.text, "signature": ""}
+        return {"type": "thinking", "thinking": stretch.text, "signature": signature}
     return {"type": "text", "text": stretch.text}
 
 
