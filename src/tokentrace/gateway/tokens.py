@@ -1,7 +1,7 @@
 """The token-level endpoint: ids in, ids and logprobs out, as vLLM's ``/inference/v1/generate`` has them. Pure.
 
 For agents that render for themselves. Nothing is matched by meaning: a prompt that begins with a recorded stream goes
-on from it, another one branches where its ids do. tokentrace's own vLLM engine can be connected to a session's base URL.
+on from it, another one branches where its ids do. tokentrace's vLLM engine can be connected to a session's base URL.
 """
 
 from __future__ import annotations
