@@ -19,6 +19,7 @@ from ..engines.protocol import Completion, Engine, EngineError, FinishReason, Sa
 from ..rendering.renderer import Renderer
 from .answering import Answer, reasoning_tokens
 from .dialect import Dialect, Head, Reply
+from .late_system import with_late_instructions
 from .matching import root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
@@ -122,9 +123,8 @@ class Gateway:
         renderer = self.renderer_with(variables)
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
         root = root_key(request.tools, variables, digests)
-        return Asked(
-            request.messages, request.tools, renderer, root, variables, request.continued, request.instructions
-        )
+        messages = with_late_instructions(renderer, request.messages)
+        return Asked(messages, request.tools, renderer, root, variables, request.continued, request.instructions)
 
     def _hints(self, request: Request) -> dict[str, Any]:
         """Of what a request would like the template to know, what the template reads."""
