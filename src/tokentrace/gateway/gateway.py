@@ -122,9 +122,19 @@ class Gateway:
         variables = {**request.variables, **self._hints(request)}
         renderer = self.renderer_with(variables)
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
+        if request.prompt_ids is not None:
+            digests = "ids"
         root = root_key(request.tools, variables, digests)
-        messages = with_late_instructions(renderer, request.messages)
-        return Asked(messages, request.tools, renderer, root, variables, request.continued, request.instructions)
+return Asked(
+            with_late_instructions(renderer, request.messages),
+            request.tools,
+            renderer,
+            root,
+            variables,
+            request.continued,
+            request.instructions,
+            request.prompt_ids,
+        )
 
     def _hints(self, request: Request) -> dict[str, Any]:
         """Of what a request would like the template to know, what the template reads."""
@@ -197,7 +207,7 @@ class Gateway:
         try:
             return SamplingParams(
                 max_tokens=max(1, min(limit for limit in limits if limit is not None)),
-                stop_token_ids=tuple(self.renderer.get_stop_token_ids()),
+                stop_token_ids=request.stop_token_ids or tuple(self.renderer.get_stop_token_ids()),
                 allow_raw_logprobs=True,
                 top_logprobs=request.logprobs or 0,
                 structure=request.structure,
