@@ -125,7 +125,7 @@ class Gateway:
         if request.prompt_ids is not None:
             digests = "ids"
         root = root_key(request.tools, variables, digests)
-return Asked(
+        return Asked(
             with_late_instructions(renderer, request.messages),
             request.tools,
             renderer,
