@@ -19,6 +19,7 @@ from ..engines.protocol import Completion, Engine, EngineError, FinishReason, Sa
 from ..rendering.renderer import Renderer
 from .answering import Answer, reasoning_tokens
 from .dialect import Dialect, Head, Reply
+from .late_system import with_late_instructions
 from .matching import root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
@@ -125,7 +126,7 @@ class Gateway:
             digests = "ids"
         root = root_key(request.tools, variables, digests)
         return Asked(
-            request.messages,
+            with_late_instructions(renderer, request.messages),
             request.tools,
             renderer,
             root,
