@@ -27,6 +27,7 @@ from .logs import Log
 from .messages import MESSAGES, count_answer, read_count
 from .reading import json_response, parse_json, read_body
 from .requests import RequestError
+from .responses import RESPONSES
 from .sending import StreamedAnswer, unless_gone
 from .store import StoreError
 from .tokens import TOKENS
@@ -34,6 +35,7 @@ from .tokens import TOKENS
 Endpoint = Callable[[HTTPRequest, Caller], Awaitable[Response]]
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
     "/inference/v1/generate": TOKENS,
 }
@@ -68,6 +70,7 @@ class App:
                 routes.append(self._route(prefix + path, self._sampling(dialect), "POST", dialect))
             routes += [
                 self._route(f"{prefix}/v1/messages/count_tokens", self._count, "POST", MESSAGES),
+                self._route(f"{prefix}/v1/responses/{{response}}", self._stored_response, "GET", RESPONSES),
                 self._route(f"{prefix}/v1/models", self._models, "GET", CHAT),
                 self._route(f"{prefix}/v1/models/{{model:path}}", self._models, "GET", CHAT),
             ]
@@ -139,6 +142,11 @@ class App:
         body = parse_json(await read_body(request, self.gateway.limits.body_bytes))
         asked = read_count(body, headers)
         return json_response(count_answer(await self.gateway.count(session, asked)))
+
+    async def _stored_response(self, request: HTTPRequest, caller: Caller) -> Response:
+        session = await self.access.session(caller, request.path_params.get("session"), _headers(request))
+        head, replies = await self.gateway.stored(session, request.path_params["response"])
+        return json_response(RESPONSES.answer(head, replies))
 
     async def _models(self, request: HTTPRequest, caller: Caller) -> Response:
         model = {"id": self.gateway.model, "object": "model", "created": 0, "owned_by": "tokentrace"}

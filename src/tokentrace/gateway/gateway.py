@@ -239,7 +239,7 @@ class Gateway:
             replies = [self._reply_of(live, turn) for turn in turns]
             first = turns[0]
             prompt_ids = live.session.trajectory.stream(first.branch)[: first.start]
-        head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("time"))
+        head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("created"))
         self.metrics.replayed.inc()
         return Answer(self, live.info.id, dialect, request, head, replies=replies)
 
@@ -275,10 +275,17 @@ class Gateway:
             turn = live.session.turns[number]
             tools, variables = live.session.roots[turn.root]
             notes = turn.notes
-            request = Request((), tools, str(notes["model"]), variables=variables, echo=notes.get("echo") or {})
+            request = Request(
+                live.session.conversation(number)[:-1],
+                tools,
+                str(notes["model"]),
+                variables=variables,
+                instructions=int(notes.get("instructions") or 0),
+                echo=notes.get("echo") or {},
+            )
             reply = self._reply_of(live, turn)
             prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
-        return self._head(request, prompt_ids, str(notes["response"]), notes.get("time")), [reply]
+        return self._head(request, prompt_ids, str(notes["response"]), notes.get("created")), [reply]
 
     # -- weights, shutting down
 
