@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "grammar": "Show what a model writes in its turn.",
     "tokenize": "Turn files of conversations into training rows.",
     "rollout": "Run agents on an engine and keep exact training rows.",
+    "serve": "Record agents that speak OpenAI's or Anthropic's API.",
     "keys": "Make keys for the gateway.",
     "check": "Compare rows of ids with what a model's template makes.",
     "families": "Show what is known of each family of models.",
@@ -83,6 +84,7 @@ def main() -> None:
       tokentrace histories chat.json --tokenizer ./Qwen3-8B
       tokentrace explain rollout.tt next_prompt.json --tokenizer ./Qwen3-8B
       tokentrace tokenize chats.jsonl -o rows.parquet --tokenizer ./Qwen3-8B
+      tokentrace serve --dev
       tokentrace families
     """
 

@@ -196,6 +196,7 @@ class Answer:
             "choice": choice,
             "dialect": self.dialect.name,
             "model": self.head.model,
+            "created": self.head.created,
             "time": time.time(),
             "seconds": round(seconds, 4),
             "instructions": self.request.instructions,

@@ -1,0 +1,140 @@
+"""``tokentrace serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import InputError
+from . import one_blas_thread
+from .options import control_tokens_option, debug_option, quiet_option, renderer_options
+from .output import note
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..gateway.serving import ServeSettings
+    from ..rendering.renderer import Renderer
+
+_KINDS = ["auto", "vllm", "sglang", "llamacpp"]
+
+
+@click.command(short_help="Record agents that speak OpenAI's or Anthropic's API.")
+@click.option(
+    "--engine",
+    default="embedded",
+    show_default=True,
+    metavar="URL",
+    help="Where the engine is (several with commas between), or 'embedded': the pocket model.",
+)
+@click.option("--engine-kind", type=click.Choice(_KINDS), default="auto", show_default=True, help="Which engine it is.")
+@renderer_options
+@control_tokens_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="0 for any that is free.")
+@click.option("--store", metavar="FILE|URL", help="A file (SQLite) or postgresql://….  [default: in memory]")
+@click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Who may use it.")
+@click.option("--dev", is_flag=True, help="No keys, this machine only, sessions made on first use.")
+@click.option("--create-sessions", is_flag=True, help="With --keys: let an agent's request make the session it names.")
+@click.option(
+    "--matcher", default="normal", show_default=True, metavar="NAME", help="strict, normal or module:function."
+)
+@click.option("--model", metavar="NAME", help="What /v1/models says.  [default: the engine's]")
+@click.option("--weights", "version", metavar="VERSION", help="Which weights sample, if the engine does not say.")
+@click.option("--max-tokens", type=click.IntRange(1), default=32_768, show_default=True, help="The most of one answer.")
+@click.option("--max-concurrent", type=click.IntRange(1), default=512, show_default=True, help="Answers at once.")
+@click.option(
+    "--max-waiting", type=click.IntRange(0), default=2048, show_default=True, help="Others are refused (429)."
+)
+@click.option("--max-body-mb", type=click.IntRange(1), default=64, show_default=True, help="The longest request.")
+@click.option("--public-health", is_flag=True, help="With --keys: answer /healthz and /readyz without one.")
+@click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish on exit.")
+@quiet_option
+@debug_option
+def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **given: Any) -> None:
+    """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
+
+    The first line on stdout is the base URL, printed when the gateway is ready; its log goes to stderr, a line of JSON
+    for each request. A session's base URL is URL/sessions/ID: give an OpenAI client URL/sessions/ID/v1, and Anthropic's
+    clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL itself is a page for people. See docs/gateway.md.
+
+    \b
+    Examples:
+      tokentrace serve --dev
+      tokentrace serve --dev --engine http://127.0.0.1:8000 --tokenizer ./Qwen3-8B --store runs.db
+      tokentrace keys gateway.keys --admin
+      tokentrace serve --keys gateway.keys --engine http://gpu1:8000,http://gpu2:8000 -t ./Qwen3-8B \\
+        --store postgresql://gateway@db/tokentrace --host 0.0.0.0
+    """
+    one_blas_thread()
+    try:
+        from ..gateway.gateway import Limits
+        from ..gateway.serving import ServeSettings
+    except ImportError as error:
+        raise InputError(f'the gateway needs more: pip install "tokentrace[gateway]" ({error})') from None
+    from .inputs import make_renderer
+
+    if engine == "embedded" and given["tokenizer"] is not None:
+        raise InputError("the embedded engine has a tokenizer of its own: leave out --tokenizer, or give --engine URL")
+    if engine != "embedded" and given["tokenizer"] is None:
+        raise InputError("say which model the engine serves: --tokenizer PATH, the folder with its tokenizer")
+    version = given["version"]
+    settings = ServeSettings(
+        host=given["host"],
+        port=given["port"],
+        store=given["store"],
+        keys=given["keys"],
+        dev=given["dev"],
+        create_sessions=given["create_sessions"],
+        matcher=given["matcher"],
+        model=given["model"] or "",
+        version=int(version) if version and version.isdecimal() else version,
+        public_health=given["public_health"],
+        patience=given["grace"],
+        limits=Limits(
+            body_bytes=given["max_body_mb"] * 2**20,
+            max_tokens=given["max_tokens"],
+            concurrent=given["max_concurrent"],
+            waiting=given["max_waiting"],
+        ),
+    )
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING if quiet else logging.INFO, format="%(message)s")
+    for name in ("httpx", "httpx2", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    renderer = make_renderer(given, control_tokens=control_tokens)
+    if settings.store is None and not quiet:
+        note("the store is in memory: what is recorded is gone when the gateway stops; --store FILE keeps it")
+    asyncio.run(_serve(engine, engine_kind, renderer, settings))
+
+
+async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSettings) -> None:
+    from dataclasses import replace
+
+    from ..gateway.serving import open_gateway, serve
+
+    connected = await _connect(engine, kind, renderer)
+    try:
+        model = settings.model or connected.capabilities.model or renderer.tokenizer.name or "tokentrace"
+        settings = replace(settings, model=model)
+        async with open_gateway(connected, renderer, settings) as app:
+            gc.collect()
+            gc.freeze()  # what is loaded now stays: no collection has to look at it again
+            await serve(app, settings, ready=lambda url: print(url, flush=True))
+    finally:
+        await connected.close()
+
+
+async def _connect(engine: str, kind: str, renderer: Renderer) -> Engine:
+    if engine == "embedded":
+        from ..engines.embedded import EmbeddedEngine
+
+        return EmbeddedEngine()
+    from ..engines.servers import connect
+
+    addresses = [address.strip() for address in engine.split(",") if address.strip()]
+    return await connect(addresses, kind, vocab_size=renderer.tokenizer.vocabulary.size)

@@ -1,0 +1,261 @@
+"""The gateway over HTTP: its routes, and what each of them may be asked by whom."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..errors import InputError, TokentraceError, shown
+from .access import Access, require_admin
+from .admin import AdminRoutes
+from .answering import Answer
+from .chat import CHAT
+from .dialect import Dialect
+from .gateway import Gateway
+from .keys import Caller
+from .logs import Log
+from .messages import MESSAGES, count_answer, read_count
+from .reading import json_response, parse_json, read_body
+from .requests import RequestError
+from .responses import RESPONSES
+from .sending import StreamedAnswer, unless_gone
+from .store import StoreError
+from .tokens import TOKENS
+
+Endpoint = Callable[[HTTPRequest, Caller], Awaitable[Response]]
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/inference/v1/generate": TOKENS,
+}
+PREFIXES: Final = ("", "/sessions/{session}")
+"""Where the dialects' routes are: with the session in the key or in a header, or in the path."""
+
+
+class App:
+    """The routes of one gateway."""
+
+    def __init__(
+        self, gateway: Gateway, access: Access, *, log: Log | None = None, public_health: bool = False
+    ) -> None:
+        self.gateway, self.access, self.log = gateway, access, log or Log()
+        self._public_health = public_health
+        self.server: Any = None
+        """What serves it; `should_exit` ends it."""
+        self._admin = AdminRoutes(gateway)
+
+    def starlette(self, *, on_close: Callable[[], Awaitable[None]] | None = None) -> Starlette:
+        """The application that a server runs."""
+
+        @contextlib.asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            yield
+            if on_close is not None:
+                await on_close()
+
+        routes: list[Route] = []
+        for prefix in PREFIXES:
+            for path, dialect in DIALECTS.items():
+                routes.append(self._route(prefix + path, self._sampling(dialect), "POST", dialect))
+            routes += [
+                self._route(f"{prefix}/v1/messages/count_tokens", self._count, "POST", MESSAGES),
+                self._route(f"{prefix}/v1/responses/{{response}}", self._stored_response, "GET", RESPONSES),
+                self._route(f"{prefix}/v1/models", self._models, "GET", CHAT),
+                self._route(f"{prefix}/v1/models/{{model:path}}", self._models, "GET", CHAT),
+            ]
+        for path, methods in self._admin.routes().items():
+            for method, endpoint in methods.items():
+                routes.append(self._route(path, _admin_only(endpoint), method, CHAT))
+        routes += [
+            self._route("/healthz", self._health, "GET", CHAT, public=self._public_health),
+            self._route("/readyz", self._ready, "GET", CHAT, public=self._public_health),
+        ]
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: self._not_found})
+
+    def _route(self, path: str, endpoint: Endpoint, method: str, dialect: Dialect, public: bool = False) -> Route:
+        """A route that says who asks before anything else, and that answers every error in the dialect's shape."""
+
+        async def handle(request: HTTPRequest) -> Response:
+            began, status, details = time.perf_counter(), 500, {}
+            try:
+                caller = await self._caller(request, public)
+                response = await endpoint(request, caller)
+                status = response.status_code
+                details = request.scope.get("tokentrace", {})
+                return response
+            except ClientDisconnect:
+                status = 499
+                return Response(status_code=499)
+            except Exception as error:
+                known = self._failed(error)
+                status = known.status
+                details = {**request.scope.get("tokentrace", {}), "problem": known.code or type(error).__name__}
+                return self._error(known, dialect, request)
+            finally:
+                self.gateway.metrics.requests.labels(path, str(status)).inc()
+                self.log.request(method, path, status, time.perf_counter() - began, details)
+
+        return Route(path, handle, methods=[method])
+
+    async def _caller(self, request: HTTPRequest, public: bool) -> Caller:
+        headers = _headers(request)
+        return await self.access.caller("GET" if public else request.method, headers)
+
+    # -- the dialects' routes
+
+    def _sampling(self, dialect: Dialect) -> Endpoint:
+        async def endpoint(request: HTTPRequest, caller: Caller) -> Response:
+            headers = _headers(request)
+            session = await self.access.session(caller, request.path_params.get("session"), headers)
+            raw = await read_body(request, self.gateway.limits.body_bytes)
+            asked = dialect.read(parse_json(raw), headers)
+            names, retry = _names(dialect, raw, headers)
+            answer = await unless_gone(
+                request.receive, self.gateway.begin(session, dialect, asked, retry=retry, names=names)
+            )
+            about = request.scope["tokentrace"] = _about(session, answer)
+            told = _told(session, answer)
+            if asked.stream:
+                return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
+            replies = await unless_gone(request.receive, answer.run(lambda *_: None))
+            about |= {"sampled": sum(len(reply.completion.ids) for reply in replies)}
+            if answer.turns and answer.turns[0].cause is not None:
+                told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
+            return json_response(dialect.answer(answer.head, replies), headers=told)
+
+        return endpoint
+
+    async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
+        headers = _headers(request)
+        session = await self.access.session(caller, request.path_params.get("session"), headers)
+        body = parse_json(await read_body(request, self.gateway.limits.body_bytes))
+        asked = read_count(body, headers)
+        return json_response(count_answer(await self.gateway.count(session, asked)))
+
+    async def _stored_response(self, request: HTTPRequest, caller: Caller) -> Response:
+        session = await self.access.session(caller, request.path_params.get("session"), _headers(request))
+        head, replies = await self.gateway.stored(session, request.path_params["response"])
+        return json_response(RESPONSES.answer(head, replies))
+
+    async def _models(self, request: HTTPRequest, caller: Caller) -> Response:
+        model = {"id": self.gateway.model, "object": "model", "created": 0, "owned_by": "tokentrace"}
+        model |= {"type": "model", "display_name": self.gateway.model, "created_at": "1970-01-01T00:00:00Z"}
+        model["max_model_len"] = self.gateway.engine.capabilities.max_length
+        wanted = request.path_params.get("model")
+        if wanted is None:
+            listed = {"object": "list", "data": [model], "has_more": False}
+            return json_response({**listed, "first_id": model["id"], "last_id": model["id"]})
+        if wanted != self.gateway.model:
+            raise RequestError(f"there is no model {shown(wanted)}, only {self.gateway.model}", status=404)
+        return json_response(model)
+
+    # -- health
+
+    async def _health(self, request: HTTPRequest, caller: Caller) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self, request: HTTPRequest, caller: Caller) -> Response:
+        gateway = self.gateway
+        store = True
+        try:
+            await gateway.store.session("readyz")
+        except StoreError:
+            store = False
+        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok" if store else "unavailable"}
+        return json_response(state, 200 if store and not gateway.draining else 503)
+
+    # -- errors
+
+    def _failed(self, error: BaseException) -> RequestError:
+        """What is told of an error. What nobody foresaw is logged, and told without details."""
+        match error:
+            case RequestError():
+                return error
+            case InputError():
+                place = f"messages.{error.message}" if error.message is not None else ""
+                field = ".".join(part for part in (place, error.field) if part) or None
+                return RequestError(str(error), field=field, code="invalid_value")
+            case StoreError():
+                return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
+            case TokentraceError():
+                return RequestError(str(error), code="invalid_value")
+        self.log.failure(error)
+        return RequestError("the gateway failed; its log says how", status=500, code="internal")
+
+    def _error(self, error: RequestError, dialect: Dialect, request: HTTPRequest) -> Response:
+        headers = {}
+        if error.retry_after is not None:
+            headers["retry-after"] = f"{error.retry_after:g}"
+        if error.status == 401:
+            headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'
+        return json_response(dialect.error(error), error.status, headers)
+
+    async def _not_found(self, request: HTTPRequest, error: Exception) -> Response:
+        """Paths and methods that are none: said only to those who may ask."""
+        assert isinstance(error, HTTPException)
+        try:
+            await self._caller(request, public=False)
+            known = RequestError(f"there is no {request.method} {request.url.path}", status=error.status_code)
+        except TokentraceError as problem:
+            known = self._failed(problem)
+        response = self._error(known, CHAT, request)
+        response.headers.update(error.headers or {})
+        return response
+
+
+def _admin_only(endpoint: Endpoint) -> Endpoint:
+    async def checked(request: HTTPRequest, caller: Caller) -> Response:
+        require_admin(caller)
+        return await endpoint(request, caller)
+
+    return checked
+
+
+def _headers(request: HTTPRequest) -> dict[str, str]:
+    return dict(request.headers.items())
+
+
+def _names(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> tuple[list[str], str]:
+    """What a turn can be found by if its request comes again, and the one it does come again by."""
+    body = f"{dialect.name}:{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
+    again = headers.get("x-stainless-retry-count", "0")
+    key = headers.get("idempotency-key")
+    if key:
+        name = f"key:{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}:{body}"
+        return [name, body], name
+    return [body], body if again.isdigit() and int(again) > 0 else ""
+
+
+def _about(session: str, answer: Answer) -> dict[str, Any]:
+    """What the log has of a request."""
+    placed = answer.placed
+    about = {"session": session, "dialect": answer.dialect.name, "response": answer.head.id}
+    if placed is None:
+        return {**about, "replayed": True}
+    return {**about, "prompt": len(placed.ids), "reused": placed.reused, "stream": answer.request.stream}
+
+
+def _told(session: str, answer: Answer) -> dict[str, str]:
+    """Headers that say what an answer's body has no place for."""
+    told = {"x-tokentrace-session": session, "x-request-id": answer.head.id, "request-id": answer.head.id}
+    if answer.placed is None:
+        told["x-tokentrace-replayed"] = "true"
+    else:
+        told["x-tokentrace-reused-tokens"] = str(answer.placed.reused)
+    if answer.request.wishes:
+        told["x-tokentrace-not-enforced"] = ", ".join(answer.request.wishes)
+    if answer.request.ignored:
+        names = ", ".join(answer.request.ignored)
+        told["x-tokentrace-ignored"] = names.encode("ascii", "replace").decode("ascii")[:1000]
+    return {name: value.replace("\n", " ").replace("\r", " ") for name, value in told.items()}

@@ -1,0 +1,136 @@
+"""Running a gateway: what `tokentrace serve` does, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from ..engines.protocol import Engine
+from ..errors import InputError
+from ..rendering.renderer import Renderer
+from .access import Access
+from .app import App
+from .gateway import Gateway, Limits
+from .keys import Keys
+from .metrics import Metrics
+from .sessions import Sessions
+from .store import open_store
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """How a gateway is served."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 is any that is free."""
+    store: str | None = None
+    keys: Path | None = None
+    dev: bool = False
+    """No keys, this machine only, sessions made on first use."""
+    create_sessions: bool = False
+    """Whether a request may make the session that it names."""
+    matcher: str | None = None
+    model: str = "tokentrace"
+    version: str | int | None = None
+    public_health: bool = False
+    patience: float = 30.0
+    """How many seconds requests under way have when the gateway is told to stop."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.dev == (self.keys is not None):
+            raise InputError(
+                "say who may use the gateway: --keys FILE (make one with: tokentrace keys FILE --admin), or --dev for "
+                "everybody on this machine, without keys"
+            )
+        if self.dev and self.host not in _LOOPBACK:
+            raise InputError(f"--dev serves this machine only, not {self.host}: use --host 127.0.0.1, or --keys FILE")
+
+
+@contextlib.asynccontextmanager
+async def open_gateway(engine: Engine, renderer: Renderer, settings: ServeSettings) -> AsyncIterator[App]:
+    """A gateway with its store, warmed up; the store is closed at the end, the engine is not."""
+    keys = None if settings.keys is None else Keys.read(settings.keys)
+    store = open_store(settings.store)
+    try:
+        await asyncio.to_thread(warm_up, renderer)
+        create = settings.dev or settings.create_sessions
+        size = renderer.tokenizer.vocabulary.size
+        sessions = Sessions(store, size, matcher=settings.matcher, create=create)
+        gateway = Gateway(
+            engine, renderer, store, sessions, Metrics(), settings.limits, settings.model, settings.version
+        )
+        yield App(gateway, Access(store, keys), public_health=settings.public_health)
+    finally:
+        await store.close()
+
+
+def warm_up(renderer: Renderer) -> None:
+    """Learn what there is to learn of the template, before the first request has to wait for it."""
+    silent = renderer.silent()
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+    }
+    for tools in (None, [tool]):
+        with contextlib.suppress(Exception):  # templates that know no tools say so when somebody brings some
+            prompt = silent.render([{"role": "user", "content": "a"}], tools=tools, add_generation_prompt=True)
+            silent.streaming_parser(tools=tools, prompt_ids=prompt.ids)
+            stops = silent.get_stop_token_ids()
+            silent.bridge(prompt.ids, stops[:1], [{"role": "user", "content": "b"}], tools=tools)
+
+
+async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], None]) -> None:
+    """Serve until the process is told to stop; `ready` is told the base URL. Requests under way are finished."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        raise InputError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; use another --port"
+        ) from error
+    config = uvicorn.Config(
+        app.starlette(),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, int(settings.patience) + 1),
+        lifespan="off",
+        ws="none",
+    )
+    server = app.server = _Server(config, app.gateway, settings.patience)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    port = listening.getsockname()[1]
+    server.ready = lambda: ready(f"http://{host}:{port}")
+    await server.serve(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it is ready, and that lets requests under way end before it stops."""
+
+    ready: Callable[[], None]
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, patience: float) -> None:
+        super().__init__(config)
+        self._gateway, self._patience = gateway, patience
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._gateway.drain(self._patience)
+        await super().shutdown(sockets)

@@ -1,0 +1,136 @@
+"""A gateway for tests: a real server on a free port of this machine, in a thread, and engines that remember."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokentrace import Renderer, create_renderer
+from tokentrace.engines import EmbeddedEngine, Engine
+from tokentrace.gateway.app import App
+from tokentrace.gateway.serving import ServeSettings, open_gateway, serve
+from tokentrace.pocket import POCKET
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "compute",
+            "description": "Computes a formula.",
+            "parameters": {"type": "object", "properties": {"formula": {"type": "string"}}, "required": ["formula"]},
+        },
+    }
+]
+
+
+@dataclass
+class Served:
+    """A gateway that is being served."""
+
+    url: str
+    app: App
+    loop: asyncio.AbstractEventLoop
+    prompts: list[list[int]] = field(default_factory=list)
+    """Every prompt that the engine was given, in order."""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        """Status and body, as JSON where it is JSON."""
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {**self.headers, **(headers or {})}, method=method)
+        if data is not None:
+            request.add_header("content-type", "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                status, raw = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            status, raw = error.code, error.read()
+        with contextlib.suppress(ValueError):
+            return status, json.loads(raw)
+        return status, raw
+
+    def state(self, session: str) -> Any:
+        status, state = self.call("GET", f"/sessions/{session}")
+        assert status == 200, state
+        return state
+
+    def rows(self, session: str) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{self.url}/sessions/{session}/rows?format=jsonl", headers=self.headers)
+        ) as answer:
+            return [json.loads(line) for line in answer.read().splitlines()]
+
+    def run(self, work: Any) -> Any:
+        """The result of a coroutine, run in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+
+def remembering(engine: Engine, prompts: list[list[int]]) -> Engine:
+    """The engine, writing down every prompt that it is given."""
+    inner = engine._stream
+
+    def stream(request: Any) -> Any:
+        prompts.append([int(each) for each in request.prompt_ids])
+        if request.wire is not None:
+            wire = request.wire() if callable(request.wire) else request.wire
+            assert json.loads(b"".join(wire)) == prompts[-1]
+        return inner(request)
+
+    engine._stream = stream  # type: ignore[method-assign]
+    return engine
+
+
+@contextlib.contextmanager
+def gateway_server(
+    engine: Callable[[], Engine] | None = None, renderer: Renderer | None = None, **settings: Any
+) -> Iterator[Served]:
+    """A gateway on a free port, shut down at the end. Without an engine it is the embedded one; `--dev` by default."""
+    if "keys" not in settings:
+        settings.setdefault("dev", True)
+    chosen = ServeSettings(**{"port": 0, "patience": 5.0, "model": "pocket", **settings})
+    found: dict[str, Any] = {}
+    ready = threading.Event()
+    prompts: list[list[int]] = []
+
+    async def main() -> None:
+        made = remembering((engine or (lambda: EmbeddedEngine(seed=0)))(), prompts)
+        try:
+            async with open_gateway(made, renderer or create_renderer(POCKET), chosen) as app:
+                found.update(app=app, loop=asyncio.get_running_loop(), stop=asyncio.Event())
+                serving = asyncio.create_task(
+                    serve(app, chosen, ready=lambda url: (found.update(url=url), ready.set()))
+                )
+                await asyncio.wait((serving, asyncio.create_task(found["stop"].wait())), return_when="FIRST_COMPLETED")
+                app.server.should_exit = True
+                await serving
+        finally:
+            await made.close()
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            found["error"] = error
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    if "error" in found:
+        raise found["error"]
+    try:
+        yield Served(found["url"], found["app"], found["loop"], prompts)
+    finally:
+        found["loop"].call_soon_threadsafe(found["stop"].set)
+        thread.join(30)
+        if "error" in found:
+            raise found["error"]
+        assert not thread.is_alive()

@@ -1,0 +1,95 @@
+"""The gateway over HTTP: an agent that goes on, one that comes again, and what the record has of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from tests.gateway.server import TOOLS, Served, gateway_server
+from tokentrace.engines import SamplingParams, VLLMEngine
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with gateway_server() as server:
+        yield server
+
+
+def client(served: Served, session: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+
+
+def spoken(message: Any) -> dict[str, Any]:
+    return dict(message.model_dump(exclude_none=True))
+
+
+def test_a_conversation_that_goes_on_is_one_stream(served: Served) -> None:
+    agent = client(served, "goes-on")
+    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
+    seen = len(served.prompts)
+    first = agent.chat.completions.create(model="pocket", messages=messages, tools=TOOLS)
+    reply = first.choices[0].message
+    assert reply.tool_calls
+    messages += [spoken(reply), {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "391"}]
+    agent.chat.completions.create(model="pocket", messages=messages, tools=TOOLS)
+    state = served.state("goes-on")
+    assert state["rows"] == 1
+    one, two = served.prompts[seen:]
+    row = served.run(_stream(served, "goes-on"))
+    assert row[: len(one)] == one
+    assert row[: len(two)] == two
+    assert [turn["cause"] for turn in state["tree"]] == [None, None]
+    assert state["tree"][1]["reused"] == state["tree"][0]["stop"]
+
+
+async def _stream(served: Served, session: str) -> list[int]:
+    live = await served.app.gateway.sessions.get(session)
+    return [int(each) for each in live.session.trajectory.stream(0)]
+
+
+def test_the_same_request_is_another_sample_unless_it_is_a_retry(served: Served) -> None:
+    body = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+    path = "/sessions/again/v1/chat/completions"
+    _, first = served.call("POST", path, body)
+    _, second = served.call("POST", path, body)
+    _, retried = served.call("POST", path, body, {"x-stainless-retry-count": "1"})
+    assert first["id"] != second["id"]
+    assert retried["id"] == second["id"]
+    assert retried["choices"] == second["choices"]
+    state = served.state("again")
+    assert state["turns"] == 2
+    assert state["tree"][1]["cause"]["cause"] == "retry"
+    keyed = {"idempotency-key": "k1"}
+    _, third = served.call("POST", path, body, keyed)
+    _, fourth = served.call("POST", path, body, keyed)
+    assert third == fourth
+    assert served.state("again")["turns"] == 3
+
+
+def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
+    async def rollout() -> tuple[list[int], Any]:
+        engine = await VLLMEngine.connect(f"{served.url}/sessions/ids", vocab_size=4096)
+        try:
+            seen = len(served.prompts)
+            first = await engine.generate([5, 6, 7], SamplingParams(8))
+            second = await engine.generate([5, 6, 7, *first.ids.tolist(), 9], SamplingParams(8))
+            streamed = [delta async for delta in engine.stream([5, 6, 8], SamplingParams(4))]
+        finally:
+            await engine.close()
+        assert served.prompts[seen:] == [[5, 6, 7], [5, 6, 7, *first.ids.tolist(), 9], [5, 6, 8]]
+        whole = np.concatenate([delta.ids for delta in streamed])
+        return [5, 6, 7, *first.ids.tolist(), 9, *second.ids.tolist()], whole.tolist()
+
+    stream, third = asyncio.run(rollout())
+    state = served.state("ids")
+    last = state["tree"][-2:]
+    assert last[0]["cause"] is None
+    assert last[1]["cause"]["cause"] == "edit"
+    live = served.run(served.app.gateway.sessions.get("ids"))
+    assert live.session.trajectory.stream(last[0]["branch"]).tolist() == stream
+    assert live.session.trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
