@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -121,6 +122,8 @@ async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSett
         model = settings.model or connected.capabilities.model or renderer.tokenizer.name or "tokentrace"
         settings = replace(settings, model=model)
         async with open_gateway(connected, renderer, settings) as app:
+            gc.collect()
+            gc.freeze()  # what is loaded now stays: no collection has to look at it again
             await serve(app, settings, ready=lambda url: print(url, flush=True))
     finally:
         await connected.close()
