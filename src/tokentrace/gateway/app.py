@@ -89,10 +89,12 @@ class App:
         async def handle(request: HTTPRequest) -> Response:
             began, status, details = time.perf_counter(), 500, {}
             try:
-                caller = await self._caller(request, public)
-                response = await endpoint(request, caller)
-                status = response.status_code
-                details = request.scope.get("tokentrace", {})
+                with self.gateway.tracing.request(f"{method} {path}", request.headers):
+                    caller = await self._caller(request, public)
+                    response = await endpoint(request, caller)
+                    status = response.status_code
+                    details = request.scope.get("tokentrace", {})
+                    self.gateway.tracing.note(status=status, **details)
                 return response
             except ClientDisconnect:
                 status = 499

@@ -28,6 +28,7 @@ from .session import Asked, Placement, Recorded
 from .sessions import Live, Sessions
 from .stops import cut_response
 from .store import State, Store, StoreError
+from .telemetry import Tracing
 
 _INLINE: Final = 20_000
 """Up to so many new characters a prompt is made at once; more of them, or a whole one, in a thread of its own."""
@@ -57,6 +58,7 @@ class Gateway:
     store: Store
     sessions: Sessions
     metrics: Metrics
+    tracing: Tracing = field(default_factory=Tracing)
     limits: Limits = field(default_factory=Limits)
     model: str = "tokentrace"
     version: str | int | None = None
@@ -98,7 +100,8 @@ class Gateway:
         request = await self._with_previous(live, request)
         asked = self._asked(request)
         began = time.perf_counter()
-        placed = await self._place(live, asked)
+        with self.tracing.stage("prompt", messages=len(asked.messages)):
+            placed = await self._place(live, asked)
         self.metrics.placed(placed, time.perf_counter() - began)
         sampling = self._sampling(live, request, len(placed.ids))
         head = self._head(request, placed.ids, random_id())
