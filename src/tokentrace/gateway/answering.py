@@ -103,15 +103,11 @@ class Answer:
         await store.begin(self.session, request_id, about)
         began = time.perf_counter()
         try:
-            if self.request.n == 1:
-                sampled = [await self._sample(0, feed)]
-            else:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
-                sampled = [task.result() for task in tasks]
-            seconds = time.perf_counter() - began
-            storing = asyncio.ensure_future(self._store(sampled, seconds))
-            await asyncio.shield(storing)
+            with self.gateway.tracing.stage("engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
+                sampled = await self._sample_all(feed)
+            storing = asyncio.ensure_future(self._store(sampled, time.perf_counter() - began))
+            with self.gateway.tracing.stage("store", sampled=sum(len(reply.completion.ids) for reply in sampled)):
+                await asyncio.shield(storing)
         except BaseException as error:
             reason = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(reason)[:500]
@@ -119,6 +115,13 @@ class Answer:
                 await asyncio.shield(asyncio.ensure_future(store.abandon(self.session, request_id, why)))
             raise _request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
         return sampled
+
+    async def _sample_all(self, feed: Feed) -> list[Reply]:
+        if self.request.n == 1:
+            return [await self._sample(0, feed)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
+        return [task.result() for task in tasks]
 
     async def _sample(self, choice: int, feed: Feed) -> Reply:
         """One completion, as it arrives."""
@@ -196,6 +199,7 @@ class Answer:
             "choice": choice,
             "dialect": self.dialect.name,
             "model": self.head.model,
+            "created": self.head.created,
             "time": time.time(),
             "seconds": round(seconds, 4),
             "instructions": self.request.instructions,

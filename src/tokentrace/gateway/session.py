@@ -47,6 +47,8 @@ class Asked:
     """The last message, an assistant's, is to be gone on with."""
     instructions: int = 0
     """How many messages at the beginning are instructions for this request alone."""
+    prompt_ids: Ids | None = None
+    """The prompt itself, where it is given as ids; there are no messages then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ class Session:
 
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
+        if asked.prompt_ids is not None:
+            return self._given(asked, asked.prompt_ids)
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
         for count in range(len(asked.messages), 0, -1):
@@ -247,6 +251,10 @@ class Session:
             asked, keys, None, ids, ids, Kind.PROMPT, spans, wire, False, ambiguous, refusal, notes=notes
         )  # fmt: skip
 
+    def _given(self, asked: Asked, ids: Ids) -> Placement:
+        """A prompt of ids: it is what it is."""
+        return Placement(asked, [asked.root], None, ids, ids, Kind.PROMPT, [], lambda: (b"[", _numbers(ids), b"]"))
+
     def _wire(self, base: Recorded, new_ids: Ids) -> Callable[[], tuple[bytes, ...]]:
         """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written."""
 
@@ -267,6 +275,9 @@ class Session:
             return None
         if placed.ambiguous:
             return Cause(BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed")
+        if placed.asked.prompt_ids is not None:
+            shared = self.trajectory.shared_prefix(placed.ids).length
+            return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
         sent = placed.asked.messages
@@ -302,9 +313,10 @@ class Session:
         """Add a turn to the trajectory; returns it, and what a store has to store of it."""
         asked, first = placed.asked, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
-        cause = self._why(placed)
+        extends = -1 if base is not None or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
+        cause = None if extends >= 0 else self._why(placed)
         goes_on = placed.continues and base is not None and base.stop == self._tip(base.branch)
-        branch = self._open(placed, base, "" if cause is None else str(cause.cause))
+        branch = self._open(placed, base, extends, "" if cause is None else str(cause.cause))
         written = self.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
@@ -342,7 +354,7 @@ class Session:
         sampled = len(completion.ids)
         return turn, TurnRecord(turn.number, first, records, info, sampled=sampled, prompted=len(placed.ids))
 
-    def _open(self, placed: Placement, base: Recorded | None, cause: str) -> int:
+    def _open(self, placed: Placement, base: Recorded | None, extends: int, cause: str) -> int:
         """Write the prompt's new tokens; returns the branch they are in."""
         trajectory, count = self.trajectory, len(placed.asked.messages)
         if base is not None:
@@ -367,12 +379,12 @@ class Session:
         if not trajectory.num_writes:
             trajectory.begin(placed.ids, messages=count, message_spans=placed.spans)
             return 0
-        extended = trajectory.shared_prefix(placed.ids).extends
-        if extended >= 0:
-            count = max(count, trajectory.message_count(extended))
-            trajectory.extend_to(placed.ids, messages=count, message_spans=placed.spans, branch=extended)
-            return extended
-        return trajectory.branch(placed.ids, messages=count, message_spans=placed.spans, cause=cause)
+        if extends >= 0:
+            count = max(count, trajectory.message_count(extends))
+            trajectory.extend_to(placed.ids, messages=count, message_spans=placed.spans, branch=extends)
+            return extends
+        total = None if placed.asked.prompt_ids is not None else count
+        return trajectory.branch(placed.ids, messages=total, message_spans=placed.spans, cause=cause)
 
     def _add(self, turn: Recorded, keys: Sequence[Key], tools: Any, variables: Any) -> None:
         self.turns.append(turn)
