@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,16 +24,30 @@ def served() -> Iterator[Served]:
 class Agent:
     """Speaks to one session, streaming or not."""
 
-    def __init__(self, served: Served, session: str, stream: bool) -> None:
-        self._client = openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+    def __init__(self, client: openai.OpenAI, stream: bool) -> None:
+        self.client = client
         self._stream = stream
 
     def ask(self, input: Any, **more: Any) -> Any:
-        given = {"model": "pocket", "tools": FLAT, "instructions": "Be brief.", "input": input, **more}
+        given = {
+            "model": "pocket",
+            "tools": FLAT,
+            "instructions": "Be brief.",
+            "input": input,
+            "temperature": 0,
+            **more,
+        }
         if not self._stream:
-            return self._client.responses.create(**given)
-        with self._client.responses.stream(**given) as stream:
+            return self.client.responses.create(**given)
+        with self.client.responses.stream(**given) as stream:
             return stream.get_final_response()
+
+
+@contextlib.contextmanager
+def agent_of(served: Served, session: str, *, stream: bool = False) -> Iterator[Agent]:
+    url = f"{served.url}/sessions/{session}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield Agent(client, stream)
 
 
 def items_of(response: Any) -> list[dict[str, Any]]:
@@ -56,25 +71,24 @@ ECHOES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize(("echo", "stream"), [*((echo, False) for echo in ECHOES), ("exact", True)])
 def test_a_conversation_that_is_repeated_goes_on(served: Served, echo: str, stream: bool) -> None:
     session = f"repeats-{list(ECHOES).index(echo)}-{stream}"
-    agent = Agent(served, session, stream)
     seen = len(served.prompts)
-    first = agent.ask([ASK])
-    agent.ask([ASK, *ECHOES[echo](items_of(first)), result_of(first)])
+    with agent_of(served, session, stream=stream) as agent:
+        first = agent.ask([ASK])
+        agent.ask([ASK, *ECHOES[echo](items_of(first)), result_of(first)])
     check(served, session, served.prompts[seen:])
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_that_is_named_is_gone_on_from(served: Served, stream: bool) -> None:
     session = f"names-{stream}"
-    agent = Agent(served, session, stream)
     seen = len(served.prompts)
-    first = agent.ask([ASK])
-    second = agent.ask([result_of(first)], previous_response_id=first.id)
-    third = agent.ask("And 3 + 4?", previous_response_id=second.id)
+    with agent_of(served, session, stream=stream) as agent:
+        first = agent.ask([ASK])
+        second = agent.ask([result_of(first)], previous_response_id=first.id)
+        third = agent.ask("And 3 + 4?", previous_response_id=second.id)
     assert (second.previous_response_id, third.previous_response_id) == (first.id, second.id)
     check(served, session, served.prompts[seen:])
 
@@ -96,22 +110,32 @@ async def _stream(served: Served, session: str) -> list[int]:
 
 
 def test_a_response_that_was_not_stored_cannot_be_named(served: Served) -> None:
-    agent = Agent(served, "unstored", stream=False)
-    first = agent.ask([ASK], store=False)
-    for id in (first.id, "resp_nobody"):
-        with pytest.raises(openai.APIStatusError) as refused:
-            agent.ask("And?", previous_response_id=id)
-        assert refused.value.param == "previous_response_id"
-        assert refused.value.code == "previous_response_not_found"
+    with agent_of(served, "unstored") as agent:
+        first = agent.ask([ASK], store=False)
+        for id in (first.id, "resp_nobody"):
+            with pytest.raises(openai.APIStatusError) as refused:
+                agent.ask("And?", previous_response_id=id)
+            assert refused.value.param == "previous_response_id"
+            assert refused.value.code == "previous_response_not_found"
+
+
+def test_a_stored_response_can_be_had_again(served: Served) -> None:
+    with agent_of(served, "stored") as agent:
+        first = agent.ask([ASK], metadata={"a": "b"}, top_logprobs=0, user="me")
+        again = agent.client.responses.retrieve(first.id)
+        assert again.to_dict() == first.to_dict() | {"instructions": again.instructions}
+        with pytest.raises(openai.NotFoundError):
+            agent.client.responses.retrieve("resp_nobody")
 
 
 def test_what_cannot_be_served_is_refused(served: Served) -> None:
-    agent = Agent(served, "refused", stream=False)
-    with pytest.raises(openai.BadRequestError) as refused:
-        agent.ask([ASK, {"type": "item_reference", "id": "msg_1"}])
-    assert refused.value.param == "input.1"
-    with pytest.raises(openai.BadRequestError) as refused:
-        agent.ask([ASK], tools=[{"type": "web_search"}])
-    assert refused.value.param == "tools.0.type"
-    with pytest.raises(openai.BadRequestError, match="image"):
-        agent.ask([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "detail": "auto"}]}])
+    picture = {"type": "input_image", "image_url": "data:,", "detail": "auto"}
+    with agent_of(served, "refused") as agent:
+        with pytest.raises(openai.BadRequestError) as refused:
+            agent.ask([ASK, {"type": "item_reference", "id": "msg_1"}])
+        assert refused.value.param == "input.1"
+        with pytest.raises(openai.BadRequestError) as refused:
+            agent.ask([ASK], tools=[{"type": "web_search"}])
+        assert refused.value.param == "tools.0.type"
+        with pytest.raises(openai.BadRequestError, match="image"):
+            agent.ask([{"role": "user", "content": [picture]}])
