@@ -228,7 +228,45 @@ def test_changed_tools(bench: Bench) -> None:
     bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=None)
     bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=TOOLS[:1])
     assert bench.causes == [None, "changed_tools", "changed_tools"]
+    assert [turn.cause.detail for turn in bench.turns if turn.cause] == [
+        "the same conversation: sent without tools",
+        "the same conversation: tools left out: read_file",
+    ]
     bench.check(rows=3)
+
+
+def test_a_sub_agent_with_tools_of_its_own(bench: Bench) -> None:
+    """It shares the system prompt, and nothing else: that its tools are others does not make it the same."""
+    conversation(bench)
+    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."), tools=TOOLS[1:])
+    assert bench.causes[-1] == "sub_agent"
+    bench.check(rows=2)
+
+
+def test_a_sub_agent_is_compacted(bench: Bench) -> None:
+    """The conversation that a summary stands for is the one of which it keeps the end, not the first of the session."""
+    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."))
+    messages = conversation(bench)
+    bench.ask([SYSTEM, user("The weather was asked for."), *messages[4:], user("So?")], say("Sunny."))
+    assert bench.causes[1:] == ["sub_agent", None, None, None, "compaction"]
+    bench.check(rows=3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [({"a": 1}, {"a": True}), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"a": 1}, {"a": 1.0})]
+)
+def test_results_that_python_takes_for_equal_are_not_the_same(one: Any, other: Any) -> None:
+    """A template prints them in different ways."""
+    bench = Bench("qwen3")
+    reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zürich", day="today"))
+    before = [SYSTEM, TASK, reply]
+    [result] = results(reply, "x")
+    last = bench.ask([*before, {**result, "content": one}], say("Sunny."))
+    for content in (one, other):
+        bench.ask([*before, {**result, "content": content}, last, user("Sure?")], say("Sure."))
+    assert bench.causes[:3] == [None, None, None]
+    assert bench.causes[3] in ("edit", "nonce")
+    bench.check(rows=2)
 
 
 def test_a_changed_system_prompt(bench: Bench) -> None:

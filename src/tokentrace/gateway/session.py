@@ -23,13 +23,15 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
-from .causes import BranchCause, Cause, find_cause
-from .matching import Key, Meaning, call_ids, chain, meaning, reasoning
+from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
+from .matching import Key, Meaning, call_ids, chain, identical, meaning, reasoning
 from .store import TurnRecord
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 _UNFINISHED = ("length", "abort")
+_FEW = 3
+"""Among so many recorded conversations the one is looked for that a request was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,16 +282,31 @@ class Session:
             return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
-        sent = placed.asked.messages
-        shared = max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
-        if shared == 0 and self._under_another_root(sent):
-            return Cause(BranchCause.CHANGED_TOOLS, None, "the same conversation, with other tools or settings")
+        asked, sent = placed.asked, placed.asked.messages
+        shared = self._known(keys)
+        if all(message.get("role") in INSTRUCTIONS for message in sent[:shared]):
+            for root, (tools, variables) in list(self.roots.items())[-_FEW:]:
+                other = chain(root, sent, self.means)
+                same = self._known(other) if root != asked.root else 0
+                if any(message.get("role") not in INSTRUCTIONS for message in sent[:same]):
+                    return changed_tools(asked.tools, tools, asked.variables, variables)
+                if same > shared:
+                    shared, keys = same, other
         number = self._seen[keys[shared]][0] if keys[shared] in self._seen else 0
-        return find_cause(sent, self._longest(number), shared)
+        return find_cause(sent, self._longest(number), shared, others=self._latest())
 
-    def _under_another_root(self, sent: Messages) -> bool:
-        """Whether the conversation begins as one that was recorded with other tools or template variables."""
-        return any(chain(root, sent[:1], self.means)[-1] in self._seen for root in self.roots)
+    def _known(self, keys: Sequence[Key]) -> int:
+        """How many messages a conversation shares with the record."""
+        return max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
+
+    def _latest(self) -> list[list[Message]]:
+        """The conversations that were gone on with last."""
+        tips: dict[int, int] = {}
+        for turn in reversed(self.turns):
+            tips.setdefault(turn.branch, turn.number)
+            if len(tips) == _FEW:
+                break
+        return [self.conversation(number) for number in tips.values()]
 
     def _longest(self, number: int) -> list[Message]:
         """The longest recorded conversation that goes on from a turn."""
@@ -454,7 +471,7 @@ def _shared(one: Messages, other: Messages) -> int:
     """How many messages two conversations begin with alike."""
     count = 0
     for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
+        if not identical(mine, theirs):
             break
         count += 1
     return count
