@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -108,7 +109,8 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
     renderer = make_renderer(given, control_tokens=control_tokens)
     if settings.store is None and not quiet:
         note("the store is in memory: what is recorded is gone when the gateway stops; --store FILE keeps it")
-    asyncio.run(_serve(engine, engine_kind, renderer, settings))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(engine, engine_kind, renderer, settings))
 
 
 async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSettings) -> None:
@@ -121,6 +123,8 @@ async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSett
         model = settings.model or connected.capabilities.model or renderer.tokenizer.name or "tokentrace"
         settings = replace(settings, model=model)
         async with open_gateway(connected, renderer, settings) as app:
+            gc.collect()
+            gc.freeze()  # what is loaded now stays: no collection has to look at it again
             await serve(app, settings, ready=lambda url: print(url, flush=True))
     finally:
         await connected.close()
@@ -135,3 +139,12 @@ async def _connect(engine: str, kind: str, renderer: Renderer) -> Engine:
 
     addresses = [address.strip() for address in engine.split(",") if address.strip()]
     return await connect(addresses, kind, vocab_size=renderer.tokenizer.vocabulary.size)
+
+
+def _loop_factory() -> Any:
+    """uvloop's event loop where it is installed, else Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

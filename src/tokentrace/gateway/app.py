@@ -24,15 +24,21 @@ from .dialect import Dialect
 from .gateway import Gateway
 from .keys import Caller
 from .logs import Log
+from .messages import MESSAGES, count_answer, read_count
 from .page.routes import PageRoutes
 from .reading import json_response, parse_json, read_body
 from .requests import RequestError
+from .responses import RESPONSES
 from .sending import StreamedAnswer, unless_gone
 from .store import StoreError
+from .tokens import TOKENS
 
 Endpoint = Callable[[HTTPRequest, Caller], Awaitable[Response]]
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/inference/v1/generate": TOKENS,
 }
 PREFIXES: Final = ("", "/sessions/{session}")
 """Where the dialects' routes are: with the session in the key or in a header, or in the path."""
@@ -65,6 +71,8 @@ class App:
             for path, dialect in DIALECTS.items():
                 routes.append(self._route(prefix + path, self._sampling(dialect), "POST", dialect))
             routes += [
+                self._route(f"{prefix}/v1/messages/count_tokens", self._count, "POST", MESSAGES),
+                self._route(f"{prefix}/v1/responses/{{response}}", self._stored_response, "GET", RESPONSES),
                 self._route(f"{prefix}/v1/models", self._models, "GET", CHAT),
                 self._route(f"{prefix}/v1/models/{{model:path}}", self._models, "GET", CHAT),
             ]
@@ -83,10 +91,12 @@ class App:
         async def handle(request: HTTPRequest) -> Response:
             began, status, details = time.perf_counter(), 500, {}
             try:
-                caller = await self._caller(request, public)
-                response = await endpoint(request, caller)
-                status = response.status_code
-                details = request.scope.get("tokentrace", {})
+                with self.gateway.tracing.request(f"{method} {path}", request.headers):
+                    caller = await self._caller(request, public)
+                    response = await endpoint(request, caller)
+                    status = response.status_code
+                    details = request.scope.get("tokentrace", {})
+                    self.gateway.tracing.note(status=status, **details)
                 return response
             except ClientDisconnect:
                 status = 499
@@ -129,6 +139,18 @@ class App:
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint
+
+    async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
+        headers = _headers(request)
+        session = await self.access.session(caller, request.path_params.get("session"), headers)
+        body = parse_json(await read_body(request, self.gateway.limits.body_bytes))
+        asked = read_count(body, headers)
+        return json_response(count_answer(await self.gateway.count(session, asked)))
+
+    async def _stored_response(self, request: HTTPRequest, caller: Caller) -> Response:
+        session = await self.access.session(caller, request.path_params.get("session"), _headers(request))
+        head, replies = await self.gateway.stored(session, request.path_params["response"])
+        return json_response(RESPONSES.answer(head, replies))
 
     async def _models(self, request: HTTPRequest, caller: Caller) -> Response:
         model = {"id": self.gateway.model, "object": "model", "created": 0, "owned_by": "tokentrace"}

@@ -1,19 +1,25 @@
-"""Why a request does not go on from the turn before it. Pure: two conversations in, a cause out."""
+"""Why a request does not go on from the turn before it. Pure: two conversations in, a cause out.
+
+A cause is a sentence for people and a label for statistics. No token depends on it: where a conversation branches is
+found by the matcher, and what the branch is made of by the renderer.
+"""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Any, Final
+
+from .likeness import is_cut, is_nonce, is_similar, looks_like_a_summary, retells, strings_of, tells_of_call
+from .matching import Key, meaning, next_key
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 class BranchCause(StrEnum):
-    """What an agent did to the history. The first that fits is the cause."""
+    """What an agent did to the history."""
 
     SUB_AGENT = "sub_agent"
     """Another conversation altogether: its first messages are not those of any recorded one."""
@@ -26,11 +32,11 @@ class BranchCause(StrEnum):
     RETRY = "retry"
     """The same request again, or one that goes back to an earlier point: another reply is sampled."""
     COMPACTION = "compaction"
-    """Messages were replaced by fewer others, a summary perhaps."""
+    """Messages were left out, or replaced by fewer others, a summary perhaps."""
     TRIMMED_RESULTS = "trimmed_results"
     """An earlier tool result was shortened or blanked."""
     REPAIRED_CALL = "repaired_call"
-    """The agent wrote a call of the model's anew: another name or other arguments."""
+    """The agent wrote a call of the model's anew: another name, other arguments, or one more or less."""
     CALLS_AS_TEXT = "calls_as_text"
     """Calls of the model's were put into words."""
     EDIT = "edit"
@@ -51,68 +57,369 @@ class Cause:
     detail: str
 
 
-_CHANGING: Final = re.compile(r"[0-9]")
-"""What a nonce, a date and an id have in common."""
-_ALIKE: Final = 0.5
+INSTRUCTIONS: Final = frozenset({"system", "developer"})
+_FEW_WORDS: Final = 6
+"""In a question of fewer words a number is what it asks about."""
+_SHUFFLED: Final = 8
+"""Of so many messages another order is looked for: the results of parallel calls."""
+_TELLING: Final = 20
+"""A message of so many characters is hardly said twice by chance."""
 
 
-def find_cause(sent: Messages, recorded: Messages, shared: int) -> Cause:
-    """Why `sent` leaves the `recorded` conversation after the first `shared` messages, which mean the same."""
+def find_cause(sent: Messages, recorded: Messages, shared: int, *, others: Sequence[Messages] = ()) -> Cause:
+    """Why `sent` leaves the `recorded` conversation after the first `shared` messages, which mean the same.
+
+    `recorded` is the conversation that shares most with the request, its last reply included. `others` are further
+    recorded conversations, a few of the last: they are searched for the call that gave a sub-agent its task, and for
+    the conversation that a request is a compaction of, where nothing but instructions is shared.
+    """
     if shared == len(sent):
-        return Cause(BranchCause.RETRY, None, "the same messages were sent again: another reply is sampled")
+        return _again(recorded, shared)
     if shared == len(recorded):  # the caller goes on from there; nothing was rewritten
         return Cause(BranchCause.RETRY, shared, "the conversation goes on from an earlier point")
-    new, old = sent[shared], recorded[shared]
-    where = f"message {shared} ({new.get('role')})"
-    if shared == 0 and not _goes_on_alike(sent, recorded, 1) and not _similar(_text(new), _text(old)):
-        return Cause(BranchCause.SUB_AGENT, 0, "its first message is not that of any recorded conversation")
-    if _text(new) != _text(old) and _is_nonce(_text(new), _text(old)) and new.get("role") == old.get("role"):
-        return Cause(BranchCause.NONCE, shared, f"{where}: only a number, a date or an id in it changed")
-    if new.get("role") == old.get("role") in ("system", "developer"):
-        return Cause(BranchCause.CHANGED_SYSTEM, shared, f"{where}: the instructions are others")
-    if new.get("role") == old.get("role") == "tool" and len(_text(new)) < len(_text(old)):
-        lengths = f"{len(_text(old))} characters became {len(_text(new))}"
-        return Cause(BranchCause.TRIMMED_RESULTS, shared, f"{where}: the result was shortened, {lengths}")
-    if old.get("role") == "assistant" and old.get("tool_calls"):
-        names = [str((call.get("function") or call).get("name")) for call in old["tool_calls"]]
-        if new.get("role") == "assistant" and new.get("tool_calls"):
-            return Cause(BranchCause.REPAIRED_CALL, shared, f"{where}: the calls are not those that the model wrote")
-        if any(name in _text(message) for name in names for message in sent[shared : shared + 2]):
-            return Cause(BranchCause.CALLS_AS_TEXT, shared, f"{where}: calls of the model's are words now")
-    if len(sent) < len(recorded) and not _goes_on_alike(sent, recorded, shared + 1):
-        left = len(recorded) - shared
-        return Cause(
-            BranchCause.COMPACTION, shared, f"{where}: {left} messages were replaced by {len(sent) - shared} others"
+    opening = all(message.get("role") in INSTRUCTIONS for message in sent[:shared])
+    if opening:
+        recorded, shared = _closest(sent, recorded, shared, others)
+    return _Difference(sent, recorded, shared, others).cause(opening)
+
+
+def changed_tools(
+    sent: Sequence[Mapping[str, Any]] | None,
+    recorded: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] | None = None,
+    recorded_variables: Mapping[str, Any] | None = None,
+) -> Cause:
+    """The cause where the same conversation was sent with other tools or template variables: which they are."""
+    ours, theirs = _by_name(sent), _by_name(recorded)
+    settings, settings_before = dict(variables or {}), dict(recorded_variables or {})
+    both = [name for name in ours if name in theirs]
+    lists = {
+        "new tools": [name for name in ours if name not in theirs],
+        "tools left out": [name for name in theirs if name not in ours],
+        "tools described otherwise": [name for name in both if ours[name] != theirs[name]],
+        "template variables": sorted(
+            name for name in {*settings, *settings_before} if settings.get(name) != settings_before.get(name)
+        ),
+    }
+    said = [f"{what}: {_listed(names)}" for what, names in lists.items() if names]
+    if theirs and not ours:
+        said[:1] = ["sent without tools"]
+    elif not said and list(ours) != list(theirs):
+        said = ["the tools are in another order"]
+    words = "; ".join(said) or "tools are written in another way"
+    return Cause(BranchCause.CHANGED_TOOLS, None, f"the same conversation: {words}")
+
+
+def _by_name(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    return {str((tool.get("function") or tool).get("name")): tool for tool in tools or ()}
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(str(name)[:60] for name in names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def _again(recorded: Messages, shared: int) -> Cause:
+    left = len(recorded) - shared
+    if left <= 1:
+        return Cause(BranchCause.RETRY, None, "the same messages were sent again: another reply is sampled")
+    return Cause(BranchCause.RETRY, None, f"it goes back to an earlier point: the last {left} messages are left out")
+
+
+def _closest(sent: Messages, recorded: Messages, shared: int, others: Sequence[Messages]) -> tuple[Messages, int]:
+    """The recorded conversation with the most of the request's messages, wherever they stand; of equals the longest."""
+    ours = [_mark(message) for message in sent]
+    said = {mark for mark, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
+    best, found = (-1, 0, 0), (recorded, shared)
+    for at, other in enumerate((recorded, *others)):
+        theirs = [_mark(message) for message in other]
+        alike = (
+            shared
+            if at == 0
+            else next((place for place, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
         )
-    return Cause(BranchCause.EDIT, shared, f"{where}: it says something else than before")
+        if alike is None:  # one is the beginning of the other: nothing was rewritten
+            continue
+        rank = (len(said.intersection(theirs)), alike, len(other))
+        if rank > best:
+            best, found = rank, (other, alike)
+    return found
 
 
-def _goes_on_alike(sent: Messages, recorded: Messages, start: int) -> bool:
-    """Whether the message after a difference is the same in both, at the same place."""
-    return start < min(len(sent), len(recorded)) and _text(sent[start]) == _text(recorded[start])
+class _Difference:
+    """The first message in which two conversations differ, and what comes after it."""
+
+    def __init__(self, sent: Messages, recorded: Messages, shared: int, others: Sequence[Messages]) -> None:
+        self.sent, self.recorded, self.shared, self.others = sent, recorded, shared, others
+        self.new, self.old = sent[shared], recorded[shared]
+        self.role, self.old_role = str(self.new.get("role")), str(self.old.get("role"))
+        self.text, self.old_text = text_of(self.new), text_of(self.old)
+        self.where = f"message {shared} ({self.role[:20]})"
+        self.ours = [_mark(message) for message in sent[shared:]]
+        self.theirs = [_mark(message) for message in recorded[shared:]]
+
+    def cause(self, opening: bool) -> Cause:
+        """The first of these that fits."""
+        found = self._moved()
+        if found is None and opening:
+            found = self._of_opening()
+        if found is None and self.role == self.old_role:
+            found = self._of_same_role()
+        return found or self._of_other_role()
+
+    def _is(self, cause: BranchCause, words: str) -> Cause:
+        return Cause(cause, self.shared, f"{self.where}: {words}")
+
+    # -- messages that are gone, or new, while the rest is the same
+
+    def _moved(self) -> Cause | None:
+        several = range(2, min(len(self.ours), len(self.theirs), _SHUFFLED) + 1)
+        if any(Counter(self.ours[:count]) == Counter(self.theirs[:count]) for count in several):
+            return self._is(BranchCause.EDIT, "messages are in another order")
+        in_place = sum(one == other for one, other in zip(self.ours, self.theirs, strict=False))
+        gone, same = _run(self.ours, self.theirs, self.new)
+        if gone and same > in_place:
+            left = self.recorded[self.shared : self.shared + gone]
+            if all(message.get("role") in INSTRUCTIONS for message in left):
+                return self._is(BranchCause.CHANGED_SYSTEM, "instructions before it were left out")
+            if any(message.get("role") != "user" for message in left):
+                return self._is(BranchCause.COMPACTION, f"{_count(gone)} left out before it")
+            return self._is(BranchCause.EDIT, f"{_count(gone)} left out before it")
+        come, same = _run(self.theirs, self.ours, self.old)
+        if come and same > in_place and not self._is_summary():
+            if self.role in INSTRUCTIONS:
+                return self._is(BranchCause.CHANGED_SYSTEM, "instructions were put in")
+            return self._is(BranchCause.EDIT, f"{_count(come)} put in here")
+        return None
+
+    # -- the beginning of a conversation
+
+    def _of_opening(self) -> Cause | None:
+        if self._is_task():
+            return self._is(BranchCause.SUB_AGENT, "a call of another conversation gave it this task")
+        if self.role in INSTRUCTIONS or self.old_role in INSTRUCTIONS:
+            return self._of_instructions()
+        if self._goes_on_alike():
+            return None
+        if self._is_summary() or self._keeps_later():
+            return self._compacted()
+        if self.role != self.old_role or not (
+            is_nonce(self.text, self.old_text) or is_similar(self.text, self.old_text)
+        ):
+            return self._is(BranchCause.SUB_AGENT, "no recorded conversation begins like this")
+        return None
+
+    def _of_instructions(self) -> Cause:
+        """Other instructions: before the same conversation, or before another one."""
+        first, first_old = _first_said(self.sent, self.shared), _first_said(self.recorded, self.shared)
+        same_start = first is not None and first_old is not None and _mark(first) == _mark(first_old)
+        if self.role == self.old_role and is_nonce(self.text, self.old_text):
+            starts = [text_of(message) for message in (first, first_old) if message is not None]
+            if same_start or len(starts) < 2 or self._keeps_later() or is_nonce(*starts):
+                return self._is(BranchCause.NONCE, "only a number, a date or an id in it changed")
+        if not same_start and (self._keeps_later() or self._is_summary()):
+            return self._compacted()
+        if same_start and self._is_summary() and len(self.sent) < len(self.recorded):
+            return self._compacted()
+        if first is not None and first_old is not None and not same_start:
+            if looks_like_a_summary(text_of(first)) and len(self.sent) < len(self.recorded):
+                return self._compacted()
+            alike = is_similar(self.text, self.old_text) and is_similar(text_of(first), text_of(first_old))
+            if not alike:
+                return self._is(BranchCause.SUB_AGENT, "no recorded conversation begins like this")
+        return self._is(BranchCause.CHANGED_SYSTEM, "the instructions have changed")
+
+    def _is_task(self) -> bool:
+        """Whether the first thing said is what a recorded call asked for."""
+        first = _first_said(self.sent, self.shared)
+        task = "" if first is None or first.get("role") != "user" else text_of(first).strip()
+        if len(task) < _TELLING:
+            return False
+        calls = (
+            call
+            for conversation in (self.recorded, *self.others)
+            for message in conversation
+            for call in message.get("tool_calls") or ()
+        )
+        given = (text.strip() for call in calls for text in strings_of(_function(call).get("arguments")))
+        return any(text == task or (len(text) >= 2 * _TELLING and text in task) for text in given)
+
+    # -- a message that was replaced by one of its role
+
+    def _of_same_role(self) -> Cause | None:
+        if self._is_summary() and not self._goes_on_alike():
+            return self._compacted()
+        if self.role in ("tool", "function"):
+            return self._of_result()
+        if self.role == "assistant":
+            return self._of_reply()
+        last = self.shared == len(self.sent) - 1
+        asked = self.role == "user" and last and len(self.text.split()) < _FEW_WORDS
+        if is_nonce(self.text, self.old_text) and not asked:
+            return self._is(BranchCause.NONCE, "only a number, a date or an id in it changed")
+        if self.role in INSTRUCTIONS:
+            return self._is(BranchCause.CHANGED_SYSTEM, "the instructions have changed")
+        if not self._goes_on_alike() and (self._keeps_later() or self._retells()):
+            return self._compacted()
+        return self._is(BranchCause.EDIT, self._edit_words())
+
+    def _of_result(self) -> Cause:
+        if is_cut(self.text, self.old_text):
+            later = sum(
+                is_cut(text_of(new), text_of(old))
+                for new, old in zip(self.sent[self.shared + 1 :], self.recorded[self.shared + 1 :], strict=False)
+                if new.get("role") == old.get("role") == self.role
+            )
+            lengths = f"{len(self.old_text)} characters became {len(self.text)}"
+            more = f"; and {later} more after it" if later else ""
+            return self._is(BranchCause.TRIMMED_RESULTS, f"the result was cut, {lengths}{more}")
+        if is_nonce(self.text, self.old_text):
+            return self._is(BranchCause.NONCE, "only a number, a date or an id in the result changed")
+        return self._is(BranchCause.EDIT, self._edit_words())
+
+    def _of_reply(self) -> Cause:
+        new, old = _calls(self.new), _calls(self.old)
+        if old and not new and self._tells_of_calls():
+            return self._is(BranchCause.CALLS_AS_TEXT, "calls of the model's are words now")
+        if new and not old:
+            return self._is(BranchCause.REPAIRED_CALL, "the agent made calls of what the model had written as text")
+        if new and _call_marks(self.new) != _call_marks(self.old):
+            return self._is(BranchCause.REPAIRED_CALL, _repair(new, old))
+        if old and not new:
+            return self._is(BranchCause.EDIT, f"the model's calls were left out ({_listed([name for name, _ in old])})")
+        if self._retells() and not self._goes_on_alike():
+            return self._compacted()
+        return self._is(BranchCause.EDIT, self._edit_words())
+
+    def _edit_words(self) -> str:
+        if self.text == self.old_text:
+            return "the text is the same, but another field is not"
+        if not self.text:
+            return "its content was left out"
+        return "it says something else than before"
+
+    # -- a message in the place of one of another role
+
+    def _of_other_role(self) -> Cause:
+        replies = sum(message.get("role") == "assistant" for message in self.recorded[self.shared :])
+        if self._is_summary():
+            return self._compacted()
+        if self.old_role == "assistant":
+            if self._tells_of_calls():
+                return self._is(BranchCause.CALLS_AS_TEXT, "calls of the model's are words now")
+            if replies == 1:
+                return self._is(BranchCause.RETRY, "the reply before it was left out, and another one is asked for")
+        if self._keeps_later() or self._retells():
+            return self._compacted()
+        if self.old_role == "assistant" and self.shared == len(self.sent) - 1:
+            words = f"it goes back to an earlier point: {_count(len(self.theirs))} left out"
+            return self._is(BranchCause.RETRY, words)
+        if len(self.ours) < len(self.theirs):
+            return self._compacted()
+        return self._is(BranchCause.EDIT, f"a message of the role {self.old_role[:20]} was here before")
+
+    # -- signs
+
+    def _goes_on_alike(self) -> bool:
+        """Whether the message after the difference is the same in both, at the same place."""
+        return len(self.ours) > 1 and len(self.theirs) > 1 and self.ours[1] == self.theirs[1]
+
+    def _keeps_later(self) -> bool:
+        """Whether a later message is one that was recorded further on: what is between was replaced."""
+        places = {mark: at for at, mark in enumerate(self.theirs)}
+        return any(
+            places.get(mark, 0) > at and _is_telling(self.sent[self.shared + at])
+            for at, mark in enumerate(self.ours)
+            if at
+        )
+
+    def _is_summary(self) -> bool:
+        fewer = len(self.ours) < len(self.theirs)
+        return fewer and looks_like_a_summary(self.text) and not looks_like_a_summary(self.old_text)
+
+    def _retells(self) -> bool:
+        dropped = self.recorded[self.shared + 1 :]
+        return len(dropped) > 2 and retells(self.text, "\n".join(map(text_of, dropped)))
+
+    def _tells_of_calls(self) -> bool:
+        """Whether the new message, or the one after it, has a call of the old one in words."""
+        return any(
+            tells_of_call(text_of(message), name, arguments, by_user=message.get("role") != "assistant")
+            for name, arguments in _calls(self.old)
+            for message in self.sent[self.shared : self.shared + 2]
+        )
+
+    def _compacted(self) -> Cause:
+        kept = len({*self.ours[1:]} & {*self.theirs})
+        tail = f", {kept} of them kept" if kept else ""
+        return self._is(BranchCause.COMPACTION, f"{_count(len(self.theirs))} replaced by {len(self.ours)}{tail}")
 
 
-def _text(message: Mapping[str, Any]) -> str:
+# -- messages
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """The text of a message's content."""
     content = message.get("content")
     if isinstance(content, str) or not content:
         return content or ""
-    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    if not isinstance(content, (list, tuple)):
+        return str(content)
+    return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
 
 
-def _similar(one: str, other: str) -> bool:
-    """Whether two texts share most of their words; long ones are judged by their beginnings and ends."""
-    return SequenceMatcher(None, _ends(one).split(), _ends(other).split(), autojunk=False).ratio() >= _ALIKE
+def _mark(message: Mapping[str, Any]) -> Key:
+    """What a message says, whatever comes before it."""
+    return next_key(b"", meaning(message))
 
 
-def _ends(text: str, most: int = 4000) -> str:
-    return text if len(text) <= most else text[: most // 2] + text[-most // 2 :]
+def _is_telling(message: Mapping[str, Any]) -> bool:
+    return len(text_of(message)) >= _TELLING or bool(message.get("tool_calls"))
 
 
-def _is_nonce(one: str, other: str) -> bool:
-    """Whether texts differ in a few words only, all of which have a digit in them."""
-    ours, theirs = one.split(), other.split()
-    if len(ours) != len(theirs):
-        return False
-    changed = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
-    telling = [_CHANGING.search(word) for pair in changed for word in pair]
-    return 0 < len(changed) <= max(1, len(ours) // 10) and all(telling)
+def _run(ours: Sequence[Key], theirs: Sequence[Key], first: Mapping[str, Any]) -> tuple[int, int]:
+    """How many messages of theirs are missing before ours go on as they do, and for how long; 0 where they do not.
+
+    One message that is the same, `first`, is enough if it is the last of either, and not said every day.
+    """
+    for gone in range(1, len(theirs)):
+        if theirs[gone] != ours[0]:
+            continue
+        same, most = 1, min(len(ours), len(theirs) - gone)
+        while same < most and ours[same] == theirs[gone + same]:
+            same += 1
+        if same > 1 or (most == 1 and _is_telling(first)):
+            return gone, same
+    return 0, 0
+
+
+def _first_said(conversation: Messages, start: int) -> Mapping[str, Any] | None:
+    """The first message from one on that is not instructions."""
+    return next((message for message in conversation[start:] if message.get("role") not in INSTRUCTIONS), None)
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = call.get("function") or call
+    return found if isinstance(found, Mapping) else {}
+
+
+def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    calls = message.get("tool_calls") or ()
+    return [(str(_function(call).get("name")), _function(call).get("arguments")) for call in calls]
+
+
+def _call_marks(message: Mapping[str, Any]) -> list[Key]:
+    return [_mark({"role": "assistant", "tool_calls": [call]}) for call in message.get("tool_calls") or ()]
+
+
+def _repair(new: Sequence[tuple[str, Any]], old: Sequence[tuple[str, Any]]) -> str:
+    names, before = [name for name, _ in new], [name for name, _ in old]
+    if len(names) != len(before):
+        return f"{len(before)} calls of the model's became {len(names)}"
+    if names != before:
+        return f"the model called {_listed(before)}, the agent says {_listed(names)}"
+    return f"the arguments of {_listed(sorted(set(names)))} are not those that the model wrote"
+
+
+def _count(number: int) -> str:
+    return f"{number} message was" if number == 1 else f"{number} messages were"

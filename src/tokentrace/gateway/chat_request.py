@@ -23,7 +23,7 @@ _HARMLESS: Final = (
 )  # fmt: skip
 """Fields that say nothing about the tokens that are sampled."""
 
-_REFUSED: Final[Mapping[str, Sequence[Any]]] = {
+UNSERVED: Final[Mapping[str, Sequence[Any]]] = {
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -62,7 +62,7 @@ def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
         messages = check_messages(from_openai(messages), any_role=lambda role: True)
     tools, old = _tools(said)
     allowed, wishes = _choice(said, tools)
-    for name, harmless in _REFUSED.items():
+    for name, harmless in UNSERVED.items():
         said.refuse(name, harmless, NOT_OFFERED)
     said.refuse("audio", (), _TEXT_ONLY)
     said.refuse("modalities", (["text"], []), _TEXT_ONLY)
@@ -96,7 +96,7 @@ def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
         continued=_continued(said, messages),
         calls_allowed=allowed,
         structure=_structure(said),
-        variables=_variables(said),
+        variables=template_variables(said),
         hints=_hints(said),
         echo={
             "token_fields": list(fields),
@@ -191,7 +191,8 @@ def schema_structure(schema: Any, field: str) -> Mapping[str, Any]:
     return {"type": "json_schema", "schema": schema}
 
 
-def _variables(said: Body) -> Mapping[str, Any]:
+def template_variables(said: Body) -> Mapping[str, Any]:
+    """vLLM's field for template variables."""
     given = said.get("chat_template_kwargs", Mapping, "an object", {})
     with refusing():
         return plain_json(given, Place(field="chat_template_kwargs"))  # type: ignore[no-any-return]

@@ -125,8 +125,12 @@ class _Postgres:
 
     def _connect(self) -> Connection:
         connection = psycopg.connect(**self._settings, autocommit=True)
+        try:
+            connection.execute(_DURABLE)
+        except BaseException:
+            connection.close()
+            raise
         self._open.add(connection)
-        connection.execute(_DURABLE)
         return connection
 
     def _forget(self, connection: Connection) -> None:

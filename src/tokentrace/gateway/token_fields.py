@@ -20,7 +20,7 @@ stop text has cut off from the content.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -44,13 +44,21 @@ _YES: Final = ("true", "1", "yes", "on")
 _NO: Final = ("false", "0", "no", "off", "")
 
 
-def asked_fields(said: Body, headers: Mapping[str, str], usual: TokenFields) -> tuple[TokenFields, ...]:
-    """In which ways a request asks for ids; `usual` is what ``return_token_ids`` means in the dialect."""
+def asked_fields(
+    said: Body, headers: Mapping[str, str], usual: TokenFields, offered: Sequence[TokenFields] = tuple(TokenFields)
+) -> tuple[TokenFields, ...]:
+    """In which ways a request asks for ids; `usual` is what ``return_token_ids`` means in the dialect.
+
+    RequestError for a way that is not `offered` in the dialect.
+    """
     found = set(_named(headers.get(HEADER, "")))
     if said.flag("return_token_ids"):
         found.add(usual)
     if said.flag("return_token_id_information"):
         found.add(TokenFields.NEMO_GYM)
+    for way in found.difference(offered):
+        problem = f"answers of this API cannot carry ids as {way} has them; ask for {', '.join(offered)}"
+        raise RequestError(problem, field=HEADER, code="unsupported_parameter")
     return tuple(way for way in TokenFields if way in found)
 
 

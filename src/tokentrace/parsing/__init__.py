@@ -4,9 +4,9 @@ Tokens become bytes in which control tokens cannot be confused with text (`marke
 arrived; a grammar compiled for the vocabulary (`compiled`) says which delimiters to look for. `parser` runs a
 generator over them: `turn`, or `channels` for Harmony. A turn leaves calls to `calls`, which reads arguments by the
 style of the grammar: `jsonreading`, `pairs` between tags, `bracketed`. `values` says what bare text means. What is
-found goes to `output` and comes out as `events` or as a whole `response`; `shapes` and `sse` write these as clients
-know them. `unreadable` says what of a message cannot be read back, `proof` whether a grammar reads what its own
-template writes.
+found goes to `output` and comes out as `events` or as a whole `response`; `shapes`, `sse` and `responses_sse` write
+these as clients know them. `unreadable` says what of a message cannot be read back, `proof` whether a grammar reads
+what its own template writes.
 """
 
 from ..lazy import load_on_use

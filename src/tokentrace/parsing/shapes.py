@@ -10,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
-from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind
+from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
 
 CallId = Callable[[int], str]
 """An id for the call with this index, where the model wrote none."""
+
+ItemId = Callable[[str, int], str]
+"""An id for the output item of a kind (``rs``, ``msg`` or ``fc``) at this position."""
+
+TokenLogprobs = Callable[[TokenRange], list[dict[str, Any]]]
+"""What a client is told of the logprobs of these tokens."""
 
 _SAID: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.DUPLICATE_ARGUMENT})
 
@@ -30,6 +36,11 @@ def numbered_call_id(index: int) -> str:
     The same in every turn; give a `call_id` where ids have to be unique in a conversation.
     """
     return f"call{index:05d}"
+
+
+def numbered_item_id(kind: str, at: int) -> str:
+    """``msg_00000``, ``fc_00001``, …: the same in every response; give an `item_id` where ids have to be unique."""
+    return f"{kind}_{at:05d}"
 
 
 def expressible(call: ParsedToolCall) -> bool:
@@ -85,12 +96,16 @@ def openai_message(response: ParsedResponse, *, call_id: CallId | None = None) -
     return message
 
 
-def anthropic_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
+def anthropic_message(
+    response: ParsedResponse, *, call_id: CallId | None = None, signature: str = ""
+) -> dict[str, Any]:
     """An assistant message as in Anthropic's API: blocks of thinking, text and tool use, in the order written.
 
-    Empty texts are left out, and so are calls that are not `expressible`; neighbours of one kind are one block.
+    Empty texts are left out, and so are calls that are not `expressible`; neighbours of one kind are one block. Blocks
+    of thinking have the `signature`.
     """
-    return {"role": "assistant", "content": [_anthropic_block(stretch, call_id) for stretch in _stretches(response)]}
+    blocks = [_anthropic_block(stretch, call_id, signature) for stretch in _stretches(response)]
+    return {"role": "assistant", "content": blocks}
 
 
 def anthropic_stop_reason(response: ParsedResponse) -> Literal["end_turn", "tool_use", "max_tokens"]:
@@ -98,13 +113,25 @@ def anthropic_stop_reason(response: ParsedResponse) -> Literal["end_turn", "tool
     return _STOP_REASONS[response.finish_reason]
 
 
-def responses_items(response: ParsedResponse, *, call_id: CallId | None = None) -> list[dict[str, Any]]:
+def responses_items(
+    response: ParsedResponse,
+    *,
+    call_id: CallId | None = None,
+    item_id: ItemId | None = None,
+    logprobs: TokenLogprobs | None = None,
+    never_empty: bool = False,
+) -> list[dict[str, Any]]:
     """Output items as in OpenAI's Responses: reasoning, messages and function calls, in the order written.
 
-    Ids of items tell their position. A message is incomplete if the completion was cut off inside it. Empty texts are
-    left out, and so are calls that are not `expressible`; neighbours of one kind are one item.
+    A message is incomplete if the completion was cut off inside it. Empty texts are left out, and so are calls that are
+    not `expressible`; neighbours of one kind are one item. Messages have `logprobs` of their tokens if it is given.
+    With `never_empty`, an empty message stands for nothing at all.
     """
-    return [_responses_item(at, stretch, call_id) for at, stretch in enumerate(_stretches(response))]
+    stretches = _stretches(response)
+    if never_empty and not stretches:
+        stretches = [_Stretch(PartKind.CONTENT, "", None, response.finish is Finish.LENGTH, [])]
+    make_id = item_id or numbered_item_id
+    return [_responses_item(at, stretch, call_id, make_id, logprobs) for at, stretch in enumerate(stretches)]
 
 
 class _Stretch(NamedTuple):
@@ -114,6 +141,7 @@ class _Stretch(NamedTuple):
     text: str
     call: ParsedToolCall | None
     cut_off: bool
+    spans: list[TokenRange]
 
 
 def _stretches(response: ParsedResponse) -> list[_Stretch]:
@@ -125,10 +153,11 @@ def _stretches(response: ParsedResponse) -> list[_Stretch]:
         if call is not None and not expressible(call):
             continue
         cut_off = response.finish is Finish.LENGTH and part is written[-1]
-        text = part.text
+        text, spans = part.text, [part.span]
         if call is None and stretches and stretches[-1].kind is part.kind:
-            text = stretches.pop().text + text
-        stretches.append(_Stretch(part.kind, text, call, cut_off))
+            before = stretches.pop()
+            text, spans = before.text + text, [*before.spans, *spans]
+        stretches.append(_Stretch(part.kind, text, call, cut_off, spans))
     return stretches
 
 
@@ -137,35 +166,44 @@ def _openai_call(call: ParsedToolCall, call_id: CallId | None) -> dict[str, Any]
     return {"id": _id(call, call_id), "type": "function", "function": function}
 
 
-def _anthropic_block(stretch: _Stretch, call_id: CallId | None) -> dict[str, Any]:
+def _anthropic_block(stretch: _Stretch, call_id: CallId | None, signature: str) -> dict[str, Any]:
     if stretch.call is not None:
         call = stretch.call
         return {"type": "tool_use", "id": _id(call, call_id), "name": call.name, "input": call.arguments}
     if stretch.kind is PartKind.REASONING:
-        return {"type": "thinking", "thinking": stretch.text, "signature": ""}
+        return {"type": "thinking", "thinking": stretch.text, "signature": signature}
     return {"type": "text", "text": stretch.text}
 
 
-def _responses_item(at: int, stretch: _Stretch, call_id: CallId | None) -> dict[str, Any]:
+def _responses_item(
+    at: int, stretch: _Stretch, call_id: CallId | None, make_id: ItemId, logprobs: TokenLogprobs | None
+) -> dict[str, Any]:
     if stretch.call is not None:
-        return {
-            "type": "function_call",
-            "id": f"fc_{at:05d}",
-            "call_id": _id(stretch.call, call_id),
-            "name": stretch.call.name,
-            "arguments": stretch.call.arguments_text,
-            "status": "completed",
-        }
+        call = stretch.call
+        return call_item(make_id("fc", at), _id(call, call_id), str(call.name), call.arguments_text)
     if stretch.kind is PartKind.REASONING:
-        content = [{"type": "reasoning_text", "text": stretch.text}]
-        return {"type": "reasoning", "id": f"rs_{at:05d}", "summary": [], "content": content}
-    return {
-        "type": "message",
-        "id": f"msg_{at:05d}",
-        "role": "assistant",
-        "status": "incomplete" if stretch.cut_off else "completed",
-        "content": [{"type": "output_text", "text": stretch.text, "annotations": []}],
-    }
+        return reasoning_item(make_id("rs", at), stretch.text)
+    item = message_item(make_id("msg", at), stretch.text, "incomplete" if stretch.cut_off else "completed")
+    if logprobs is not None:
+        item["content"][0]["logprobs"] = [each for span in stretch.spans for each in logprobs(span)]
+    return item
+
+
+def reasoning_item(id: str, text: str) -> dict[str, Any]:
+    """Reasoning as an output item. The text is all of it: there is no summary."""
+    return {"type": "reasoning", "id": id, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:
+    """Content as an output item."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
+
+
+def call_item(id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> dict[str, Any]:
+    """A call as an output item."""
+    call = {"call_id": call_id, "name": name, "arguments": arguments}
+    return {"type": "function_call", "id": id, **call, "status": status}
 
 
 def _id(call: ParsedToolCall, call_id: CallId | None) -> str:

@@ -101,11 +101,16 @@ class AnthropicEvents:
     They may have more blocks of tool use than that: those of calls that turned out not to be expressible. Anthropic's
     own client raises on input that cannot be the beginning of JSON.
 
-    Set `output_tokens` before feeding the `Done`. Each event's name is its ``type``.
+    Set `output_tokens` before feeding the `Done`, or the whole `usage`. A `signature` is that of every block of
+    thinking. Each event's name is its ``type``.
     """
 
-    def __init__(self, *, id: str, model: str, input_tokens: int = 0, call_id: CallId | None = None) -> None:
+    def __init__(
+        self, *, id: str, model: str, input_tokens: int = 0, call_id: CallId | None = None, signature: str = ""
+    ) -> None:
         self.output_tokens = 0
+        self.usage: Mapping[str, Any] | None = None
+        self._signature: Final = signature
         self._id: Final = id
         self._model: Final = model
         self._input_tokens: Final = input_tokens
@@ -154,8 +159,10 @@ class AnthropicEvents:
     def _close(self) -> list[dict[str, Any]]:
         if self._open is None:
             return []
+        signed = self._open == "thinking" and self._signature
         self._open = None
-        return [{"type": "content_block_stop", "index": self._blocks - 1}]
+        stop = {"type": "content_block_stop", "index": self._blocks - 1}
+        return [self._delta({"type": "signature_delta", "signature": self._signature}), stop] if signed else [stop]
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
@@ -177,5 +184,5 @@ class AnthropicEvents:
         return {
             "type": "message_delta",
             "delta": {"stop_reason": anthropic_stop_reason(response), "stop_sequence": None},
-            "usage": {"output_tokens": self.output_tokens},
+            "usage": {"output_tokens": self.output_tokens} if self.usage is None else dict(self.usage),
         }

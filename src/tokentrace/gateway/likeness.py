@@ -1,0 +1,179 @@
+"""What two texts of a conversation have in common: the signs by which a rewritten history is read. Pure.
+
+All of them are judgements about words, made once for a branch, for the sentence that tells people why it began. No
+token depends on them. Their cost grows with the texts, never with the square of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+_LONG: Final = 20_000
+"""Of a longer text the two ends are looked at."""
+
+_ALIKE: Final = 0.5
+
+_INCIDENTAL: Final = re.compile(
+    r".*\d.*|[0-9a-f]{4,}|am|pm|utc|gmt|(?:mon|tues|wednes|thurs|fri|satur|sun)(?:day)?|tue|wed|thu|sat"
+    r"|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What changes from one day, or one run, to the next: a number, a date, an id."""
+
+_LONGEST_ID: Final = 100
+
+_SUMMARY: Final = re.compile(
+    r"summar(?:y|ies|i[sz]ation) of (?:the|our|your|this|all|its|what|previous|prior|earlier|past|older)\b"
+    r"|(?:conversation|context|session|history|chat|progress|handoff|compaction) summary"
+    r"|summary (?:so far|to date|until now)"
+    r"|(?:conversation|messages?|history|session|context|turns|steps)[^.\n]{0,60}"
+    r"\b(?:summari[sz]ed|compacted|condensed|compressed)"
+    r"|</?(?:summary|state_snapshot|compressed_chat|conversation_summary|context_summary|compaction)>"
+    r"|continued? from (?:a|the) previous (?:conversation|session)"
+    r"|ran out of context"
+    r"|produced a summary"
+    r"|(?:conversation|discussion|history) (?:so far|to date|up to (?:this|now))"
+    r"|(?:\d+|some|earlier|older|previous|prior|past|old) (?:previous |earlier |older )?"
+    r"(?:conversation history|messages|turns|steps|history)[^.\n]{0,60}"
+    r"\b(?:removed|omitted|dropped|skipped|truncated|trimmed|hidden|deleted|elided)"
+    r"|(?:skipped|omitted|removed|dropped) \d+ (?:earlier |older |previous )?(?:messages|turns|steps)",
+    re.IGNORECASE,
+)
+"""How agents begin a summary of what they leave out, or say that they left it out."""
+
+_BLANK: Final = re.compile(
+    r"\b(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
+    r"|no longer (?:available|shown))\b|^\W*$",
+    re.IGNORECASE,
+)
+"""What is left of a result that an agent takes out."""
+
+_SHORT_NOTE: Final = 300
+
+
+def looks_like_a_summary(text: str) -> bool:
+    """Whether a text says that it stands for messages that are not there any more."""
+    return _SUMMARY.search(ends(text)) is not None
+
+
+def retells(text: str, dropped: str) -> bool:
+    """Whether a text is mostly made of the telling words of what was dropped: a summary that does not say so."""
+    words = {word.lower() for word in re.findall(r"[\w./-]{6,}", ends(text))}
+    told = {word.lower() for word in re.findall(r"[\w./-]{6,}", ends(dropped, 5 * _LONG))}
+    return len(words) >= 8 and len(words & told) >= 0.6 * len(words)
+
+
+def is_similar(one: str, other: str) -> bool:
+    """Whether two texts share most of their pairs of words."""
+    ours, theirs = _pairs(one), _pairs(other)
+    total = ours.total() + theirs.total()
+    return total > 0 and 2 * (ours & theirs).total() >= _ALIKE * total
+
+
+def _pairs(text: str) -> Counter[tuple[str, ...]]:
+    words = ends(text).split()
+    if len(words) < 4:
+        return Counter((word,) for word in words)
+    return Counter(pairwise(words))
+
+
+def is_nonce(one: str, other: str) -> bool:
+    """Whether texts differ in a few words only, and those are numbers, dates or ids."""
+    ours, theirs = one.split(), other.split()
+    if len(ours) != len(theirs):
+        return False
+    changed = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    return 0 < len(changed) <= max(4, len(ours) // 5) and all(_incidental(*pair) for pair in changed)
+
+
+def _incidental(one: str, other: str) -> bool:
+    if len(one) > _LONGEST_ID or len(other) > _LONGEST_ID:
+        return False
+    ours, theirs = re.split(r"[\W_]+", one), re.split(r"[\W_]+", other)
+    if len(ours) != len(theirs):
+        ours, theirs = [one], [other]
+    changed = [word for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1] for word in pair]
+    return bool(changed) and all(_INCIDENTAL.fullmatch(word) for word in changed)
+
+
+def is_cut(new: str, old: str) -> bool:
+    """Whether a text is what was left of another: blanked, or shortened."""
+    if not old.strip() or new == old:
+        return False
+    noted = len(old) <= _SHORT_NOTE and _BLANK.search(old)
+    if len(new) <= _SHORT_NOTE and _BLANK.search(new) and not noted:
+        return True
+    if len(new) >= len(old):
+        return False
+    head = _shared_head(new, old)
+    tail = _shared_head(new[::-1], old[::-1]) if head < len(new) else 0
+    kept = min(len(new), head + tail)
+    return (len(old) >= 80 and 2 * len(new) <= len(old)) or (kept >= 16 and 2 * kept >= len(new))
+
+
+def _shared_head(one: str, other: str) -> int:
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # halving, since comparing slices is quick
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
+def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> bool:
+    """Whether a text says in words that a tool was called: its name and the values it was given.
+
+    A user may well talk of a tool, so of their words a call's own form is asked for: ``name(`` or ``"name"``.
+    """
+    form = rf"\b{re.escape(name)}\s*\(|[\"'`]{re.escape(name)}[\"'`]"
+    if not name or not re.search(form if by_user else rf"{form}|\b{re.escape(name)}\b", text):
+        return False
+    values = [_bare(value)[:200] for value in _leaves(_read(arguments))]
+    if not any(values):
+        return re.search(form if by_user else rf"{form}|\bcall|\btool", text, re.IGNORECASE) is not None
+    said = _bare(text)
+    return sum(value in said for value in values) * 2 > len(values)
+
+
+def strings_of(arguments: Any) -> Iterator[str]:
+    """The texts in a call's arguments."""
+    return (value for value in _leaves(_read(arguments)) if isinstance(value, str))
+
+
+def _read(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    level = [value]
+    while level:
+        inside: list[Any] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                inside += each.values()
+            elif isinstance(each, list):
+                inside += each
+            elif each is not None:
+                yield each
+        level = inside
+
+
+def _bare(value: Any) -> str:
+    """A text without what quoting it would change."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return re.sub(r"\\[nrt]|[\s\\\"']+", "", text)
+
+
+def ends(text: str, most: int = _LONG) -> str:
+    """A text, or the two ends of a long one."""
+    return text if len(text) <= most else text[: most // 2] + "\n" + text[-most // 2 :]

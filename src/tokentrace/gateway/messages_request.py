@@ -1,0 +1,214 @@
+"""Requests of Anthropic's Messages, read. Pure.
+
+What Claude Code sends beside the conversation is treated so:
+
+- ``cache_control``, ``metadata``, beta headers and the like say nothing to a model.
+- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers, which take it out; so does
+  this, and lists it as ignored.
+- Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,
+  is the definition of the tool, as text, where it stands: what came before it stays as it was.
+- ``thinking`` and ``output_config.effort`` are hints for the template. An effort in the middle of a conversation
+  (``output_config`` of a system message) is listed as a wish, for it would change the beginning.
+- ``context_management`` would have the server leave out some of what is sent. Nothing is left out: unless its edits
+  keep everything, it is listed as a wish.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ..conversation.messages import check_messages
+from ..conversation.shapes import from_anthropic, openai_tools, with_system
+from .chat_request import UNSERVED, schema_structure, template_variables
+from .hints import thinking_hints
+from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
+from .token_fields import TokenFields, asked_fields
+
+BILLING: Final = "x-anthropic-billing-header:"
+"""How the block begins that Claude Code puts before its system prompt."""
+
+_HARMLESS: Final = (
+    "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta",
+    "anthropic_version", "user_profile_id", "workspace_id", "diagnostics", "fallbacks", "fallback_credit_token",
+)  # fmt: skip
+"""Fields that say nothing about the tokens that are sampled."""
+
+_KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
+"""An edit that leaves everything where it is."""
+
+
+def read_messages(body: Any, headers: Mapping[str, str], *, counting: bool = False) -> Request:
+    """A body of ``POST /v1/messages``, or with `counting` of ``/v1/messages/count_tokens``, which has no limit.
+
+    RequestError names the field that cannot be served.
+    """
+    said = Body(body)
+    wishes: list[str] = []
+    shown, deferred = _tools(said, wishes)
+    messages = _messages(said, deferred, wishes)
+    system, billed = _system(said)
+    allowed = _choice(said, [*shown, *deferred.values()], wishes)
+    for name, harmless in UNSERVED.items():
+        said.refuse(name, harmless, NOT_OFFERED)
+    said.refuse("mcp_servers", ([],), "nothing here connects to servers of tools")
+    said.refuse("container", (), "there are no containers here")
+    said.refuse("thread", (), "there are no threads here; send the whole conversation")
+    said.skip(*_HARMLESS)
+    hints, structure = _output(said, wishes)
+    limit = said.whole("max_tokens", 1)
+    if limit is None and not counting:
+        raise RequestError("is missing", field="max_tokens")
+    fields = asked_fields(said, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE])
+    return Request(
+        messages=[*system, *messages],
+        tools=shown or None,
+        model=said.get("model", str, "a string", ""),
+        max_tokens=limit,
+        temperature=said.temperature(2),
+        top_p=said.top_p(),
+        top_k=said.top_k(),
+        seed=said.whole("seed", 0, 2**63 - 1),
+        stop=said.texts("stop_sequences", 64),
+        stream=said.flag("stream"),
+        usage_in_stream=True,
+        token_ids=bool(fields),
+        continued=messages[-1]["role"] == "assistant",
+        calls_allowed=allowed,
+        structure=structure,
+        variables=template_variables(said),
+        hints=hints,
+        echo={"token_fields": list(fields)},
+        wishes=tuple(dict.fromkeys(wishes)),
+        ignored=(*billed, *said.unread),
+    )
+
+
+# -- the conversation
+
+
+def _messages(said: Body, deferred: Mapping[str, Mapping[str, Any]], wishes: list[str]) -> list[Mapping[str, Any]]:
+    given = said.get("messages", list, "a list of messages", ())
+    with refusing():
+        made = check_messages(from_anthropic(given))
+    if any(isinstance(message, Mapping) and message.get("output_config") for message in given):
+        wishes.append("messages.output_config")
+    made = [_defined(message, deferred) for message in made if message != {"role": "system", "content": ""}]
+    if not made:
+        raise RequestError("says nothing; give at least one message with content", field="messages")
+    return made
+
+
+def _system(said: Body) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The system prompt as messages, none or one, and what was left out of it."""
+    given = said.get("system", (str, list), "a string or a list of text blocks")
+    kept = [block for block in given if not _is_billing(block)] if isinstance(given, list) else given
+    with refusing():
+        messages = with_system([], kept)
+    left_out = isinstance(given, list) and len(kept) < len(given)
+    return messages, [f"system.{BILLING.rstrip(':')}"] if left_out else []
+
+
+def _is_billing(block: Any) -> bool:
+    text = block.get("text") if isinstance(block, Mapping) else None
+    return isinstance(text, str) and text.startswith(BILLING)
+
+
+def _defined(message: Mapping[str, Any], deferred: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A message in which parts that stand for tools are the tools' definitions, as text."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [_definition(part, deferred) for part in content]
+    if all(part.get("type") == "text" for part in parts):
+        return {**message, "content": "".join(part["text"] for part in parts)}
+    return {**message, "content": parts}
+
+
+def _definition(part: Mapping[str, Any], deferred: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    kind, tool = part.get("type"), part.get("tool")
+    if kind == "tool_reference":
+        name = part.get("tool_name")
+    elif kind in ("tool_addition", "tool_removal"):
+        name = tool.get("name") if isinstance(tool, Mapping) and tool.get("type") == "tool_reference" else None
+    else:
+        return part
+    if not isinstance(name, str) or (kind != "tool_removal" and name not in deferred):
+        raise RequestError(f"a {kind} block must name a tool of this request with defer_loading", field="messages")
+    if kind == "tool_removal":
+        return {"type": "text", "text": f"The function {name} is no longer available.\n"}
+    function = deferred[name]["function"]
+    fields = {key: function[key] for key in ("description", "name", "parameters") if key in function}
+    return {"type": "text", "text": f"<function>{json.dumps(fields, ensure_ascii=False)}</function>\n"}
+
+
+# -- tools
+
+
+def _tools(said: Body, wishes: list[str]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The tools that the template shows, and those to be defined later, by name."""
+    given = said.get("tools", list, "a list of tools", ())
+    for at, tool in enumerate(given):
+        if isinstance(tool, Mapping) and tool.get("input_schema") is None:
+            kind = tool.get("type")
+            if kind not in (None, "custom"):
+                problem = "tools of Anthropic's have no schema that a template could show; give one with input_schema"
+                raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
+            raise RequestError("is missing", field=f"tools.{at}.input_schema")
+        if isinstance(tool, Mapping) and tool.get("strict") is True:
+            wishes.append("tools.strict")
+    with refusing():
+        made = openai_tools(list(given) or None) or []
+    late = [isinstance(tool, Mapping) and tool.get("defer_loading") is True for tool in given]
+    shown = [tool for tool, later in zip(made, late, strict=True) if not later]
+    return shown, {tool["function"]["name"]: tool for tool, later in zip(made, late, strict=True) if later}
+
+
+def _choice(said: Body, tools: Sequence[Mapping[str, Any]], wishes: list[str]) -> bool:
+    """Whether calls are allowed; the rest of a choice is a wish."""
+    choice = said.get("tool_choice", Mapping, "an object with a type", {"type": "auto"})
+    kind = choice.get("type")
+    if kind not in ("auto", "any", "tool", "none"):
+        raise RequestError("must be auto, any, tool or none", field="tool_choice.type")
+    if kind == "tool" and choice.get("name") not in [tool["function"]["name"] for tool in tools]:
+        raise RequestError("names no tool of this request", field="tool_choice.name")
+    if kind in ("any", "tool"):
+        wishes.append("tool_choice")
+    if choice.get("disable_parallel_tool_use") is True:
+        wishes.append("tool_choice.disable_parallel_tool_use")
+    return bool(kind != "none")
+
+
+# -- what the answer is to be like
+
+
+def _output(said: Body, wishes: list[str]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Hints for thinking, and the structure of the content."""
+    on: bool | None = None
+    thinking = said.get("thinking", Mapping, "an object with a type", {})
+    if thinking:
+        kind = thinking.get("type")
+        if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
+            raise RequestError("must be enabled, adaptive or disabled", field="thinking.type")
+        on = kind != "disabled"
+        wishes += [f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None]
+    config = said.get("output_config", Mapping, "an object", {})
+    wishes += ["output_config"] if set(config) - {"effort", "format"} else []
+    hints = thinking_hints(on, config.get("effort"), field="output_config.effort")
+    edits = said.get("context_management", Mapping, "an object", {}).get("edits")
+    if edits and edits != [_KEEPS_ALL]:
+        wishes.append("context_management")
+    if said.get("compaction", Mapping, "an object"):
+        wishes.append("compaction")
+    formats = {
+        "output_config.format": config.get("format"),
+        "output_format": said.get("output_format", Mapping, "an object"),
+    }
+    for field, wanted in formats.items():
+        if wanted is None:
+            continue
+        if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
+            raise RequestError("must be of the type json_schema", field=field)
+        return hints, schema_structure(wanted.get("schema"), f"{field}.schema")
+    return hints, None

@@ -1,0 +1,312 @@
+"""Input items of OpenAI's Responses become messages."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import ResponseInputParam
+from pydantic import TypeAdapter
+
+from tests.parsing.test_shapes import RESPONSES
+from tokentrace import InputError, TokentraceError
+from tokentrace.conversation.messages import check_messages
+from tokentrace.conversation.responses import from_responses, item_id, response_of_item, sealed, unsealed
+from tokentrace.parsing.shapes import openai_message, responses_items
+
+INPUT: TypeAdapter[ResponseInputParam] = TypeAdapter(ResponseInputParam)
+
+USER = {"role": "user", "content": "weather?"}
+ARGUMENTS = '{"city":  "Zürich" , "days":3}'
+TOOL_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+SAID = {"role": "assistant", "content": "  Let me look.\n", "reasoning_content": "I should.", "tool_calls": [TOOL_CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sunny  \n"}
+ANSWER = {"role": "assistant", "content": "Sunny."}
+
+
+def thought(text: str | None = None, **more: Any) -> dict[str, Any]:
+    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": "rs_a_0", "summary": [], "content": content, **more}
+
+
+def message(text: str, **more: Any) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "id": "msg_a_1", "role": "assistant", "status": "completed", "content": content, **more}
+
+
+def call(id: str = "c1", name: str = "weather", arguments: str = ARGUMENTS, **more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": id, "name": name, "arguments": arguments, **more}
+
+
+def result(id: str = "c1", output: Any = "sunny  \n") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": id, "output": output}
+
+
+ECHOES: dict[str, list[dict[str, Any]]] = {
+    "openai-agents": [
+        USER,
+        thought("I should."),
+        message("  Let me look.\n"),
+        call(id="c1", status="completed") | {"id": "fc_a_2"},
+        result(),
+    ],
+    "pydantic-ai: a message is a role and a string, calls have no id": [
+        USER,
+        thought("I should.", encrypted_content=None),
+        {"role": "assistant", "content": "  Let me look.\n"},
+        call(),
+        result(),
+    ],
+    "langchain: no status": [
+        {"type": "message", **USER},
+        thought("I should."),
+        {key: value for key, value in message("  Let me look.\n").items() if key != "status"},
+        call() | {"id": "fc_a_2"},
+        result(),
+    ],
+    "inspect-ai: texts are parts, of the reasoning only what is opaque": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        thought(encrypted_content=sealed("I should.")),
+        message("  Let me look.\n"),
+        call(status="completed") | {"id": "fc_a_2"},
+        result(output=[{"type": "input_text", "text": "sunny  \n"}]),
+    ],
+}
+"""What agents sent back, as they were seen to do it."""
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_agents_repeat_a_turn_in_many_ways_that_are_the_same(name: str) -> None:
+    if "no status" not in name:  # which the type insists on
+        INPUT.validate_python(ECHOES[name])
+    made = from_responses(ECHOES[name])
+    assert made == [USER, SAID, RESULT]
+    assert check_messages(made) == made
+
+
+@pytest.mark.parametrize("emptied", [thought(), {"type": "reasoning", "id": "rs_a_0", "summary": []}])
+def test_reasoning_may_be_emptied(emptied: dict[str, Any]) -> None:
+    """langchain does so when it streams."""
+    made = from_responses([USER, emptied, message("  Let me look.\n"), call(), result()])
+    assert made == [USER, {key: value for key, value in SAID.items() if key != "reasoning_content"}, RESULT]
+
+
+INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "a string": ("weather?", [USER]),
+    "roles": (
+        [{"role": "developer", "content": "d"}, {"role": "system", "content": "s"}, USER],
+        [{"role": "developer", "content": "d"}, {"role": "system", "content": "s"}, USER],
+    ),
+    "parts stay parts": (
+        [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+    ),
+    "no parts": ([{"role": "user", "content": []}], [{"role": "user", "content": ""}]),
+    "images stay as they are": (
+        [{"role": "user", "content": [{"type": "input_image", "detail": "auto", "image_url": "data:,"}]}],
+        [{"role": "user", "content": [{"type": "input_image", "detail": "auto", "image_url": "data:,"}]}],
+    ),
+    "a refusal is what was said": (
+        [USER, message("") | {"content": [{"type": "refusal", "refusal": "No."}]}],
+        [USER, {"role": "assistant", "content": "No."}],
+    ),
+    "a turn of several messages and thoughts": (
+        [USER, thought("a"), message("b "), thought("c"), message("d")],
+        [USER, {"role": "assistant", "content": "b d", "reasoning_content": "ac"}],
+    ),
+    "a user in between": (
+        [USER, message("a"), USER, message("b"), thought("c")],
+        [
+            USER,
+            {"role": "assistant", "content": "a"},
+            USER,
+            {"role": "assistant", "content": "b", "reasoning_content": "c"},
+        ],
+    ),
+    "calls before text": (
+        [USER, call(), message("later")],
+        [USER, {"role": "assistant", "content": "later", "tool_calls": [TOOL_CALL]}],
+    ),
+    "a summary where there is nothing else": (
+        [USER, thought(summary=[{"type": "summary_text", "text": "In short."}]), message("x")],
+        [USER, {"role": "assistant", "content": "x", "reasoning_content": "In short."}],
+    ),
+    "reasoning that others encrypted cannot be read": (
+        [USER, thought(encrypted_content="gAAAAAB..."), message("x")],
+        [USER, {"role": "assistant", "content": "x"}],
+    ),
+    "results end a turn": (
+        [USER, call(), result(), call("c2"), result("c2"), message("Sunny.", id=None)],
+        [
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL]},
+            RESULT,
+            {"role": "assistant", "content": "", "tool_calls": [{**TOOL_CALL, "id": "c2"}]},
+            {**RESULT, "tool_call_id": "c2"},
+            ANSWER,
+        ],
+    ),
+    "a call of the same response comes after the first one's result": (
+        [
+            *(USER, call() | {"id": "fc_a_0"}, result(), call("c2") | {"id": "fc_a_1"}, result("c2")),
+            message("Sunny.", id="msg_b_0"),
+        ],
+        [
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL, {**TOOL_CALL, "id": "c2"}]},
+            RESULT,
+            {**RESULT, "tool_call_id": "c2"},
+            ANSWER,
+        ],
+    ),
+    "two responses with nothing in between": (
+        [USER, message("a", id="msg_a_0"), message("b", id="msg_b_0"), {**message("c"), "id": "msg_b_1"}],
+        [USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "bc"}],
+    ),
+    "two responses that cannot be told apart": (
+        [USER, message("a", id="msg_68af40"), message("b", id="msg_68af41")],
+        [USER, {"role": "assistant", "content": "ab"}],
+    ),
+    "fields of trainers": (
+        [USER, message("Sunny.", prompt_token_ids=[1], generation_token_ids=[2], generation_log_probs=[-1.0])],
+        [USER, ANSWER],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_input(name: str) -> None:
+    given, wanted = INPUTS[name]
+    assert from_responses(given) == wanted
+    assert check_messages(wanted) == wanted
+
+
+def test_instructions_come_first() -> None:
+    assert from_responses("weather?", "Be brief.") == [{"role": "system", "content": "Be brief."}, USER]
+    assert from_responses("weather?", "") == [USER]
+
+
+def test_a_result_answers_a_call() -> None:
+    with pytest.raises(InputError, match="c9") as refused:
+        from_responses([USER, call(), result("c9")])
+    assert (refused.value.message, refused.value.field) == (2, "call_id")
+    assert from_responses([result("c9")], open_calls=True) == [{**RESULT, "tool_call_id": "c9"}]
+    assert from_responses([{"type": "function_call_output", "output": "x"}]) == [{"role": "tool", "content": "x"}]
+
+
+def nested(depth: int) -> Any:
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
+HOSTED = (
+    *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "code_interpreter_call"),
+    *("mcp_call", "mcp_list_tools", "mcp_approval_request", "local_shell_call", "shell_call", "apply_patch_call"),
+    *("custom_tool_call", "custom_tool_call_output", "image_generation_call", "compaction", "additional_tools"),
+)
+REFUSED: dict[str, tuple[Any, str, str | None]] = {
+    **{kind: ([USER, {"type": kind}], kind, "type") for kind in HOSTED},
+    "reference": ([USER, {"type": "item_reference", "id": "msg_1"}], "previous_response_id", None),
+    "reference without a type": ([USER, {"id": "msg_1"}], "previous_response_id", None),
+    "no role": ([USER, {"content": "x"}], "missing", "role"),
+    "unknown role": ([USER, {"role": "tool", "content": "x"}], "'tool'", "role"),
+    "no content": ([USER, {"role": "user"}], "missing", "content"),
+    "unknown part": ([USER, {"role": "user", "content": [{"type": "poem"}]}], "'poem'", "content.0.type"),
+    "text that is none": (
+        [USER, {"role": "user", "content": [{"type": "input_text", "text": 1}]}],
+        "string",
+        "content.0.text",
+    ),
+    "an assistant's image": (
+        [USER, {"role": "assistant", "content": [{"type": "input_image"}]}],
+        "input_image",
+        "content.0",
+    ),
+    "call without name": ([USER, call(name=None)], "missing", "name"),  # type: ignore[arg-type]
+    "arguments that are no text": ([USER, call(arguments={})], "string", "arguments"),  # type: ignore[arg-type]
+    "call without id": ([USER, call(id=None)], "missing", "call_id"),  # type: ignore[arg-type]
+    "namespace": ([USER, call(namespace="n")], "namespaces", "namespace"),
+    "result without output": ([USER, call() | result(output=None)], "no function_call", "call_id"),
+    "damaged": ([USER, thought(encrypted_content=sealed("abc")[:-1])], "received", "encrypted_content"),
+    "not an item": ([USER, 7], "mapping", None),
+    "content nested without end": (
+        [USER, {"role": "user", "content": [{"type": "input_image", "x": nested(2000)}]}],
+        "deep",
+        "content.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_item_and_the_field(name: str) -> None:
+    items, words, field = REFUSED[name]
+    with pytest.raises(InputError, match=words) as refused:
+        from_responses(items)
+    assert refused.value.message == 1
+    assert (refused.value.field or "").startswith(field or "")
+    assert field is None or refused.value.field
+
+
+@pytest.mark.parametrize("given", [None, 7, [], {"role": "user"}])
+def test_an_input_is_a_string_or_some_items(given: Any) -> None:
+    with pytest.raises(InputError, match="input"):
+        from_responses(given)
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_what_was_answered_comes_back_as_the_message(name: str) -> None:
+    """An answer that goes back as it is is one message, the same as in chat completions."""
+    response = RESPONSES[name]
+    items = responses_items(response, item_id=lambda kind, at: item_id(kind, "7Hx2", at), never_empty=True)
+    message = openai_message(response)
+    assert from_responses([USER, *items]) == [USER, {**message, "content": message["content"] or ""}]
+    assert {response_of_item(item["id"]) for item in items} == {"7Hx2"}
+
+
+@given(text=st.text(st.characters()))
+def test_what_is_sealed_is_opened_again(text: str) -> None:
+    assert sealed(text).isascii()
+    assert unsealed(sealed(text)) == text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = (
+    "type",
+    "role",
+    "content",
+    "id",
+    "call_id",
+    "output",
+    "name",
+    "arguments",
+    "summary",
+    "encrypted_content",
+    "text",
+)
+WORDS = st.sampled_from(
+    (
+        *("message", "reasoning", "function_call", "function_call_output", "item_reference", "user", "assistant"),
+        *("input_text", "output_text", "refusal", "input_image", "c1", "msg_a_1", "rs_b_0", "tokentrace-x"),
+    )
+)
+ITEMS = st.recursive(
+    JSON | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner | WORDS, max_size=6),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(items=st.lists(ITEMS, max_size=4) | ITEMS, open_calls=st.booleans())
+def test_whatever_is_sent_is_messages_or_refused(items: Any, open_calls: bool) -> None:
+    try:
+        made = from_responses(items, open_calls=open_calls)
+    except TokentraceError:
+        return
+    assert check_messages(made) == made

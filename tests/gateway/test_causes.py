@@ -1,0 +1,138 @@
+"""Causes of branches, on histories as real agents rewrite them, and as laws over any conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.gateway.rewritten import CASES, RECORDED, TASK, C, Message, call, reply, result, system, user
+from tokentrace.gateway.causes import BranchCause, Cause, changed_tools, find_cause
+from tokentrace.gateway.matching import chain, root_key
+
+
+def shared_of(sent: Sequence[Message], recorded: Sequence[Message]) -> int:
+    """How many messages both begin with, as the matcher counts."""
+    ours, theirs = (chain(root_key(None, {}, ""), messages) for messages in (sent, recorded))
+    return sum(one == other for one, other in zip(ours[1:], theirs[1:], strict=False))
+
+
+def cause_of(sent: Sequence[Message], recorded: Sequence[Message], **more: Any) -> Cause:
+    return find_cause(sent, recorded, shared_of(sent, recorded), **more)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cause_of_what_agents_do(name: str) -> None:
+    case = CASES[name]
+    found = cause_of(case.sent, case.recorded, others=case.others)
+    assert (found.cause, found.message) == (case.cause, case.message), found.detail
+    assert case.words in found.detail
+    assert found.message is None or f"message {found.message} (" in found.detail
+
+
+# -- tools
+
+
+def tool(name: str, description: str = "") -> Message:
+    return {"type": "function", "function": {"name": name, "description": description}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "recorded", "words"),
+    [
+        ([], [tool("a")], "sent without tools"),
+        ([tool("a"), tool("b")], [tool("a")], "new tools: b"),
+        ([tool("a")], [tool("a"), tool("b")], "tools left out: b"),
+        ([tool("a", "x")], [tool("a", "y")], "tools described otherwise: a"),
+        ([tool("b"), tool("a")], [tool("a"), tool("b")], "another order"),
+        ([tool(str(number)) for number in range(9)], None, "new tools: 0, 1, 2, 3, 4 and 4 more"),
+    ],
+)
+def test_changed_tools_are_named(sent: Any, recorded: Any, words: str) -> None:
+    found = changed_tools(sent, recorded)
+    assert found.cause is BranchCause.CHANGED_TOOLS
+    assert words in found.detail
+
+
+def test_changed_variables_are_named() -> None:
+    found = changed_tools(None, None, {"enable_thinking": False}, {})
+    assert found.detail == "the same conversation: template variables: enable_thinking"
+
+
+# -- laws
+
+WORDS = st.lists(st.sampled_from(["the", "a", "parser", "file", "test", "link", "river", "goes", "over"]), min_size=1)
+MESSAGES = st.one_of(
+    WORDS.map(lambda words: user(" ".join(words))),
+    WORDS.map(lambda words: reply(" ".join(words))),
+    WORDS.map(lambda words: result(" ".join(words))),
+    WORDS.map(lambda words: call("look", place=" ".join(words))),
+)
+CONVERSATIONS = st.lists(MESSAGES, min_size=3, max_size=8).map(lambda said: [system(), user(TASK), *said])
+
+
+@given(CONVERSATIONS, st.data())
+def test_a_changed_text_is_found_where_it_is(recorded: list[Message], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(recorded) - 2))
+    sent = [*recorded[:at], {**recorded[at], "content": "something that nobody has ever said"}, *recorded[at + 1 : -1]]
+    found = cause_of(sent, recorded)
+    assert found.message == at
+    allowed = {
+        "system": {C.CHANGED_SYSTEM},
+        "user": {C.EDIT, C.COMPACTION, C.SUB_AGENT},
+        "assistant": {C.EDIT},
+        "tool": {C.EDIT, C.TRIMMED_RESULTS},
+    }
+    assert found.cause in allowed[str(recorded[at]["role"])], found
+    if at + 1 < len(sent):
+        assert found.cause not in (C.COMPACTION, C.SUB_AGENT), found
+
+
+@given(CONVERSATIONS, st.data())
+def test_a_prefix_is_a_retry(recorded: list[Message], data: st.DataObject) -> None:
+    found = cause_of(recorded[: data.draw(st.integers(1, len(recorded) - 1))], recorded)
+    assert (found.cause, found.message) == (C.RETRY, None)
+
+
+@given(CONVERSATIONS, st.data())
+def test_what_is_left_out_is_never_called_an_edit_of_the_system_or_a_call(
+    recorded: list[Message], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(2, len(recorded) - 2))
+    stop = data.draw(st.integers(start + 1, len(recorded) - 1))
+    assume(any(message["role"] != "user" for message in recorded[start:stop]))
+    sent = [*recorded[:start], *recorded[stop:]]
+    shared = shared_of(sent, recorded)
+    assume(shared < len(sent))
+    found = find_cause(sent, recorded, shared)
+    assert found.message == shared
+    assert found.cause in (C.COMPACTION, C.EDIT, C.RETRY), found
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=4), st.none() | st.text(max_size=9) | st.integers(), max_size=3)))
+def test_any_two_conversations_have_a_cause(said: list[dict[str, Any]]) -> None:
+    roles = ["user", "assistant", "tool", "system"]
+    odd = [{**message, "role": roles[at % 4]} for at, message in enumerate(said)]
+    for sent, recorded in ((odd, RECORDED), (RECORDED, odd), (odd, odd[::-1])):
+        if sent and recorded:
+            assert cause_of(sent, recorded).detail
+
+
+def test_long_texts_cost_no_more_than_their_length() -> None:
+    """Two megabytes of one word: a comparison of every place with every other would not come back."""
+    long = "word " * 400_000
+    sent = [system(long), user(long + "x"), reply(long)]
+    recorded = [system(long), user(long), call("look", place=long), result(long), reply(long)]
+    assert cause_of(sent, recorded).message == 1
+    assert cause_of([system(long + "y"), *sent[1:]], recorded).message == 0
+
+
+def test_the_guide_lists_every_cause() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    section = guide.split("## Why a conversation branched")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == sorted(BranchCause)
