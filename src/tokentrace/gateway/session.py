@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,8 @@ class Placement:
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a turn that fits was refused."""
+    edited: int | None = None
+    """The message whose reasoning is not what was sampled, though all else in it is."""
     repairs: tuple[str, ...] = ()
     """How the agent's echo of the reply that it goes on from differs from it."""
     notes: tuple[str, ...] = ()
@@ -133,21 +135,25 @@ class Session:
         if asked.prompt_ids is not None:
             return self._given(asked, asked.prompt_ids)
         keys = self._keys(asked)
-        ambiguous, refusal = False, ""
+        ambiguous, refusal, edited = False, "", None
         for count in range(len(asked.messages), 0, -1):
             found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
             if not found:
                 continue
-            base = self._the_one(found, asked.messages[:count])
+            same_thought = [number for number in found if _same_thought(asked.messages[count - 1], self.turns[number])]
+            if not same_thought:
+                edited = count - 1
+                continue
+            base = self._the_one(same_thought, asked.messages[:count])
             if base is None:
                 ambiguous = True
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return placed
+                return replace(placed, edited=edited)
             refusal = placed
             break
-        return self._rendered(asked, keys, ambiguous, refusal)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=edited)
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -215,7 +221,9 @@ class Session:
                 return "the last message is to be gone on with: what came before it is rendered with it"
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
-            return Placement(asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, "", repairs)
+            return Placement(
+                asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, repairs=repairs
+            )
         prompt, completion = stream[: base.start], stream[base.start :]
         bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
         if isinstance(bridged, BridgeRefusal):
@@ -280,6 +288,9 @@ class Session:
         if placed.asked.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
+        if placed.edited is not None:
+            said = f"message {placed.edited} (assistant): its reasoning is not what was sampled"
+            return Cause(BranchCause.EDIT, placed.edited, said)
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
         asked, sent = placed.asked, placed.asked.messages
@@ -465,6 +476,12 @@ class Session:
             notes=info["notes"],
         )
         self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
+
+
+def _same_thought(echo: Message, turn: Recorded) -> bool:
+    """Whether an echo has the reasoning that was sampled, white space aside, or none."""
+    said = reasoning(echo)
+    return not said or said.split() == reasoning(turn.reply).split()
 
 
 def _shared(one: Messages, other: Messages) -> int:
