@@ -93,3 +93,21 @@ def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
     live = served.run(served.app.gateway.sessions.get("ids"))
     assert live.session.trajectory.stream(last[0]["branch"]).tolist() == stream
     assert live.session.trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
+
+
+@pytest.mark.parametrize(
+    ("echoed", "cause"), [(None, None), ("as it was", None), ("I guess that it is five.", "edit")], ids=str
+)
+def test_reasoning_may_be_left_out_but_not_rewritten(served: Served, echoed: str | None, cause: str | None) -> None:
+    session = f"thought-{cause}-{echoed is None}"
+    path = f"/sessions/{session}/v1/chat/completions"
+    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
+    reply = served.call("POST", path, {"model": "m", "messages": messages, "tools": TOOLS})[1]["choices"][0]["message"]
+    assert reply["reasoning_content"]
+    thought = f"  {reply['reasoning_content']}\n" if echoed == "as it was" else echoed
+    answer = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "391"}
+    again = [*messages, {**reply, "reasoning_content": thought}, answer]
+    assert served.call("POST", path, {"model": "m", "messages": again, "tools": TOOLS})[0] == 200
+    last = served.state(session)["tree"][-1]
+    assert (last["cause"] or {}).get("cause") == cause
+    assert (last["goes_on_from"] is None) == (cause is not None)

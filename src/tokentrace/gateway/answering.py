@@ -100,25 +100,33 @@ class Answer:
         store, request_id = self.gateway.store, self.head.id
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
-        await store.begin(self.session, request_id, about)
+        beginning = asyncio.ensure_future(store.begin(self.session, request_id, about))
         began = time.perf_counter()
         try:
-            if self.request.n == 1:
-                sampled = [await self._sample(0, feed)]
-            else:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
-                sampled = [task.result() for task in tasks]
-            seconds = time.perf_counter() - began
-            storing = asyncio.ensure_future(self._store(sampled, seconds))
-            await asyncio.shield(storing)
+            with self.gateway.tracing.stage("engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
+                sampled = await self._sample_all(feed)
+            await beginning
+            storing = asyncio.ensure_future(self._store(sampled, time.perf_counter() - began))
+            with self.gateway.tracing.stage("store", sampled=sum(len(reply.completion.ids) for reply in sampled)):
+                await asyncio.shield(storing)
         except BaseException as error:
             reason = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(reason)[:500]
             with contextlib.suppress(StoreError):
-                await asyncio.shield(asyncio.ensure_future(store.abandon(self.session, request_id, why)))
+                await asyncio.shield(asyncio.ensure_future(self._abandon(beginning, why)))
             raise _request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
         return sampled
+
+    async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
+        await beginning
+        await self.gateway.store.abandon(self.session, self.head.id, why)
+
+    async def _sample_all(self, feed: Feed) -> list[Reply]:
+        if self.request.n == 1:
+            return [await self._sample(0, feed)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
+        return [task.result() for task in tasks]
 
     async def _sample(self, choice: int, feed: Feed) -> Reply:
         """One completion, as it arrives."""
@@ -211,10 +219,7 @@ class Answer:
         if self.request.stored:
             names.append(response_name(self.head.id))
         for _ in range(32):
-            live = await gateway.sessions.get(self.session)
-            async with live.lock:
-                if len(live.session.turns) < live.info.turns:
-                    continue  # somebody else took it out of memory in between
+            async with gateway.sessions.held(self.session) as live:
                 try:
                     turn, record = live.session.commit(
                         placed, reply.completion, message, notes=notes, sampling=self.sampling.described()

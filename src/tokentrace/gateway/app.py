@@ -24,7 +24,7 @@ from .dialect import Dialect
 from .gateway import Gateway
 from .keys import Caller
 from .logs import Log
-from .messages import MESSAGES, count_answer
+from .messages import MESSAGES, count_answer, read_count
 from .reading import json_response, parse_json, read_body
 from .requests import RequestError
 from .responses import RESPONSES
@@ -89,10 +89,12 @@ class App:
         async def handle(request: HTTPRequest) -> Response:
             began, status, details = time.perf_counter(), 500, {}
             try:
-                caller = await self._caller(request, public)
-                response = await endpoint(request, caller)
-                status = response.status_code
-                details = request.scope.get("tokentrace", {})
+                with self.gateway.tracing.request(f"{method} {path}", request.headers):
+                    caller = await self._caller(request, public)
+                    response = await endpoint(request, caller)
+                    status = response.status_code
+                    details = request.scope.get("tokentrace", {})
+                    self.gateway.tracing.note(status=status, **details)
                 return response
             except ClientDisconnect:
                 status = 499
@@ -140,7 +142,7 @@ class App:
         headers = _headers(request)
         session = await self.access.session(caller, request.path_params.get("session"), headers)
         body = parse_json(await read_body(request, self.gateway.limits.body_bytes))
-        asked = MESSAGES.read({"max_tokens": 1, **body} if isinstance(body, dict) else body, headers)
+        asked = read_count(body, headers)
         return json_response(count_answer(await self.gateway.count(session, asked)))
 
     async def _stored_response(self, request: HTTPRequest, caller: Caller) -> Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,15 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
-from .causes import BranchCause, Cause, find_cause
-from .matching import Key, Meaning, call_ids, chain, meaning, reasoning
+from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
+from .matching import Key, Meaning, call_ids, chain, identical, meaning, reasoning
 from .store import TurnRecord
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 _UNFINISHED = ("length", "abort")
+_FEW = 3
+"""Among so many recorded conversations the one is looked for that a request was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Placement:
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a turn that fits was refused."""
+    edited: int | None = None
+    """The message whose reasoning is not what was sampled, though all else in it is."""
     repairs: tuple[str, ...] = ()
     """How the agent's echo of the reply that it goes on from differs from it."""
     notes: tuple[str, ...] = ()
@@ -131,21 +135,25 @@ class Session:
         if asked.prompt_ids is not None:
             return self._given(asked, asked.prompt_ids)
         keys = self._keys(asked)
-        ambiguous, refusal = False, ""
+        ambiguous, refusal, edited = False, "", None
         for count in range(len(asked.messages), 0, -1):
             found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
             if not found:
                 continue
-            base = self._the_one(found, asked.messages[:count])
+            same_thought = [number for number in found if _same_thought(asked.messages[count - 1], self.turns[number])]
+            if not same_thought:
+                edited = count - 1
+                continue
+            base = self._the_one(same_thought, asked.messages[:count])
             if base is None:
                 ambiguous = True
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return placed
+                return replace(placed, edited=edited)
             refusal = placed
             break
-        return self._rendered(asked, keys, ambiguous, refusal)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=edited)
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -213,7 +221,9 @@ class Session:
                 return "the last message is to be gone on with: what came before it is rendered with it"
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
-            return Placement(asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, "", repairs)
+            return Placement(
+                asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, repairs=repairs
+            )
         prompt, completion = stream[: base.start], stream[base.start :]
         bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
         if isinstance(bridged, BridgeRefusal):
@@ -278,18 +288,36 @@ class Session:
         if placed.asked.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
+        if placed.edited is not None:
+            said = f"message {placed.edited} (assistant): its reasoning is not what was sampled"
+            return Cause(BranchCause.EDIT, placed.edited, said)
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
-        sent = placed.asked.messages
-        shared = max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
-        if shared == 0 and self._under_another_root(sent):
-            return Cause(BranchCause.CHANGED_TOOLS, None, "the same conversation, with other tools or settings")
+        asked, sent = placed.asked, placed.asked.messages
+        shared = self._known(keys)
+        if all(message.get("role") in INSTRUCTIONS for message in sent[:shared]):
+            for root, (tools, variables) in list(self.roots.items())[-_FEW:]:
+                other = chain(root, sent, self.means)
+                same = self._known(other) if root != asked.root else 0
+                if any(message.get("role") not in INSTRUCTIONS for message in sent[:same]):
+                    return changed_tools(asked.tools, tools, asked.variables, variables)
+                if same > shared:
+                    shared, keys = same, other
         number = self._seen[keys[shared]][0] if keys[shared] in self._seen else 0
-        return find_cause(sent, self._longest(number), shared)
+        return find_cause(sent, self._longest(number), shared, others=self._latest())
 
-    def _under_another_root(self, sent: Messages) -> bool:
-        """Whether the conversation begins as one that was recorded with other tools or template variables."""
-        return any(chain(root, sent[:1], self.means)[-1] in self._seen for root in self.roots)
+    def _known(self, keys: Sequence[Key]) -> int:
+        """How many messages a conversation shares with the record."""
+        return max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
+
+    def _latest(self) -> list[list[Message]]:
+        """The conversations that were gone on with last."""
+        tips: dict[int, int] = {}
+        for turn in reversed(self.turns):
+            tips.setdefault(turn.branch, turn.number)
+            if len(tips) == _FEW:
+                break
+        return [self.conversation(number) for number in tips.values()]
 
     def _longest(self, number: int) -> list[Message]:
         """The longest recorded conversation that goes on from a turn."""
@@ -450,11 +478,17 @@ class Session:
         self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
 
 
+def _same_thought(echo: Message, turn: Recorded) -> bool:
+    """Whether an echo has the reasoning that was sampled, white space aside, or none."""
+    said = reasoning(echo)
+    return not said or said.split() == reasoning(turn.reply).split()
+
+
 def _shared(one: Messages, other: Messages) -> int:
     """How many messages two conversations begin with alike."""
     count = 0
     for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
+        if not identical(mine, theirs):
             break
         count += 1
     return count
