@@ -30,7 +30,7 @@ from .names import call_ids_of, response_name
 from .requests import Request, RequestError
 from .session import Message, Placement, Recorded
 from .stops import StopTexts, cut_response
-from .store import Closed, Conflict, StoreError
+from .store import Closed, Conflict, Missing, StoreError, Taken
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -114,7 +114,7 @@ class Answer:
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(reason)[:500]
             with contextlib.suppress(StoreError):
                 await asyncio.shield(asyncio.ensure_future(self._abandon(beginning, why)))
-            raise _request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
+            raise request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
         return sampled
 
     async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
@@ -226,7 +226,9 @@ class Answer:
                     )
                     record = replace(record, channels=pack_channels(reply.completion.channels))
                     began = time.perf_counter()
-                    await gateway.store.append(self.session, record, request=self.head.id, names=names)
+                    last = choice == self.request.n - 1  # only then is the request ended
+                    request = self.head.id if last else f"{self.head.id}#{choice}"
+                    await gateway.store.append(self.session, record, request=request, names=names)
                 except BaseException as error:
                     gateway.sessions.forget(live)
                     if isinstance(error, Conflict):
@@ -240,7 +242,7 @@ class Answer:
         raise StoreError(f"session {self.session} is written to by too many at once; nothing was recorded")
 
 
-def _request_error(error: EngineError | StoreError) -> RequestError:
+def request_error(error: EngineError | StoreError) -> RequestError:
     """What an agent is told when an engine or the store fails."""
     match error:
         case EngineUnavailable():
@@ -248,10 +250,12 @@ def _request_error(error: EngineError | StoreError) -> RequestError:
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
-        case Closed():
-            return RequestError(str(error), status=409, code="closed")
+        case Missing():
+            return RequestError(str(error), status=404, code="no_session")
+        case Closed() | Taken():
+            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
-            return RequestError(f"the turn could not be stored: {error}", status=503, code="store", retry_after=2)
+            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
     return RequestError(f"the engine failed: {error}", status=502, code="engine")
 
 
