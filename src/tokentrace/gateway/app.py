@@ -25,6 +25,7 @@ from .gateway import Gateway
 from .keys import Caller
 from .logs import Log
 from .messages import MESSAGES, count_answer, read_count
+from .page.routes import PageRoutes
 from .reading import json_response, parse_json, read_body
 from .requests import RequestError
 from .responses import RESPONSES
@@ -54,6 +55,7 @@ class App:
         self.server: Any = None
         """What serves it; `should_exit` ends it."""
         self._admin = AdminRoutes(gateway)
+        self._page = PageRoutes(gateway)
 
     def starlette(self, *, on_close: Callable[[], Awaitable[None]] | None = None) -> Starlette:
         """The application that a server runs."""
@@ -74,7 +76,7 @@ class App:
                 self._route(f"{prefix}/v1/models", self._models, "GET", CHAT),
                 self._route(f"{prefix}/v1/models/{{model:path}}", self._models, "GET", CHAT),
             ]
-        for path, methods in self._admin.routes().items():
+        for path, methods in {**self._admin.routes(), **self._page.routes()}.items():
             for method, endpoint in methods.items():
                 routes.append(self._route(path, _admin_only(endpoint), method, CHAT))
         routes += [
