@@ -16,17 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.assets import AssetError
 from tests.gateway.agents.install import ENVIRONMENTS, environment
 from tests.gateway.agents.scripted import Said, Stage, Story, StoryEngine
+from tests.gateway.rows import check_rows, rows_of
 from tests.gateway.server import Served, gateway_server
 from tests.support import make_renderer
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
-from tokentrace.samples import Sample, trajectory_samples
 
 FOLDER = Path(__file__).with_name("agents")
 FAMILIES = ("pocket", "qwen3")
@@ -210,24 +209,3 @@ def test_what_the_engine_saw_is_what_is_exported(
 @pytest.mark.parametrize("agent", AGENTS)
 def test_agents_stay_on_this_machine(theatre: Theatre, agent: str) -> None:
     assert ran(theatre, agent).strayed == ""
-
-
-def rows_of(served: Served, session: str) -> list[Sample]:
-    async def samples() -> list[Sample]:
-        live = await served.app.gateway.sessions.get(session)
-        return trajectory_samples(live.session.trajectory)
-
-    return list(served.run(samples()))
-
-
-def check_rows(stage: Stage, session: str, rows: Sequence[Sample]) -> None:
-    """Every turn is in a row as the engine had it, and carries loss in exactly one."""
-    exchanges = stage.exchanges[session]
-    assert sum(int(row.mask.sum()) for row in rows) == sum(len(each.ids) for each in exchanges)
-    for each in exchanges:
-        start, stream = len(each.prompt), [*each.prompt, *each.ids]
-        holding = [row for row in rows if row.ids[: len(stream)].tolist() == stream]
-        trained = [row for row in holding if row.mask[start : len(stream)].all()]
-        assert len(trained) == 1
-        assert trained[0].logprobs is not None
-        assert np.array_equal(trained[0].logprobs[start : len(stream)], np.asarray(each.logprobs, np.float32))
