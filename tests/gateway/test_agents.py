@@ -135,8 +135,11 @@ def ran(theatre: Theatre, name: str) -> Outcome:
             for dialect, mode in ways(name, family):
                 session = session_of(name, dialect, mode)
                 theatre.stages[family].stories[session] = agent.story
-                url = f"{served.url}/sessions/{session}"
-                runs.append({"url": url, "dialect": dialect, "stream": mode == STREAMED})
+                run = {"url": f"{served.url}/sessions/{session}", "dialect": dialect, "stream": mode == STREAMED}
+                if dialect == "messages":  # the session by its key, which Anthropic's clients send in two ways
+                    _, made = served.call("POST", "/sessions", {"id": session})
+                    run |= {"url": served.url, "key": made["key"]}
+                runs.append(run)
         theatre.outcomes[name] = run_agent(agent.environment, SCRIPTS / f"run_{name}.py", runs, theatre.folder)
     return theatre.outcomes[name]
 
