@@ -18,7 +18,7 @@ from starlette.routing import Route
 from ..errors import InputError, TokentraceError, shown
 from .access import Access, require_admin
 from .admin import AdminRoutes
-from .answering import Answer
+from .answering import Answer, told_failure
 from .chat import CHAT
 from .dialect import Dialect
 from .gateway import Gateway
@@ -129,10 +129,14 @@ class App:
                 request.receive, self.gateway.begin(session, dialect, asked, retry=retry, names=names)
             )
             about = request.scope["tokentrace"] = _about(session, answer)
-            told = _told(session, answer)
-            if asked.stream:
-                return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
-            replies = await unless_gone(request.receive, answer.run(lambda *_: None))
+            try:
+                told = _told(session, answer)
+                if asked.stream:
+                    return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
+                replies = await unless_gone(request.receive, answer.run(lambda *_: None))
+            except BaseException:
+                answer.give_up()
+                raise
             about |= {"sampled": sum(len(reply.completion.ids) for reply in replies)}
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
@@ -191,7 +195,7 @@ class App:
                 field = ".".join(part for part in (place, error.field) if part) or None
                 return RequestError(str(error), field=field, code="invalid_value")
             case StoreError():
-                return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
+                return told_failure(error)
             case TokentraceError():
                 return RequestError(str(error), code="invalid_value")
         self.log.failure(error)
@@ -238,7 +242,7 @@ def _names(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> tuple[li
     if key:
         name = f"key:{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}:{body}"
         return [name, body], name
-    return [body], body if again.isdigit() and int(again) > 0 else ""
+    return [body], body if again.isdecimal() and again.strip("0") else ""
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:
