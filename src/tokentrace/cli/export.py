@@ -56,7 +56,7 @@ def export(
       tokentrace export store.db -o rows.parquet
       tokentrace export store.db -o new.parquet --state sealed
       tokentrace export store.db -o one.jsonl --session run-7 --keep-state
-      tokentrace export postgresql://gateway@db/traces -o rows.arrow --search '"split":"train"'
+      tokentrace export postgresql://gateway@db/traces -o rows.arrow --search batch-17
     """
     from ..data.tables import check_name
     from ..gateway.store import State

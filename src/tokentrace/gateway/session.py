@@ -303,8 +303,9 @@ class Session:
         asked, first = placed.asked, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
         cause = self._why(placed)
-        goes_on = placed.continues and base is not None and base.stop == self._tip(base.branch)
         branch = self._open(placed, base, "" if cause is None else str(cause.cause))
+        # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
+        goes_on = self.trajectory.num_writes == first
         written = self.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
