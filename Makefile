@@ -33,6 +33,7 @@ demo: $(VENV)/.base
 
 assets: $(VENV)/.test
 	$(BIN)/python -m tests.assets
+	$(BIN)/python -m tests.gateway.agents.install
 
 test: assets
 	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup

@@ -117,6 +117,15 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         [USER, thought("a"), message("b "), thought("c"), message("d")],
         [USER, {"role": "assistant", "content": "b d", "reasoning_content": "ac"}],
     ),
+    "a user in between": (
+        [USER, message("a"), USER, message("b"), thought("c")],
+        [
+            USER,
+            {"role": "assistant", "content": "a"},
+            USER,
+            {"role": "assistant", "content": "b", "reasoning_content": "c"},
+        ],
+    ),
     "calls before text": (
         [USER, call(), message("later")],
         [USER, {"role": "assistant", "content": "later", "tool_calls": [TOOL_CALL]}],

@@ -163,10 +163,10 @@ def test_greedy_takes_the_best_and_tells_the_models_own_logprob() -> None:
 )
 def test_top_logprobs_are_the_best_of_what_the_logprobs_are_of(given: dict[str, Any]) -> None:
     async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion]:
-        asked = params(top_logprobs=5, **given)
+        asked = params(top_logprobs=5, max_tokens=12, **given)
         pieces = [delta async for delta in engine.stream(PROMPTS[0], asked)]
         assert all(len(delta.channels["top_logprobs"]) == len(delta.ids) == 1 for delta in pieces)
-        plain = await engine.generate(PROMPTS[0], params(**given))
+        plain = await engine.generate(PROMPTS[0], params(max_tokens=12, **given))
         return joined(pieces), await Router([engine]).generate(PROMPTS[0], asked), plain
 
     streamed, whole, plain = with_engine(work)

@@ -23,7 +23,7 @@ from tokentrace.engines.protocol import (
     collected,
 )
 from tokentrace.engines.routing import Router
-from tokentrace.engines.scripted import Fault, Sampled, ScriptedEngine
+from tokentrace.engines.scripted import Breaks, Fault, Gate, Sampled, ScriptedEngine
 from tokentrace.trajectory.turns import VersionSpan
 
 
@@ -168,3 +168,69 @@ def test_latency_pause_abort_and_new_weights() -> None:
     done = asyncio.run(run())
     assert (done.ids.tolist(), done.finish_reason) == ([1, 2], FinishReason.ABORT)
     assert done.versions == (VersionSpan("a", 0, 1), VersionSpan("b", 1, 2))
+
+
+def test_a_gate_lets_pieces_pass_one_by_one() -> None:
+    async def run() -> None:
+        gate = Gate()
+        engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3, 4, 5], piece=2, latency=gate)
+        got: list[list[int]] = []
+
+        async def read() -> None:
+            async for delta in engine.stream([1], SamplingParams(9)):
+                got.append(delta.ids.tolist())
+
+        task = asyncio.create_task(read())
+        await gate.waiting()
+        assert (got, engine.running) == ([], 1)
+        await gate.open(1)
+        await gate.waiting()
+        assert got == [[1, 2]]
+        other = asyncio.create_task(engine.generate([2], SamplingParams(9)))
+        await gate.waiting(2)
+        await gate.open()
+        await asyncio.gather(task, other)
+        assert got == [[1, 2], [3, 4], [5]]
+        assert (engine.running, engine.left) == (0, [])
+
+    asyncio.run(run())
+
+
+def test_a_request_breaks_where_it_is_told_to() -> None:
+    async def run(after: int) -> list[int]:
+        engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3], piece=1)
+        engine.faults.append(Breaks(after, EngineError("the engine is gone")))
+        got: list[int] = []
+
+        async def read() -> None:
+            async for delta in engine.stream([1], SamplingParams(5)):
+                got.extend(delta.ids.tolist())
+
+        with pytest.raises(EngineError, match="the engine is gone"):
+            await read()
+        assert engine.running == 0
+        assert not engine.left, "it broke; nobody left"
+        assert (await engine.generate([1], SamplingParams(5))).ids.tolist() == [1, 2, 3]
+        return got
+
+    assert [asyncio.run(run(after)) for after in (0, 1, 2)] == [[], [1], [1, 2]]
+
+
+def test_it_tells_whose_reader_went_away() -> None:
+    async def run() -> None:
+        gate = Gate()
+        engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3], piece=1, latency=gate)
+        task = asyncio.create_task(engine.generate([7], SamplingParams(5), request_id="cancelled"))
+        await gate.waiting()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await gate.open()
+        deltas = engine.stream([8], SamplingParams(5), request_id="closed")
+        await anext(deltas)
+        await deltas.aclose()
+        await engine.generate([9], SamplingParams(5), request_id="read")
+        assert [one.request_id for one in engine.left] == ["cancelled", "closed"]
+        assert [one.prompt_ids.tolist() for one in engine.requests] == [[7], [8], [9]]
+        assert engine.running == 0
+
+    asyncio.run(run())

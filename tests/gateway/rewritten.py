@@ -126,6 +126,18 @@ CASES: dict[str, Case] = {
     "langgraph trims to a window": Case(
         [RECORDED[0], *RECORDED[6:10]], C.COMPACTION, 1, "5 messages were left out before it"
     ),
+    "a window over calls with equal results": Case(
+        [*RECORDED[:2], call("b"), result("fine"), call("c"), result("fine")],
+        C.COMPACTION,
+        2,
+        recorded=[*RECORDED[:2], *(each for name in "abc" for each in (call(name), result("fine"))), reply("Done.")],
+    ),
+    "a cleared result among equal ones": Case(
+        [*RECORDED[:3], result("[cleared]"), call("b"), result(LISTING), call("c"), result(LISTING)],
+        C.TRIMMED_RESULTS,
+        3,
+        recorded=[*RECORDED[:4], call("b"), result(LISTING), call("c"), result(LISTING), reply("Done.")],
+    ),
     "a window without a system prompt": Case(
         RECORDED[4:10],
         C.COMPACTION,

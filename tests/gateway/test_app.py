@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from tests.gateway.server import TOOLS, Served, gateway_server
+from tokentrace.engines import SamplingParams, VLLMEngine
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +69,45 @@ def test_the_same_request_is_another_sample_unless_it_is_a_retry(served: Served)
     _, fourth = served.call("POST", path, body, keyed)
     assert third == fourth
     assert served.state("again")["turns"] == 3
+
+
+def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
+    async def rollout() -> tuple[list[int], Any]:
+        engine = await VLLMEngine.connect(f"{served.url}/sessions/ids", vocab_size=4096)
+        try:
+            seen = len(served.prompts)
+            first = await engine.generate([5, 6, 7], SamplingParams(8))
+            second = await engine.generate([5, 6, 7, *first.ids.tolist(), 9], SamplingParams(8))
+            streamed = [delta async for delta in engine.stream([5, 6, 8], SamplingParams(4))]
+        finally:
+            await engine.close()
+        assert served.prompts[seen:] == [[5, 6, 7], [5, 6, 7, *first.ids.tolist(), 9], [5, 6, 8]]
+        whole = np.concatenate([delta.ids for delta in streamed])
+        return [5, 6, 7, *first.ids.tolist(), 9, *second.ids.tolist()], whole.tolist()
+
+    stream, third = asyncio.run(rollout())
+    state = served.state("ids")
+    last = state["tree"][-2:]
+    assert last[0]["cause"] is None
+    assert last[1]["cause"]["cause"] == "edit"
+    live = served.run(served.app.gateway.sessions.get("ids"))
+    assert live.session.trajectory.stream(last[0]["branch"]).tolist() == stream
+    assert live.session.trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
+
+
+@pytest.mark.parametrize(
+    ("echoed", "cause"), [(None, None), ("as it was", None), ("I guess that it is five.", "edit")], ids=str
+)
+def test_reasoning_may_be_left_out_but_not_rewritten(served: Served, echoed: str | None, cause: str | None) -> None:
+    session = f"thought-{cause}-{echoed is None}"
+    path = f"/sessions/{session}/v1/chat/completions"
+    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
+    reply = served.call("POST", path, {"model": "m", "messages": messages, "tools": TOOLS})[1]["choices"][0]["message"]
+    assert reply["reasoning_content"]
+    thought = f"  {reply['reasoning_content']}\n" if echoed == "as it was" else echoed
+    answer = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "391"}
+    again = [*messages, {**reply, "reasoning_content": thought}, answer]
+    assert served.call("POST", path, {"model": "m", "messages": again, "tools": TOOLS})[0] == 200
+    last = served.state(session)["tree"][-1]
+    assert (last["cause"] or {}).get("cause") == cause
+    assert (last["goes_on_from"] is None) == (cause is not None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +130,9 @@ def test_long_texts_cost_no_more_than_their_length() -> None:
     recorded = [system(long), user(long), call("look", place=long), result(long), reply(long)]
     assert cause_of(sent, recorded).message == 1
     assert cause_of([system(long + "y"), *sent[1:]], recorded).message == 0
+
+
+def test_the_guide_lists_every_cause() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    section = guide.split("## Why a conversation branched")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == sorted(BranchCause)

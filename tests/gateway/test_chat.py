@@ -18,19 +18,16 @@ from tests.gateway.answers import (
     CALL,
     COMPLETIONS,
     CUT_OFF,
-    FAMILIES,
     LOOK,
     Sampled,
     head_of,
     pocket,
-    renderer,
     sampled,
     serve,
     streamed,
     written,
 )
 from tests.gateway.bodies import JSON, fields_of
-from tests.parsing.forms import families
 from tokentrace.gateway.chat import CHAT, QUIET
 from tokentrace.gateway.dialect import Head
 from tokentrace.gateway.requests import Request, RequestError
@@ -119,20 +116,6 @@ def test_a_stream_is_the_answer_that_was_cut_off(name: str, allowed: bool) -> No
     answer = check(head_of(pocket(), calls_allowed=allowed), written(pocket(), CUT_OFF[name], stops=False))
     assert answer["choices"][0]["finish_reason"] == "length"
     assert ("tool_calls" in answer["choices"][0]["message"]) == (allowed and name == "after a call")
-
-
-@families(FAMILIES)
-def test_streams_of_real_families_are_the_answers(any_family: str) -> None:
-    made = renderer(any_family)
-    for text, allowed in itertools.product(FAMILIES[any_family], (True, False)):
-        choice = written(made, text, stops=not text.endswith(("<|call|>", "<|return|>")))
-        answer = check(head_of(made, calls_allowed=allowed, logprobs=0), choice)
-        assert answer["choices"][0]["message"]["content"] is not None or allowed
-        if allowed:
-            told = history_message(choice.reply.response, call_id=choice.reply.call_id)
-            assert answer["choices"][0]["message"] == {k: v for k, v in told.items() if v != ""} | {
-                "content": told["content"]
-            }
 
 
 @settings(max_examples=60, deadline=None)

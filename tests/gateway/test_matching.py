@@ -23,6 +23,7 @@ from tokentrace.gateway.matching import (
     Meaning,
     call_ids,
     chain,
+    identical,
     load_matcher,
     meaning,
     next_key,
@@ -307,6 +308,19 @@ def test_no_two_conversations_run_together(said: list[tuple[str, str]]) -> None:
         if len(joined) != len(messages):
             assert key(*joined) != key(*messages)
     assert (key(*reversed(messages)) == key(*messages)) is (meant[::-1] == meant) or "tool" in dict(said)
+
+
+@given(JSON, JSON)
+def test_identical_values_are_written_alike(one: Any, other: Any) -> None:
+    assert identical(one, other) is (json.dumps(one) == json.dumps(other)) or 0.0 in (one, other)
+    assert identical(one, json.loads(json.dumps(one)))
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ([1], [True])])
+def test_what_python_takes_for_equal_is_not_identical(one: Any, other: Any) -> None:
+    assert one == other
+    assert not identical(one, other)
+    assert not identical({"a": [one]}, {"a": [other]})
 
 
 # -- hostile values

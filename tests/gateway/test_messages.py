@@ -18,19 +18,16 @@ from tests.gateway.answers import (
     CALL,
     COMPLETIONS,
     CUT_OFF,
-    FAMILIES,
     LOOK,
     Sampled,
     head_of,
     pocket,
-    renderer,
     sampled,
     serve,
     streamed,
     written,
 )
 from tests.gateway.bodies import JSON, fields_of
-from tests.parsing.forms import families
 from tokentrace.conversation.shapes import from_anthropic
 from tokentrace.gateway.dialect import Head
 from tokentrace.gateway.messages import MESSAGES, QUIET, count_answer, read_count, signature
@@ -123,17 +120,6 @@ def test_a_stream_is_the_answer(name: str, allowed: bool, size: int) -> None:
 def test_a_stream_is_the_answer_that_was_cut_off(name: str, allowed: bool) -> None:
     answer = check(head_of(pocket(), calls_allowed=allowed), written(pocket(), CUT_OFF[name], stops=False))
     assert answer["stop_reason"] == "max_tokens"
-
-
-@families(FAMILIES)
-def test_streams_of_real_families_are_the_answers(any_family: str) -> None:
-    made = renderer(any_family)
-    for text, allowed in itertools.product(FAMILIES[any_family], (True, False)):
-        choice = written(made, text, stops=not text.endswith(("<|call|>", "<|return|>")))
-        answer = check(head_of(made, calls_allowed=allowed), choice)
-        calls = [block["name"] for block in answer["content"] if block["type"] == "tool_use"]
-        told = history_message(choice.reply.response).get("tool_calls", [])
-        assert calls == [call["function"]["name"] for call in told if allowed]
 
 
 @settings(max_examples=60, deadline=None)

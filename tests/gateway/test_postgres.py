@@ -256,6 +256,7 @@ async def _closing(store: SQLStore, sql: str) -> list[tuple[object, ...]]:
         "postgresql://user:pa {}@127.0.0.1:{port}/db",
         "postgresql://user@127.0.0.1:{port}/db?password={}&nonsense=1",
         "postgresql://user@127.0.0.1:{port}/db?password={}",
+        "postgresql://user:{0}@127.0.0.1:{port}/db?sslmode={0}",
         "PostgreSQL://user:{}@[::1:{port}/db",
     ],
 )

@@ -129,6 +129,26 @@ def test_reads_go_on_while_a_write_is_under_way(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_a_short_read_that_would_have_to_wait_waits_elsewhere(tmp_path: Path) -> None:
+    class Held:
+        def execute(self, *_: object) -> None:
+            raise apsw.BusyError("database is locked")
+
+    async def test() -> None:
+        store = sqlite_store(tmp_path / "store.db")
+        made = await store.create(session("a"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store._database, "_inline", Held())
+            assert await store.session("a") == made
+            patch.setattr(store._database, "_reader", Held())
+            with pytest.raises(StoreError, match="another process holds it"):
+                await store.session("a")
+        assert await store.session("a") == made
+        await store.close()
+
+    asyncio.run(test())
+
+
 def test_a_write_that_cannot_be_done_harms_none_beside_it(tmp_path: Path) -> None:
     async def test() -> None:
         store = open_store(str(tmp_path / "store.db"))

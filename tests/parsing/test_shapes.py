@@ -364,3 +364,18 @@ def test_the_response_offers_the_shapes() -> None:
     assert response.to_message() == history_message(response)
     assert response.to_anthropic() == anthropic_message(response)
     assert response.to_responses() == responses_items(response)
+
+
+def test_a_message_has_the_logprobs_of_all_its_parts() -> None:
+    def told(span: TokenRange) -> list[dict[str, Any]]:
+        return [{"at": at} for at in range(*span)]
+
+    items = responses_items(respond(think("a"), say("bc"), say("d")), logprobs=told)
+    assert items[1]["content"][0]["logprobs"] == [{"at": 1}, {"at": 2}, {"at": 3}]
+    assert "logprobs" not in items[0]["content"][0]
+
+
+def test_an_empty_message_stands_for_nothing_at_all() -> None:
+    assert responses_items(respond()) == []
+    (item,) = responses_items(respond(), never_empty=True, item_id=lambda kind, at: f"{kind}-{at}")
+    assert (item["id"], item["content"][0]["text"]) == ("msg-0", "")

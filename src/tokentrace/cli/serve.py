@@ -109,7 +109,8 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
     renderer = make_renderer(given, control_tokens=control_tokens)
     if settings.store is None and not quiet:
         note("the store is in memory: what is recorded is gone when the gateway stops; --store FILE keeps it")
-    asyncio.run(_serve(engine, engine_kind, renderer, settings))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(engine, engine_kind, renderer, settings))
 
 
 async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSettings) -> None:
@@ -138,3 +139,12 @@ async def _connect(engine: str, kind: str, renderer: Renderer) -> Engine:
 
     addresses = [address.strip() for address in engine.split(",") if address.strip()]
     return await connect(addresses, kind, vocab_size=renderer.tokenizer.vocabulary.size)
+
+
+def _loop_factory() -> Any:
+    """uvloop's event loop where it is installed, else Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

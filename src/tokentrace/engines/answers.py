@@ -118,6 +118,9 @@ def json_body(field: str, request: GenerateRequest, rest: Mapping[str, Any]) -> 
 
 # -- the fields of answers
 
+_FEW: Final = 4
+"""Pieces of streams have one id, mostly: so few are checked sooner one by one than as an array."""
+_LOWEST: Final = -3e38
 _KINDS: Final[dict[type, str]] = {list: "a list", dict: "an object", str: "text"}
 
 
@@ -145,6 +148,9 @@ def answered_ids(value: Any, what: str, vocab_size: int | None) -> Ids:
     """Sampled ids."""
     if not isinstance(value, list):
         raise EngineAnswerError(f"{what} must be a list, not {shown(value)}")
+    size = INT32_MAX if vocab_size is None else vocab_size
+    if len(value) <= _FEW and all(type(one) is int and 0 <= one < size for one in value):
+        return np.array(value, np.int32)
     try:
         return as_ids(value, what, vocab_size)
     except TrajectoryError as error:
@@ -155,6 +161,8 @@ def answered_logprobs(given: Sequence[Any], ids: Ids, what: str) -> Logprobs:
     """One logprob for each id: a finite number, at most 0."""
     if len(given) != len(ids):
         raise EngineAnswerError(f"{what}: {len(given)} logprobs for {len(ids)} ids; every sampled id needs its own")
+    if len(given) <= _FEW and all(type(one) is float and _LOWEST < one <= POSITIVE_NOISE for one in given):
+        return np.array(given, np.float32)
     odd = None if set(map(type, given)) <= {float, int} else [type(one) in (float, int) for one in given].index(False)
     if odd is not None:
         raise EngineAnswerError(f"{what}: the logprob of id {int(ids[odd])} at {odd} is {shown(given[odd])}, no number")

@@ -11,7 +11,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from .answers import checked_request, completion_kind
 from .protocol import (
     TOP_LOGPROBS,
     Capabilities,
+    Channels,
     Delta,
     Engine,
     EngineError,
@@ -35,6 +36,16 @@ from .protocol import (
 
 KEPT_TOKENS: Final = 200_000
 """How many tokens of idle sessions stay cached."""
+READ_AT_ONCE: Final = 256
+"""How many tokens of prompts are read in one step: between two steps others go on, and requests can be ended."""
+
+
+class _Drawn(NamedTuple):
+    """What was sampled of one request in one step."""
+
+    token: int
+    logprob: float
+    channels: Channels
 
 
 @dataclass(slots=True, eq=False)
@@ -44,17 +55,24 @@ class _Sequence:
     request: GenerateRequest
     prompt: Ids
     random: np.random.Generator
+    cache: Cache
     pieces: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
-    cache: Cache | None = None
     cached: int = 0
+    """How many ids of the prompt were in the cache of its session."""
+    read: int = 0
+    """How many ids of the prompt are in the cache."""
     ids: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     aborted: bool = False
 
     @property
-    def pending(self) -> Any:
-        """The ids that the cache has not seen: what is new of the prompt, then the last id sampled."""
-        return self.prompt[self.cached :] if not self.ids else self.ids[-1:]
+    def unread(self) -> int:
+        """How many ids of the prompt the model has not seen."""
+        return len(self.prompt) - self.read
+
+    def pending(self, most: int) -> Any:
+        """The ids that come next: at most so many of the prompt, then the last id that was sampled."""
+        return self.prompt[self.read : self.read + most] if self.unread else self.ids[-1:]
 
 
 class EmbeddedEngine(Engine):
@@ -81,12 +99,12 @@ class EmbeddedEngine(Engine):
         )
         self.version = version
         self._seeds = np.random.default_rng(seed)
-        self._waiting: list[_Sequence] = []
         self._active: list[_Sequence] = []
         self._sessions: OrderedDict[str, tuple[Ids, Cache]] = OrderedDict()
         self._wake = asyncio.Event()
-        self._going = asyncio.Event()
-        self._going.set()
+        """There is something new: a request, an end, or that work may go on."""
+        self._paused = False
+        self._stepping = asyncio.Lock()
         self._worker: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -97,8 +115,8 @@ class EmbeddedEngine(Engine):
         request = checked_request(request, self.capabilities)
         seed = request.sampling.seed
         random = np.random.default_rng(int(self._seeds.integers(1 << 62)) if seed is None else seed)
-        sequence = _Sequence(request, np.asarray(request.prompt_ids, np.int32), random)
-        self._waiting.append(sequence)
+        sequence = self._begun(request, random)
+        self._active.append(sequence)
         self._wake.set()
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
@@ -112,19 +130,24 @@ class EmbeddedEngine(Engine):
                     return
         finally:
             sequence.aborted = True
+            self._wake.set()
 
     async def abort(self, request_id: str) -> None:
         """End a request after the step that is under way."""
-        for sequence in (*self._waiting, *self._active):
+        for sequence in self._active:
             if sequence.request.request_id == request_id:
                 sequence.aborted = True
+        self._wake.set()
 
     async def pause(self) -> None:
-        """Take no further step until `resume`."""
-        self._going.clear()
+        """Take no further step until `resume`; the one that is under way has ended when this returns."""
+        self._paused = True
+        async with self._stepping:
+            pass
 
     async def resume(self) -> None:
-        self._going.set()
+        self._paused = False
+        self._wake.set()
 
     def update_weights(self, model: PocketModel, version: str | int) -> None:
         """Sample with other weights from the next step on. What is cached of idle sessions is forgotten.
@@ -142,9 +165,7 @@ class EmbeddedEngine(Engine):
             self._worker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._worker
-        for sequence in (*self._waiting, *self._active):
-            sequence.pieces.put_nowait(EngineError("the engine was closed"))
-        self._waiting, self._active = [], []
+        self._fail(self._active, EngineError("the engine was closed"))
         self._sessions.clear()
 
     # -- the work
@@ -152,58 +173,67 @@ class EmbeddedEngine(Engine):
     async def _work(self) -> None:
         """Step after step, as long as there is something to sample."""
         while True:
-            await self._going.wait()
-            if not self._waiting and not self._active:
-                self._wake.clear()
+            self._wake.clear()
+            self._end_aborted()
+            if self._paused or not self._active:
                 await self._wake.wait()
                 continue
-            new, self._waiting = self._waiting, []
-            for sequence in new:
-                self._begin(sequence)
-            old, self._active = self._active, [*self._active, *new]
-            self._end_aborted()
-            # prompts first, in one batch: what they add then goes on together with the others
-            for batch in (new, old):
-                batch = [sequence for sequence in batch if not sequence.aborted]
-                if not batch:
-                    continue
-                try:
-                    logits = await asyncio.to_thread(self._step, batch)
-                except Exception as error:
-                    for sequence in batch:
-                        sequence.pieces.put_nowait(EngineError(f"the embedded model failed: {error}"))
-                    self._active = [sequence for sequence in self._active if sequence not in batch]
-                    continue
-                for sequence, row in zip(batch, logits, strict=True):
-                    self._take(sequence, row)
+            # prompts first, a share of them; those that are read to their end then go on together with the others
+            going = [sequence for sequence in self._active if not sequence.unread]
+            for batch in (self._share(), [(sequence, 0) for sequence in going]):
+                if batch and not self._paused:
+                    async with self._stepping:
+                        await self._advance(batch)
             await asyncio.sleep(0)
 
-    def _begin(self, sequence: _Sequence) -> None:
-        """Give a request the cache of its session, as far as the prompt goes on with it."""
-        prompt, session = sequence.prompt, sequence.request.session
+    def _share(self) -> list[tuple[_Sequence, int]]:
+        """Requests whose prompt is to be read on, and how far: as much as is read at once, first come first served."""
+        left, share = READ_AT_ONCE, []
+        for sequence in self._active:
+            if sequence.unread and left:
+                share.append((sequence, min(sequence.unread, left)))
+                left -= share[-1][1]
+        return share
+
+    async def _advance(self, batch: Sequence[tuple[_Sequence, int]]) -> None:
+        """One step of the model, in a thread. What it samples is of the weights that it began with."""
+        model, version = self._model, self.version
+        try:
+            drawn = await asyncio.to_thread(_step, model, batch)
+        except Exception as error:
+            self._fail([sequence for sequence, _ in batch], EngineError(f"the embedded model failed: {error}"))
+            return
+        for (sequence, _), one in zip(batch, drawn, strict=True):
+            if one is not None:
+                self._take(sequence, one, version)
+
+    def _begun(self, request: GenerateRequest, random: np.random.Generator) -> _Sequence:
+        """A request with the cache of its session, as far as the prompt goes on with it."""
+        prompt, session = np.asarray(request.prompt_ids, np.int32), request.session
         kept = self._sessions.pop(session, None) if session is not None else None
         if kept is None:
-            sequence.cache = self._model.new_cache(len(prompt) + sequence.request.sampling.max_tokens)
-            return
-        ids, sequence.cache = kept
-        limit = min(len(ids), sequence.cache.length, len(prompt) - 1)
+            cache = self._model.new_cache(len(prompt) + request.sampling.max_tokens)
+            return _Sequence(request, prompt, random, cache)
+        ids, cache = kept
+        limit = min(len(ids), cache.length, len(prompt) - 1)
         same = ids[:limit] == prompt[:limit]
-        sequence.cached = limit if same.all() else int(np.argmin(same))
-        sequence.cache.truncate(sequence.cached)
+        cached = limit if same.all() else int(np.argmin(same))
+        cache.truncate(cached)
+        return _Sequence(request, prompt, random, cache, cached=cached, read=cached)
 
-    def _step(self, batch: Sequence[_Sequence]) -> Floats:
-        caches = [sequence.cache for sequence in batch if sequence.cache is not None]
-        return self._model.extend(caches, [sequence.pending for sequence in batch])
+    def _fail(self, sequences: Sequence[_Sequence], error: EngineError) -> None:
+        for sequence in sequences:
+            sequence.pieces.put_nowait(error)
+        self._active = [sequence for sequence in self._active if sequence not in sequences]
 
-    def _take(self, sequence: _Sequence, logits: Floats) -> None:
-        """Sample one token of a request, and hand it out."""
+    def _take(self, sequence: _Sequence, drawn: _Drawn, version: str | int) -> None:
+        """Hand out what was sampled of a request."""
         sampling = sequence.request.sampling
-        index, logprob = sample(logits, sampling, sequence.random)
-        sequence.ids.append(index)
-        add_version(sequence.versions, self.version, len(sequence.ids))
-        told = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs else {}
-        piece = Delta(np.asarray([index], np.int32), np.asarray([logprob], np.float32), channels=told)
-        if index in sampling.stop_token_ids:
+        sequence.ids.append(drawn.token)
+        add_version(sequence.versions, version, len(sequence.ids))
+        ids, logprobs = np.asarray([drawn.token], np.int32), np.asarray([drawn.logprob], np.float32)
+        piece = Delta(ids, logprobs, channels=drawn.channels)
+        if drawn.token in sampling.stop_token_ids:
             self._finish(sequence, piece, FinishReason.STOP)
         elif len(sequence.ids) >= sampling.max_tokens:
             self._finish(sequence, piece, FinishReason.LENGTH)
@@ -217,7 +247,7 @@ class EmbeddedEngine(Engine):
         sequence.pieces.put_nowait(
             replace(last, finish_reason=reason, versions=versions, cached_tokens=sequence.cached, logprobs_kind=kind)
         )
-        if session is not None and sequence.cache is not None:
+        if session is not None:
             known = np.concatenate((sequence.prompt, np.asarray(sequence.ids, np.int32)))
             self._sessions[session] = known[: sequence.cache.length], sequence.cache
             while sum(len(ids) for ids, _ in self._sessions.values()) > KEPT_TOKENS:
@@ -227,6 +257,18 @@ class EmbeddedEngine(Engine):
         nothing = Delta(np.zeros(0, np.int32), np.zeros(0, np.float32))
         for sequence in [one for one in self._active if one.aborted]:
             self._finish(sequence, nothing, FinishReason.ABORT)
+
+
+def _step(model: PocketModel, batch: Sequence[tuple[_Sequence, int]]) -> list[_Drawn | None]:
+    """Read on, and sample of each request whose prompt is read to its end."""
+    rows = model.extend([one.cache for one, _ in batch], [one.pending(most) for one, most in batch])
+    drawn: list[_Drawn | None] = []
+    for (sequence, most), logits in zip(batch, rows, strict=True):
+        sequence.read += most
+        sampling = sequence.request.sampling
+        told = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs and not sequence.unread else {}
+        drawn.append(None if sequence.unread else _Drawn(*sample(logits, sampling, sequence.random), told))
+    return drawn
 
 
 def sample(logits: Floats, sampling: SamplingParams, random: np.random.Generator) -> tuple[int, float]:

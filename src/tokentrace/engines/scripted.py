@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -68,6 +69,47 @@ class Fault(StrEnum):
     """One id is outside of the vocabulary: `EngineAnswerError`."""
 
 
+class Breaks(NamedTuple):
+    """A request goes wrong in its middle: instead of the piece after so many, the error is raised."""
+
+    after: int
+    error: Exception
+
+
+class Gate:
+    """Lets the pieces of scripted completions pass one by one: ``ScriptedEngine(script, piece=1, latency=gate)``.
+
+    It is closed at first. A test waits until requests stand before it (`waiting`), and lets pieces pass (`open`): what
+    has arrived in between is then certain, without any clock.
+    """
+
+    def __init__(self) -> None:
+        self._allowed: float = 0
+        self._before = 0
+        self._changed = asyncio.Condition()
+
+    async def __call__(self, count: int) -> None:
+        async with self._changed:
+            self._before += 1
+            self._changed.notify_all()
+            try:
+                await self._changed.wait_for(lambda: self._allowed > 0)
+                self._allowed -= 1
+            finally:
+                self._before -= 1
+
+    async def open(self, pieces: float = math.inf) -> None:
+        """Let so many more pieces pass, of whichever requests; without a number, all from now on."""
+        async with self._changed:
+            self._allowed += pieces
+            self._changed.notify_all()
+
+    async def waiting(self, requests: int = 1) -> None:
+        """Wait until as many requests stand before the gate, and none may pass."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._before >= requests and not self._allowed)
+
+
 class ScriptedEngine(Engine):
     """Answers with what `script` returns, up to and including its first stop token, and at most ``max_tokens``.
 
@@ -109,8 +151,12 @@ class ScriptedEngine(Engine):
         )
         self.requests: Final[list[GenerateRequest]] = []
         """What was asked; wire texts are not kept."""
-        self.faults: Final[deque[Fault | None]] = deque()
+        self.faults: Final[deque[Fault | Breaks | None]] = deque()
         """What goes wrong with the next requests, one each; None lets one pass."""
+        self.left: Final[list[GenerateRequest]] = []
+        """The requests whose reader went away before they ended; kept as `requests` are."""
+        self.running = 0
+        """How many requests are under way."""
         self.version = version
         self._script: Final = script
         self._piece: Final = piece
@@ -118,12 +164,12 @@ class ScriptedEngine(Engine):
         self._record: Final = record
         self._going: Final = asyncio.Event()
         self._going.set()
-        self._running: Final[set[str]] = set()
+        self._names: Final[set[str]] = set()
         self._aborted: Final[set[str]] = set()
 
     async def abort(self, request_id: str) -> None:
         """End a request before its next piece."""
-        if request_id and request_id in self._running:
+        if request_id and request_id in self._names:
             self._aborted.add(request_id)
 
     async def pause(self) -> None:
@@ -142,18 +188,20 @@ class ScriptedEngine(Engine):
     async def _pieces(self, request: GenerateRequest, *, streamed: bool) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
         prompt = np.asarray(request.prompt_ids, np.int32)
+        kept = replace(request, prompt_ids=prompt.copy(), wire=None)
         if self._record:
-            self.requests.append(replace(request, prompt_ids=prompt.copy(), wire=None))
+            self.requests.append(kept)
         fault = self.faults.popleft() if self.faults else None
         if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not streamed):
             raise EngineUnavailable("the script says that the engine cannot be reached")
         name = request.request_id or ""
         ids, logprobs, channels, stops = self._answer(prompt, request.sampling, fault)
-        self._running.add(name)
+        self._names.add(name)
+        self.running += 1
         try:
             reader, spans = AnswerReader(request, self.capabilities), list[VersionSpan]()
             size = self._piece or len(ids) or 1
-            for start in range(0, len(ids) or 1, size):
+            for given, start in enumerate(range(0, len(ids) or 1, size)):
                 stop = min(start + size, len(ids))
                 told = {channel: entries[start:stop] for channel, entries in channels.items()}
                 if self._latency is not None:
@@ -164,6 +212,8 @@ class ScriptedEngine(Engine):
                     break
                 if self.version is not None and stop:
                     add_version(spans, self.version, stop)
+                if isinstance(fault, Breaks) and given == fault.after:
+                    raise fault.error
                 if stop == len(ids) and fault is not Fault.DIES:
                     reason = "stop" if stops else "length"
                     reader.end(ids[start:], logprobs[start:], reason, versions=_told(spans), channels=told)
@@ -175,12 +225,17 @@ class ScriptedEngine(Engine):
                 if delta is not None:
                     yield delta
             yield reader.close()
+        except (GeneratorExit, asyncio.CancelledError):
+            if self._record and not reader.finished:
+                self.left.append(kept)
+            raise
         finally:
-            self._running.discard(name)
+            self.running -= 1
+            self._names.discard(name)
             self._aborted.discard(name)
 
     def _answer(
-        self, prompt: Ids, sampling: SamplingParams, fault: Fault | None
+        self, prompt: Ids, sampling: SamplingParams, fault: Fault | Breaks | None
     ) -> tuple[Ids, Logprobs, Channels, bool]:
         """The ids, their logprobs and channels, and whether the last is a stop token."""
         if fault is Fault.GARBAGE:

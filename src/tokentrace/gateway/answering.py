@@ -30,7 +30,7 @@ from .names import call_ids_of, response_name
 from .requests import Request, RequestError
 from .session import Message, Placement, Recorded
 from .stops import StopTexts, cut_response
-from .store import Closed, Conflict, StoreError
+from .store import Closed, Conflict, Missing, StoreError, Taken
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -100,25 +100,33 @@ class Answer:
         store, request_id = self.gateway.store, self.head.id
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
-        await store.begin(self.session, request_id, about)
+        beginning = asyncio.ensure_future(store.begin(self.session, request_id, about))
         began = time.perf_counter()
         try:
-            if self.request.n == 1:
-                sampled = [await self._sample(0, feed)]
-            else:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
-                sampled = [task.result() for task in tasks]
-            seconds = time.perf_counter() - began
-            storing = asyncio.ensure_future(self._store(sampled, seconds))
-            await asyncio.shield(storing)
+            with self.gateway.tracing.stage("engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
+                sampled = await self._sample_all(feed)
+            await beginning
+            storing = asyncio.ensure_future(self._store(sampled, time.perf_counter() - began))
+            with self.gateway.tracing.stage("store", sampled=sum(len(reply.completion.ids) for reply in sampled)):
+                await asyncio.shield(storing)
         except BaseException as error:
             reason = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(reason)[:500]
             with contextlib.suppress(StoreError):
-                await asyncio.shield(asyncio.ensure_future(store.abandon(self.session, request_id, why)))
-            raise _request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
+                await asyncio.shield(asyncio.ensure_future(self._abandon(beginning, why)))
+            raise request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
         return sampled
+
+    async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
+        await beginning
+        await self.gateway.store.abandon(self.session, self.head.id, why)
+
+    async def _sample_all(self, feed: Feed) -> list[Reply]:
+        if self.request.n == 1:
+            return [await self._sample(0, feed)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
+        return [task.result() for task in tasks]
 
     async def _sample(self, choice: int, feed: Feed) -> Reply:
         """One completion, as it arrives."""
@@ -196,6 +204,7 @@ class Answer:
             "choice": choice,
             "dialect": self.dialect.name,
             "model": self.head.model,
+            "created": self.head.created,
             "time": time.time(),
             "seconds": round(seconds, 4),
             "instructions": self.request.instructions,
@@ -210,17 +219,16 @@ class Answer:
         if self.request.stored:
             names.append(response_name(self.head.id))
         for _ in range(32):
-            live = await gateway.sessions.get(self.session)
-            async with live.lock:
-                if len(live.session.turns) < live.info.turns:
-                    continue  # somebody else took it out of memory in between
+            async with gateway.sessions.held(self.session) as live:
                 try:
                     turn, record = live.session.commit(
                         placed, reply.completion, message, notes=notes, sampling=self.sampling.described()
                     )
                     record = replace(record, channels=pack_channels(reply.completion.channels))
                     began = time.perf_counter()
-                    await gateway.store.append(self.session, record, request=self.head.id, names=names)
+                    last = choice == self.request.n - 1  # only then is the request ended
+                    request = self.head.id if last else f"{self.head.id}#{choice}"
+                    await gateway.store.append(self.session, record, request=request, names=names)
                 except BaseException as error:
                     gateway.sessions.forget(live)
                     if isinstance(error, Conflict):
@@ -234,7 +242,7 @@ class Answer:
         raise StoreError(f"session {self.session} is written to by too many at once; nothing was recorded")
 
 
-def _request_error(error: EngineError | StoreError) -> RequestError:
+def request_error(error: EngineError | StoreError) -> RequestError:
     """What an agent is told when an engine or the store fails."""
     match error:
         case EngineUnavailable():
@@ -242,10 +250,12 @@ def _request_error(error: EngineError | StoreError) -> RequestError:
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
-        case Closed():
-            return RequestError(str(error), status=409, code="closed")
+        case Missing():
+            return RequestError(str(error), status=404, code="no_session")
+        case Closed() | Taken():
+            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
-            return RequestError(f"the turn could not be stored: {error}", status=503, code="store", retry_after=2)
+            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
     return RequestError(f"the engine failed: {error}", status=502, code="engine")
 
 

@@ -15,23 +15,31 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..engines.protocol import EngineError
 from ..errors import InputError, TokentraceError, shown
 from .access import Access, require_admin
 from .admin import AdminRoutes
-from .answering import Answer
+from .answering import Answer, request_error
 from .chat import CHAT
 from .dialect import Dialect
 from .gateway import Gateway
 from .keys import Caller
 from .logs import Log
+from .messages import MESSAGES, count_answer, read_count
+from .page.routes import PageRoutes
 from .reading import json_response, parse_json, read_body
 from .requests import RequestError
+from .responses import RESPONSES
 from .sending import StreamedAnswer, unless_gone
 from .store import StoreError
+from .tokens import TOKENS
 
 Endpoint = Callable[[HTTPRequest, Caller], Awaitable[Response]]
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "/v1/chat/completions": CHAT,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/inference/v1/generate": TOKENS,
 }
 PREFIXES: Final = ("", "/sessions/{session}")
 """Where the dialects' routes are: with the session in the key or in a header, or in the path."""
@@ -48,6 +56,7 @@ class App:
         self.server: Any = None
         """What serves it; `should_exit` ends it."""
         self._admin = AdminRoutes(gateway)
+        self._page = PageRoutes(gateway)
 
     def starlette(self, *, on_close: Callable[[], Awaitable[None]] | None = None) -> Starlette:
         """The application that a server runs."""
@@ -63,10 +72,12 @@ class App:
             for path, dialect in DIALECTS.items():
                 routes.append(self._route(prefix + path, self._sampling(dialect), "POST", dialect))
             routes += [
+                self._route(f"{prefix}/v1/messages/count_tokens", self._count, "POST", MESSAGES),
+                self._route(f"{prefix}/v1/responses/{{response}}", self._stored_response, "GET", RESPONSES),
                 self._route(f"{prefix}/v1/models", self._models, "GET", CHAT),
                 self._route(f"{prefix}/v1/models/{{model:path}}", self._models, "GET", CHAT),
             ]
-        for path, methods in self._admin.routes().items():
+        for path, methods in {**self._admin.routes(), **self._page.routes()}.items():
             for method, endpoint in methods.items():
                 routes.append(self._route(path, _admin_only(endpoint), method, CHAT))
         routes += [
@@ -81,10 +92,12 @@ class App:
         async def handle(request: HTTPRequest) -> Response:
             began, status, details = time.perf_counter(), 500, {}
             try:
-                caller = await self._caller(request, public)
-                response = await endpoint(request, caller)
-                status = response.status_code
-                details = request.scope.get("tokentrace", {})
+                with self.gateway.tracing.request(f"{method} {path}", request.headers):
+                    caller = await self._caller(request, public)
+                    response = await endpoint(request, caller)
+                    status = response.status_code
+                    details = request.scope.get("tokentrace", {})
+                    self.gateway.tracing.note(status=status, **details)
                 return response
             except ClientDisconnect:
                 status = 499
@@ -128,6 +141,18 @@ class App:
 
         return endpoint
 
+    async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
+        headers = _headers(request)
+        session = await self.access.session(caller, request.path_params.get("session"), headers)
+        body = parse_json(await read_body(request, self.gateway.limits.body_bytes))
+        asked = read_count(body, headers)
+        return json_response(count_answer(await self.gateway.count(session, asked)))
+
+    async def _stored_response(self, request: HTTPRequest, caller: Caller) -> Response:
+        session = await self.access.session(caller, request.path_params.get("session"), _headers(request))
+        head, replies = await self.gateway.stored(session, request.path_params["response"])
+        return json_response(RESPONSES.answer(head, replies))
+
     async def _models(self, request: HTTPRequest, caller: Caller) -> Response:
         model = {"id": self.gateway.model, "object": "model", "created": 0, "owned_by": "tokentrace"}
         model |= {"type": "model", "display_name": self.gateway.model, "created_at": "1970-01-01T00:00:00Z"}
@@ -166,8 +191,8 @@ class App:
                 place = f"messages.{error.message}" if error.message is not None else ""
                 field = ".".join(part for part in (place, error.field) if part) or None
                 return RequestError(str(error), field=field, code="invalid_value")
-            case StoreError():
-                return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
+            case StoreError() | EngineError():
+                return request_error(error)
             case TokentraceError():
                 return RequestError(str(error), code="invalid_value")
         self.log.failure(error)
@@ -236,6 +261,10 @@ def _told(session: str, answer: Answer) -> dict[str, str]:
     if answer.request.wishes:
         told["x-tokentrace-not-enforced"] = ", ".join(answer.request.wishes)
     if answer.request.ignored:
-        names = ", ".join(answer.request.ignored)
-        told["x-tokentrace-ignored"] = names.encode("ascii", "replace").decode("ascii")[:1000]
-    return {name: value.replace("\n", " ").replace("\r", " ") for name, value in told.items()}
+        told["x-tokentrace-ignored"] = ", ".join(answer.request.ignored)
+    return {name: _header(value) for name, value in told.items()}
+
+
+def _header(value: str) -> str:
+    """A text as a header can have it: one line of ASCII, not too long."""
+    return " ".join(value.encode("ascii", "replace").decode("ascii").split())[:1000]

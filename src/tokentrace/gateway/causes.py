@@ -6,6 +6,7 @@ found by the matcher, and what the branch is made of by the renderer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -59,6 +60,8 @@ class Cause:
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
 _FEW_WORDS: Final = 6
 """In a question of fewer words a number is what it asks about."""
+_SHUFFLED: Final = 8
+"""Of so many messages another order is looked for: the results of parallel calls."""
 _TELLING: Final = 20
 """A message of so many characters is hardly said twice by chance."""
 
@@ -124,22 +127,23 @@ def _again(recorded: Messages, shared: int) -> Cause:
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, others: Sequence[Messages]) -> tuple[Messages, int]:
-    """The recorded conversation with the most of the request's messages, wherever they stand in it."""
-    ours = {_mark(message) for message in sent if message.get("role") not in INSTRUCTIONS}
-    best = _common(ours, recorded)
-    for other in others:
-        found = _common(ours, other)
-        if found > best:
-            at = 0
-            while at < min(len(sent), len(other)) and _mark(sent[at]) == _mark(other[at]):
-                at += 1
-            if at < min(len(sent), len(other)):
-                best, recorded, shared = found, other, at
-    return recorded, shared
-
-
-def _common(marks: set[Key], conversation: Messages) -> int:
-    return len(marks & {_mark(message) for message in conversation})
+    """The recorded conversation with the most of the request's messages, wherever they stand; of equals the longest."""
+    ours = [_mark(message) for message in sent]
+    said = {mark for mark, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
+    best, found = (-1, 0, 0), (recorded, shared)
+    for at, other in enumerate((recorded, *others)):
+        theirs = [_mark(message) for message in other]
+        alike = (
+            shared
+            if at == 0
+            else next((place for place, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        )
+        if alike is None:  # one is the beginning of the other: nothing was rewritten
+            continue
+        rank = (len(said.intersection(theirs)), alike, len(other))
+        if rank > best:
+            best, found = rank, (other, alike)
+    return found
 
 
 class _Difference:
@@ -169,18 +173,20 @@ class _Difference:
     # -- messages that are gone, or new, while the rest is the same
 
     def _moved(self) -> Cause | None:
-        gone = _run(self.ours, self.theirs, self.sent[self.shared :])
-        if gone:
+        several = range(2, min(len(self.ours), len(self.theirs), _SHUFFLED) + 1)
+        if any(Counter(self.ours[:count]) == Counter(self.theirs[:count]) for count in several):
+            return self._is(BranchCause.EDIT, "messages are in another order")
+        in_place = sum(one == other for one, other in zip(self.ours, self.theirs, strict=False))
+        gone, same = _run(self.ours, self.theirs, self.new)
+        if gone and same > in_place:
             left = self.recorded[self.shared : self.shared + gone]
-            if {_mark(message) for message in left} & set(self.ours[: 2 * gone + 1]):
-                return self._is(BranchCause.EDIT, "messages are in another order")
             if all(message.get("role") in INSTRUCTIONS for message in left):
                 return self._is(BranchCause.CHANGED_SYSTEM, "instructions before it were left out")
             if any(message.get("role") != "user" for message in left):
                 return self._is(BranchCause.COMPACTION, f"{_count(gone)} left out before it")
             return self._is(BranchCause.EDIT, f"{_count(gone)} left out before it")
-        come = _run(self.theirs, self.ours, self.recorded[self.shared :])
-        if come and not self._is_summary():
+        come, same = _run(self.theirs, self.ours, self.old)
+        if come and same > in_place and not self._is_summary():
             if self.role in INSTRUCTIONS:
                 return self._is(BranchCause.CHANGED_SYSTEM, "instructions were put in")
             return self._is(BranchCause.EDIT, f"{_count(come)} put in here")
@@ -371,17 +377,20 @@ def _is_telling(message: Mapping[str, Any]) -> bool:
     return len(text_of(message)) >= _TELLING or bool(message.get("tool_calls"))
 
 
-def _run(ours: Sequence[Key], theirs: Sequence[Key], messages: Messages) -> int:
-    """How many messages of theirs are missing before ours go on as they do; 0 where they do not."""
+def _run(ours: Sequence[Key], theirs: Sequence[Key], first: Mapping[str, Any]) -> tuple[int, int]:
+    """How many messages of theirs are missing before ours go on as they do, and for how long; 0 where they do not.
+
+    One message that is the same, `first`, is enough if it is the last of either, and not said every day.
+    """
     for gone in range(1, len(theirs)):
         if theirs[gone] != ours[0]:
             continue
-        same = 0
-        while same < min(len(ours), len(theirs) - gone) and ours[same] == theirs[gone + same]:
+        same, most = 1, min(len(ours), len(theirs) - gone)
+        while same < most and ours[same] == theirs[gone + same]:
             same += 1
-        if same > 1 or _is_telling(messages[0]) or gone + same == len(theirs):
-            return gone
-    return 0
+        if same > 1 or (most == 1 and _is_telling(first)):
+            return gone, same
+    return 0, 0
 
 
 def _first_said(conversation: Messages, start: int) -> Mapping[str, Any] | None:

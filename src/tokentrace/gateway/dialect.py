@@ -67,7 +67,7 @@ class Dialect(Protocol):
     """An API that agents speak."""
 
     name: str
-    """``chat``, ``responses`` or ``messages``."""
+    """``chat``, ``responses``, ``messages`` or ``tokens``."""
 
     def read(self, body: Any, headers: Mapping[str, str]) -> Request:
         """A request's body. RequestError names the field that cannot be served; names of headers are in lower case."""

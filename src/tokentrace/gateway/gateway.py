@@ -19,6 +19,7 @@ from ..engines.protocol import Completion, Engine, EngineError, FinishReason, Sa
 from ..rendering.renderer import Renderer
 from .answering import Answer, reasoning_tokens
 from .dialect import Dialect, Head, Reply
+from .late_system import with_late_instructions
 from .matching import root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
@@ -27,6 +28,7 @@ from .session import Asked, Placement, Recorded
 from .sessions import Live, Sessions
 from .stops import cut_response
 from .store import State, Store, StoreError
+from .telemetry import Tracing
 
 _INLINE: Final = 20_000
 """Up to so many new characters a prompt is made at once; more of them, or a whole one, in a thread of its own."""
@@ -56,6 +58,7 @@ class Gateway:
     store: Store
     sessions: Sessions
     metrics: Metrics
+    tracing: Tracing = field(default_factory=Tracing)
     limits: Limits = field(default_factory=Limits)
     model: str = "tokentrace"
     version: str | int | None = None
@@ -97,7 +100,8 @@ class Gateway:
         request = await self._with_previous(live, request)
         asked = self._asked(request)
         began = time.perf_counter()
-        placed = await self._place(live, asked)
+        with self.tracing.stage("prompt", messages=len(asked.messages)):
+            placed = await self._place(id, asked)
         self.metrics.placed(placed, time.perf_counter() - began)
         sampling = self._sampling(live, request, len(placed.ids))
         head = self._head(request, placed.ids, random_id())
@@ -107,10 +111,10 @@ class Gateway:
         """How long the prompt of a request is."""
         live = await self.sessions.get(id)
         request = await self._with_previous(live, request)
-        return len((await self._place(live, self._asked(request))).ids)
+        return len((await self._place(id, self._asked(request))).ids)
 
-    async def _place(self, live: Live, asked: Asked) -> Placement:
-        async with live.lock:
+    async def _place(self, id: str, asked: Asked) -> Placement:
+        async with self.sessions.held(id) as live:
             known = live.session.turns[-1].depth if live.session.turns else 0
             size = sum(len(str(message.get("content") or "")) for message in asked.messages[known:])
             if known and size < _INLINE:
@@ -121,9 +125,18 @@ class Gateway:
         variables = {**request.variables, **self._hints(request)}
         renderer = self.renderer_with(variables)
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
+        if request.prompt_ids is not None:
+            digests = "ids"
         root = root_key(request.tools, variables, digests)
         return Asked(
-            request.messages, request.tools, renderer, root, variables, request.continued, request.instructions
+            with_late_instructions(renderer, request.messages),
+            request.tools,
+            renderer,
+            root,
+            variables,
+            request.continued,
+            request.instructions,
+            request.prompt_ids,
         )
 
     def _hints(self, request: Request) -> dict[str, Any]:
@@ -156,10 +169,11 @@ class Gateway:
                 status=404,
                 code="previous_response_not_found",
             )
-        turn = live.session.turns[number]
-        first = int(turn.notes.get("instructions") or 0)
+        async with self.sessions.held(live.info.id) as now:
+            first = int(now.session.turns[number].notes.get("instructions") or 0)
+            past = now.session.conversation(number)[first:]
         own, new = request.messages[: request.instructions], request.messages[request.instructions :]
-        return replace(request, messages=[*own, *live.session.conversation(number)[first:], *new])
+        return replace(request, messages=[*own, *past, *new])
 
     def _check_open(self, live: Live) -> None:
         info, settings = live.info, live.settings
@@ -197,7 +211,7 @@ class Gateway:
         try:
             return SamplingParams(
                 max_tokens=max(1, min(limit for limit in limits if limit is not None)),
-                stop_token_ids=tuple(self.renderer.get_stop_token_ids()),
+                stop_token_ids=request.stop_token_ids or tuple(self.renderer.get_stop_token_ids()),
                 allow_raw_logprobs=True,
                 top_logprobs=request.logprobs or 0,
                 structure=request.structure,
@@ -223,13 +237,12 @@ class Gateway:
         numbers = [await self.store.turn_named(live.info.id, f"{name}#{choice}") for choice in range(request.n)]
         if any(number is None for number in numbers):
             return None
-        live = await self.sessions.get(live.info.id)
-        async with live.lock:
-            turns = [live.session.turns[number] for number in numbers if number is not None]
-            replies = [self._reply_of(live, turn) for turn in turns]
+        async with self.sessions.held(live.info.id) as now:
+            turns = [now.session.turns[number] for number in numbers if number is not None]
+            replies = [self._reply_of(now, turn) for turn in turns]
             first = turns[0]
-            prompt_ids = live.session.trajectory.stream(first.branch)[: first.start]
-        head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("time"))
+            prompt_ids = now.session.trajectory.stream(first.branch)[: first.start]
+        head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("created"))
         self.metrics.replayed.inc()
         return Answer(self, live.info.id, dialect, request, head, replies=replies)
 
@@ -257,18 +270,24 @@ class Gateway:
 
     async def stored(self, id: str, response: str) -> tuple[Head, list[Reply]]:
         """An answer that was stored, by the id of its response; RequestError where there is none."""
-        live = await self.sessions.get(id)
         number = await self.store.turn_named(id, response_name(response))
         if number is None:
             raise RequestError(f"there is no stored response {response!r} in this session", status=404)
-        async with live.lock:
+        async with self.sessions.held(id) as live:
             turn = live.session.turns[number]
             tools, variables = live.session.roots[turn.root]
             notes = turn.notes
-            request = Request((), tools, str(notes["model"]), variables=variables, echo=notes.get("echo") or {})
+            request = Request(
+                live.session.conversation(number)[:-1],
+                tools,
+                str(notes["model"]),
+                variables=variables,
+                instructions=int(notes.get("instructions") or 0),
+                echo=notes.get("echo") or {},
+            )
             reply = self._reply_of(live, turn)
             prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
-        return self._head(request, prompt_ids, str(notes["response"]), notes.get("time")), [reply]
+        return self._head(request, prompt_ids, str(notes["response"]), notes.get("created")), [reply]
 
     # -- weights, shutting down
 

@@ -199,6 +199,27 @@ def reasoning(message: Mapping[str, Any]) -> str:
     return next((str(message[field]).strip() for field in REASONING if message.get(field)), "")
 
 
+def identical(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same in every respect: so have they the same key, whatever counts.
+
+    Python takes 1, 1.0 and True for equal, and mappings with their keys in another order.
+    """
+    kind = type(one)
+    if kind is str or kind is not type(other):
+        return type(other) is str and bool(one == other)
+    if kind is dict:
+        if list(one) != list(other):
+            return False
+        for name, value in one.items():
+            its = other[name]
+            if value is not its and not (value == its if type(value) is str is type(its) else identical(value, its)):
+                return False
+        return True
+    if kind is list:
+        return len(one) == len(other) and all(map(identical, one, other))
+    return bool(one == other)
+
+
 # -- what an assistant's message says
 
 

@@ -194,7 +194,7 @@ def _output(said: Body, wishes: list[str]) -> tuple[dict[str, Any], Mapping[str,
         on = kind != "disabled"
         wishes += [f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None]
     config = said.get("output_config", Mapping, "an object", {})
-    wishes += [f"output_config.{str(name)[:40]}" for name in config if name not in ("effort", "format")]
+    wishes += ["output_config"] if set(config) - {"effort", "format"} else []
     hints = thinking_hints(on, config.get("effort"), field="output_config.effort")
     edits = said.get("context_management", Mapping, "an object", {}).get("edits")
     if edits and edits != [_KEEPS_ALL]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..engines.protocol import COLDEST
 from ..errors import InputError, TokentraceError, shown
+from ..tokens.tokenizer import Ids
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -84,6 +85,10 @@ class Request:
     """False for tool_choice "none": what the model writes as calls is content, as written."""
     structure: Mapping[str, Any] | None = None
     """What the content has to be: ``{"type": "json_object"}`` or ``{"type": "json_schema", "schema": {…}}``."""
+    prompt_ids: Ids | None = None
+    """The prompt itself, where it is given as ids and not as messages."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Where the engine stops; the template's stop tokens where none are given."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Template variables for this request; a name that the template does not read is refused."""
     hints: Mapping[str, Any] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from .keys import Keys
 from .metrics import Metrics
 from .sessions import Sessions
 from .store import open_store
+from .telemetry import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -57,8 +58,11 @@ class ServeSettings:
 
 
 @contextlib.asynccontextmanager
-async def open_gateway(engine: Engine, renderer: Renderer, settings: ServeSettings) -> AsyncIterator[App]:
+async def open_gateway(
+    engine: Engine, renderer: Renderer, settings: ServeSettings, *, tracing: Tracing | None = None
+) -> AsyncIterator[App]:
     """A gateway with its store, warmed up; the store is closed at the end, the engine is not."""
+    tracing = tracing or configured_tracing()
     keys = None if settings.keys is None else Keys.read(settings.keys)
     store = open_store(settings.store)
     try:
@@ -67,7 +71,7 @@ async def open_gateway(engine: Engine, renderer: Renderer, settings: ServeSettin
         size = renderer.tokenizer.vocabulary.size
         sessions = Sessions(store, size, matcher=settings.matcher, create=create)
         gateway = Gateway(
-            engine, renderer, store, sessions, Metrics(), settings.limits, settings.model, settings.version
+            engine, renderer, store, sessions, Metrics(), tracing, settings.limits, settings.model, settings.version
         )
         yield App(gateway, Access(store, keys), public_health=settings.public_health)
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,15 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
-from .causes import BranchCause, Cause, find_cause
-from .matching import Key, Meaning, call_ids, chain, meaning, reasoning
+from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
+from .matching import Key, Meaning, call_ids, chain, identical, meaning, reasoning
 from .store import TurnRecord
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 _UNFINISHED = ("length", "abort")
+_FEW = 3
+"""Among so many recorded conversations the one is looked for that a request was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Asked:
     """The last message, an assistant's, is to be gone on with."""
     instructions: int = 0
     """How many messages at the beginning are instructions for this request alone."""
+    prompt_ids: Ids | None = None
+    """The prompt itself, where it is given as ids; there are no messages then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ class Placement:
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a turn that fits was refused."""
+    edited: int | None = None
+    """The message whose reasoning is not what was sampled, though all else in it is."""
     repairs: tuple[str, ...] = ()
     """How the agent's echo of the reply that it goes on from differs from it."""
     notes: tuple[str, ...] = ()
@@ -126,22 +132,28 @@ class Session:
 
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
+        if asked.prompt_ids is not None:
+            return self._given(asked, asked.prompt_ids)
         keys = self._keys(asked)
-        ambiguous, refusal = False, ""
+        ambiguous, refusal, edited = False, "", None
         for count in range(len(asked.messages), 0, -1):
             found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
             if not found:
                 continue
-            base = self._the_one(found, asked.messages[:count])
+            same_thought = [number for number in found if _same_thought(asked.messages[count - 1], self.turns[number])]
+            if not same_thought:
+                edited = count - 1
+                continue
+            base = self._the_one(same_thought, asked.messages[:count])
             if base is None:
                 ambiguous = True
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return placed
+                return replace(placed, edited=edited)
             refusal = placed
             break
-        return self._rendered(asked, keys, ambiguous, refusal)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=edited)
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -209,7 +221,9 @@ class Session:
                 return "the last message is to be gone on with: what came before it is rendered with it"
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
-            return Placement(asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, "", repairs)
+            return Placement(
+                asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, repairs=repairs
+            )
         prompt, completion = stream[: base.start], stream[base.start :]
         bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
         if isinstance(bridged, BridgeRefusal):
@@ -247,6 +261,10 @@ class Session:
             asked, keys, None, ids, ids, Kind.PROMPT, spans, wire, False, ambiguous, refusal, notes=notes
         )  # fmt: skip
 
+    def _given(self, asked: Asked, ids: Ids) -> Placement:
+        """A prompt of ids: it is what it is."""
+        return Placement(asked, [asked.root], None, ids, ids, Kind.PROMPT, [], lambda: (b"[", _numbers(ids), b"]"))
+
     def _wire(self, base: Recorded, new_ids: Ids) -> Callable[[], tuple[bytes, ...]]:
         """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written."""
 
@@ -267,18 +285,39 @@ class Session:
             return None
         if placed.ambiguous:
             return Cause(BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed")
+        if placed.asked.prompt_ids is not None:
+            shared = self.trajectory.shared_prefix(placed.ids).length
+            return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
+        if placed.edited is not None:
+            said = f"message {placed.edited} (assistant): its reasoning is not what was sampled"
+            return Cause(BranchCause.EDIT, placed.edited, said)
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
-        sent = placed.asked.messages
-        shared = max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
-        if shared == 0 and self._under_another_root(sent):
-            return Cause(BranchCause.CHANGED_TOOLS, None, "the same conversation, with other tools or settings")
+        asked, sent = placed.asked, placed.asked.messages
+        shared = self._known(keys)
+        if all(message.get("role") in INSTRUCTIONS for message in sent[:shared]):
+            for root, (tools, variables) in list(self.roots.items())[-_FEW:]:
+                other = chain(root, sent, self.means)
+                same = self._known(other) if root != asked.root else 0
+                if any(message.get("role") not in INSTRUCTIONS for message in sent[:same]):
+                    return changed_tools(asked.tools, tools, asked.variables, variables)
+                if same > shared:
+                    shared, keys = same, other
         number = self._seen[keys[shared]][0] if keys[shared] in self._seen else 0
-        return find_cause(sent, self._longest(number), shared)
+        return find_cause(sent, self._longest(number), shared, others=self._latest())
 
-    def _under_another_root(self, sent: Messages) -> bool:
-        """Whether the conversation begins as one that was recorded with other tools or template variables."""
-        return any(chain(root, sent[:1], self.means)[-1] in self._seen for root in self.roots)
+    def _known(self, keys: Sequence[Key]) -> int:
+        """How many messages a conversation shares with the record."""
+        return max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
+
+    def _latest(self) -> list[list[Message]]:
+        """The conversations that were gone on with last."""
+        tips: dict[int, int] = {}
+        for turn in reversed(self.turns):
+            tips.setdefault(turn.branch, turn.number)
+            if len(tips) == _FEW:
+                break
+        return [self.conversation(number) for number in tips.values()]
 
     def _longest(self, number: int) -> list[Message]:
         """The longest recorded conversation that goes on from a turn."""
@@ -302,8 +341,9 @@ class Session:
         """Add a turn to the trajectory; returns it, and what a store has to store of it."""
         asked, first = placed.asked, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
-        cause = self._why(placed)
-        branch = self._open(placed, base, "" if cause is None else str(cause.cause))
+        extends = -1 if base is not None or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
+        cause = None if extends >= 0 else self._why(placed)
+        branch = self._open(placed, base, extends, "" if cause is None else str(cause.cause))
         # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
         goes_on = self.trajectory.num_writes == first
         written = self.trajectory.append_completion(
@@ -343,7 +383,7 @@ class Session:
         sampled = len(completion.ids)
         return turn, TurnRecord(turn.number, first, records, info, sampled=sampled, prompted=len(placed.ids))
 
-    def _open(self, placed: Placement, base: Recorded | None, cause: str) -> int:
+    def _open(self, placed: Placement, base: Recorded | None, extends: int, cause: str) -> int:
         """Write the prompt's new tokens; returns the branch they are in."""
         trajectory, count = self.trajectory, len(placed.asked.messages)
         if base is not None:
@@ -368,12 +408,12 @@ class Session:
         if not trajectory.num_writes:
             trajectory.begin(placed.ids, messages=count, message_spans=placed.spans)
             return 0
-        extended = trajectory.shared_prefix(placed.ids).extends
-        if extended >= 0:
-            count = max(count, trajectory.message_count(extended))
-            trajectory.extend_to(placed.ids, messages=count, message_spans=placed.spans, branch=extended)
-            return extended
-        return trajectory.branch(placed.ids, messages=count, message_spans=placed.spans, cause=cause)
+        if extends >= 0:
+            count = max(count, trajectory.message_count(extends))
+            trajectory.extend_to(placed.ids, messages=count, message_spans=placed.spans, branch=extends)
+            return extends
+        total = None if placed.asked.prompt_ids is not None else count
+        return trajectory.branch(placed.ids, messages=total, message_spans=placed.spans, cause=cause)
 
     def _add(self, turn: Recorded, keys: Sequence[Key], tools: Any, variables: Any) -> None:
         self.turns.append(turn)
@@ -439,11 +479,17 @@ class Session:
         self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
 
 
+def _same_thought(echo: Message, turn: Recorded) -> bool:
+    """Whether an echo has the reasoning that was sampled, white space aside, or none."""
+    said = reasoning(echo)
+    return not said or said.split() == reasoning(turn.reply).split()
+
+
 def _shared(one: Messages, other: Messages) -> int:
     """How many messages two conversations begin with alike."""
     count = 0
     for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
+        if not identical(mine, theirs):
             break
         count += 1
     return count

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -81,6 +82,8 @@ class Live:
     settings: SessionSettings
     session: Session
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    stale: bool = False
+    """Whether what is in memory may differ from what is in the store: nobody may use it any more."""
 
 
 class Sessions:
@@ -128,13 +131,25 @@ class Sessions:
         while len(self._live) > self.kept:
             self._live.popitem(last=False)
         if len(live.session.turns) < info.turns:
-            await self.catch_up(live)
+            await self._catch_up(live)
         live.info = info
         return live
 
-    async def catch_up(self, live: Live) -> None:
+    @contextlib.asynccontextmanager
+    async def held(self, id: str) -> AsyncIterator[Live]:
+        """A session, as it is in the store now, for whoever reads or writes it: one at a time."""
+        while True:
+            live = await self.get(id)
+            async with live.lock:
+                if not live.stale:
+                    yield live
+                    return
+
+    async def _catch_up(self, live: Live) -> None:
         """Read the turns that are in the store and not in memory."""
         async with live.lock:
+            if live.stale:
+                return
             try:
                 async for turn in self.store.turns(live.info.id, len(live.session.turns)):
                     live.session.replay(turn)
@@ -147,7 +162,8 @@ class Sessions:
         return self._live.get(id)
 
     def forget(self, live: Live) -> None:
-        """Take a session out of memory; it is read anew when it is asked for."""
+        """Take a session out of memory; it is read anew when it is asked for, by those too who wait for it now."""
+        live.stale = True
         if self._live.get(live.info.id) is live:
             del self._live[live.info.id]
 

@@ -189,7 +189,7 @@ class _SQLite:
         self._writes.put(None)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
-        self._disconnect()
+        await asyncio.to_thread(self._disconnect)  # the last one brings the log into the file
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 

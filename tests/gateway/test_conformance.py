@@ -1,0 +1,299 @@
+"""Scripted agents over a session: whatever they do to the history, the tokens that the engine saw are recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gateway.agents import TOOLS, Bench, Message, results, say, use
+
+FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.1"]
+
+SYSTEM: Message = {"role": "system", "content": "You are a helpful agent. Answer in few words."}
+TASK: Message = {"role": "user", "content": "What is the weather like in Zürich, today and tomorrow?"}
+SUNNY = "sunny  \n, 21 degrees, a light breeze from the south; humidity 40 %, no rain expected before the evening\n"
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+# -- echoes
+
+Echo = Callable[[Message], Message]
+
+
+def _arguments(write: Callable[[Any], Any]) -> Echo:
+    def echo(message: Message) -> Message:
+        calls = [
+            {**call, "function": {**call["function"], "arguments": write(json.loads(call["function"]["arguments"]))}}
+            for call in message.get("tool_calls") or ()
+        ]
+        return {**message, "tool_calls": calls} if calls else message
+
+    return echo
+
+
+def _without(*names: str) -> Echo:
+    return lambda message: {name: value for name, value in message.items() if name not in names}
+
+
+def _as_parts(message: Message) -> Message:
+    return {**message, "content": [{"type": "text", "text": message.get("content") or ""}]}
+
+
+def _silent(message: Message) -> Message:
+    return message if message.get("content") else {k: v for k, v in message.items() if k != "content"}
+
+
+ECHOES: dict[str, Echo] = {
+    "openai-agents": _without("reasoning_content"),
+    "pydantic-ai": _arguments(lambda value: json.dumps(value, separators=(",", ":"))),
+    "langchain": lambda message: _without("reasoning_content")(
+        _arguments(lambda value: json.dumps(value, indent=1))(message)
+    ),
+    "strands": lambda message: _as_parts(_without("reasoning_content")(message)),
+    "inspect-ai": lambda message: {**_arguments(json.dumps)(message), "content": "\n" + (message.get("content") or "")},
+    "autogen": lambda message: {**_without("reasoning_content")(message), "name": "assistant"},
+    "qwen-agent": lambda message: {**message, "extra": {"model_service_info": 1}, "id": "7"},
+    "mini-swe-agent": lambda message: {**message, "provider_specific_fields": {"refusal": None}, "annotations": []},
+    "claude code": _arguments(lambda value: dict(reversed(value.items()))),
+    "no content beside calls": _silent,
+    "stripped": lambda message: {**message, "content": (message.get("content") or "").strip() or None},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_append_only_agent_gives_one_row_however_it_echoes(family: str) -> None:
+    for name, echo in ECHOES.items():
+        bench = Bench(family)
+        messages: list[Message] = [SYSTEM, TASK]
+        script = [
+            use("get_weather", "  Let me look.\n", "I should call.", city="Zürich", day="today"),
+            use("get_weather", "", "And tomorrow.", day="to\nmorrow", city='"Zürich"'),
+            say("Sunny on both days.", "That is all."),
+            say("You are welcome.", "They said thanks."),
+        ]
+        for turn in script:
+            reply = bench.ask(messages, turn)
+            assert bool(reply.get("tool_calls")) is bool(turn.get("tool_calls")), (name, reply)
+            messages = [*messages, echo(reply)]
+            messages += results(reply, SUNNY) if reply.get("tool_calls") else [user("Thank you!")]
+        assert bench.causes == [None] * 4, (name, [turn.cause for turn in bench.turns])
+        bench.check(rows=1)
+
+
+# -- agents that rewrite
+
+
+def conversation(bench: Bench, calls: int = 3) -> list[Message]:
+    """A conversation of some calls and a last word, as the agent has it."""
+    messages: list[Message] = [SYSTEM, TASK]
+    for day in range(calls):
+        reply = bench.ask(
+            messages, use("get_weather", f"Day {day}.", "I should call.", city="Zürich", day=f"day {day}")
+        )
+        messages += [reply, *results(reply, SUNNY)]
+    return [*messages, bench.ask(messages, say("Sunny on all days."))]
+
+
+@pytest.fixture(params=["qwen3", "gpt-oss"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(request.param)
+
+
+def test_compaction(bench: Bench) -> None:
+    messages = conversation(bench)
+    summary = user("Here is a summary of the conversation to date:\n\nIt is sunny in Zürich on three days.")
+    compacted = [SYSTEM, summary]
+    reply = bench.ask(compacted, use("get_weather", city="Bern", day="today"))
+    bench.ask([*compacted, reply, *results(reply, SUNNY)], say("Sunny there, too."))
+    assert bench.causes == [None] * 4 + ["compaction", None]
+    assert bench.turns[4].cause.message == 1  # type: ignore[union-attr]
+    bench.ask([*messages, user("And in Bern?")], say("Sunny."))
+    assert bench.causes[-1] is None, "the first conversation can still be gone on with"
+    bench.check(rows=2)
+
+
+def test_a_sliding_window(bench: Bench) -> None:
+    messages = conversation(bench)
+    bench.ask([*messages[:2], *messages[4:], user("And in Bern?")], say("Sunny."))
+    assert bench.causes == [None] * 4 + ["compaction"]
+    assert bench.turns[4].cause.message == 2  # type: ignore[union-attr]
+    bench.check(rows=2)
+
+
+def test_trimmed_results(bench: Bench) -> None:
+    messages = conversation(bench)
+    cleared = {**messages[3], "content": "[Old tool result content cleared]"}
+    messages = [*messages[:3], cleared, *messages[4:], user("And in Bern?")]
+    reply = bench.ask(messages, say("Sunny."))
+    assert bench.causes == [None] * 4 + ["trimmed_results"]
+    assert bench.turns[4].cause.message == 3  # type: ignore[union-attr]
+    bench.ask([*messages, reply, user("And in Rome?")], say("Rain."))
+    bench.check(rows=2)
+
+
+def test_parallel_sub_agents_in_one_session(bench: Bench) -> None:
+    """Three agents take turns in one session; each has a row of its own."""
+    starts = [[SYSTEM, TASK]]
+    for place in ("the mountains of Norway", "the islands of Greece"):
+        starts.append([{"role": "system", "content": f"You know all about {place}."}, user(f"Is it cold in {place}?")])
+    agents = [list(start) for start in starts]
+    for day in ("today", "tomorrow", "on Friday"):
+        for messages in agents:
+            reply = bench.ask(messages, use("get_weather", reasoning="I should call.", city="there", day=day))
+            messages += [reply, *results(reply, f"{SUNNY} {day}")]
+    assert bench.causes == [None, "sub_agent", "sub_agent"] + [None] * 6
+    bench.check(rows=3)
+
+
+def test_sub_agents_with_one_system_prompt(bench: Bench) -> None:
+    first = bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."))
+    bench.ask([SYSTEM, user("Which of these files has the most lines, and why is that?")], say("The first."))
+    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town."), first, user("More.")], say("Again."))
+    assert bench.causes == [None, "sub_agent", None]
+    bench.check(rows=2)
+
+
+def test_a_nonce_in_the_system_prompt(bench: Bench) -> None:
+    messages: list[Message] = [TASK]
+    for minute in range(3):
+        system = {"role": "system", "content": f"You are a helpful agent. It is 10:3{minute} now, on a fine day."}
+        reply = bench.ask([system, *messages], use("get_weather", city="Zürich", day=str(minute)))
+        messages += [reply, *results(reply, SUNNY)]
+    assert bench.causes == [None, "nonce", "nonce"]
+    assert {turn.cause.message for turn in bench.turns[1:] if turn.cause} == {0}
+    bench.check(rows=3)
+
+
+def test_an_edit(bench: Bench) -> None:
+    messages = conversation(bench)
+    edited = [*messages[:1], user("What is the weather like in Bern, today and tomorrow?"), *messages[2:], user("So?")]
+    bench.ask(edited, say("Sunny."))
+    assert bench.causes[-1] == "edit"
+    assert bench.turns[-1].cause.message == 1  # type: ignore[union-attr]
+    bench.check(rows=2)
+
+
+def test_retries(bench: Bench) -> None:
+    messages = conversation(bench)[:-1]
+    bench.ask(messages, say("Sunny throughout."))
+    bench.ask(messages[:4], say("Sunny, I say."))
+    bench.ask([*messages, user("That was not valid JSON. Try again, please.")], say("{}"))
+    assert bench.causes == [None] * 4 + ["retry"] * 3
+    bench.check(rows=4)
+
+
+def test_forks(bench: Bench) -> None:
+    """Two ways to go on from one reply: the second leaves the first behind, and neither loses a token."""
+    messages = conversation(bench)
+    for text in ("And in Bern?", "What about the sea?"):
+        reply = bench.ask([*messages, user(text)], say(f"You ask: {text}"))
+        bench.ask([*messages, user(text), reply, user("Sure?")], say("Sure."))
+    assert bench.causes[4:] == [None, None, "edit", None]
+    bench.check(rows=2)
+
+
+def test_a_repaired_call(bench: Bench) -> None:
+    reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zurich", day="today"))
+    fixed = _arguments(lambda value: json.dumps({**value, "city": "Zürich"}))(reply)
+    bench.ask([SYSTEM, TASK, fixed, *results(reply, SUNNY)], say("Sunny."))
+    assert bench.causes == [None, "repaired_call"]
+    bench.check(rows=2)
+
+
+def test_calls_rewritten_as_text(bench: Bench) -> None:
+    """As smolagents does, on every turn."""
+    messages: list[Message] = [SYSTEM, TASK]
+    for day in ("today", "tomorrow"):
+        reply = bench.ask(messages, use("get_weather", "Let me look.", city="Zürich", day=day))
+        calls = [{"id": each["id"], "function": {"name": "get_weather", "arguments": {"city": "Zürich", "day": day}}}
+                 for each in reply["tool_calls"]]  # fmt: skip
+        messages += [
+            {"role": "assistant", "content": f"Let me look.\nCalling tools:\n{calls}"},
+            user(f"Observation:\n{SUNNY}"),
+        ]
+    bench.ask(messages, say("Sunny."))
+    assert bench.causes == [None, "calls_as_text", "calls_as_text"]
+    bench.check(rows=3)
+
+
+def test_changed_tools(bench: Bench) -> None:
+    """As autogen's reflection, which has no tools."""
+    reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zürich", day="today"))
+    bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=None)
+    bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=TOOLS[:1])
+    assert bench.causes == [None, "changed_tools", "changed_tools"]
+    assert [turn.cause.detail for turn in bench.turns if turn.cause] == [
+        "the same conversation: sent without tools",
+        "the same conversation: tools left out: read_file",
+    ]
+    bench.check(rows=3)
+
+
+def test_a_sub_agent_with_tools_of_its_own(bench: Bench) -> None:
+    """It shares the system prompt, and nothing else: that its tools are others does not make it the same."""
+    conversation(bench)
+    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."), tools=TOOLS[1:])
+    assert bench.causes[-1] == "sub_agent"
+    bench.check(rows=2)
+
+
+def test_a_sub_agent_is_compacted(bench: Bench) -> None:
+    """The conversation that a summary stands for is the one of which it keeps the end, not the first of the session."""
+    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."))
+    messages = conversation(bench)
+    bench.ask([SYSTEM, user("The weather was asked for."), *messages[4:], user("So?")], say("Sunny."))
+    assert bench.causes[1:] == ["sub_agent", None, None, None, "compaction"]
+    bench.check(rows=3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [({"a": 1}, {"a": True}), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"a": 1}, {"a": 1.0})]
+)
+def test_results_that_python_takes_for_equal_are_not_the_same(one: Any, other: Any) -> None:
+    """A template prints them in different ways."""
+    bench = Bench("qwen3")
+    reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zürich", day="today"))
+    before = [SYSTEM, TASK, reply]
+    [result] = results(reply, "x")
+    last = bench.ask([*before, {**result, "content": one}], say("Sunny."))
+    for content in (one, other):
+        bench.ask([*before, {**result, "content": content}, last, user("Sure?")], say("Sure."))
+    assert bench.causes[:3] == [None, None, None]
+    assert bench.causes[3] in ("edit", "nonce")
+    bench.check(rows=2)
+
+
+def test_a_changed_system_prompt(bench: Bench) -> None:
+    messages = conversation(bench)
+    other = {"role": "system", "content": "Be verbose from now on; nobody likes short answers any more."}
+    bench.ask([other, *messages[1:], user("And in Bern?")], say("It is sunny in Bern."))
+    assert bench.causes[-1] == "changed_system"
+    bench.check(rows=2)
+
+
+# -- what is in doubt
+
+
+def test_replies_that_differ_in_reasoning_alone_are_told_apart_or_not_guessed(bench: Bench) -> None:
+    replies = [bench.ask([SYSTEM, TASK], say("Sunny.", thought)) for thought in ("It is summer.", "I looked outside.")]
+    bench.ask([SYSTEM, TASK, replies[1], user("Sure?")], say("Sure."))
+    assert bench.turns[2].base == 1, "the reasoning says which it was"
+    bench.ask([SYSTEM, TASK, _without("reasoning_content")(replies[0]), user("Really?")], say("Really."))
+    assert bench.turns[3].base is None
+    assert bench.causes == [None, "retry", None, "ambiguous"]
+    bench.check(rows=3)
+
+
+def test_equal_calls_are_told_apart_by_their_ids(bench: Bench) -> None:
+    replies = [bench.ask([SYSTEM, TASK], use("get_weather", "", why, city="Zürich", day="today")) for why in ("a", "b")]
+    for at in (1, 0):
+        reply = _without("reasoning_content")(replies[at])
+        bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."))
+        assert bench.turns[-1].base == at
+    bench.check(rows=2)

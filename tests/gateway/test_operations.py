@@ -1,0 +1,377 @@
+"""Running a gateway: keys, budgets, weights, load, and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gateway.server import Served, gateway_server
+from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason
+from tokentrace.errors import InputError
+from tokentrace.gateway.gateway import Limits
+from tokentrace.gateway.keys import Role, add_key
+from tokentrace.gateway.serving import ServeSettings
+
+SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+STREAMED = {**SUM, "stream": True}
+
+
+class Gated(Engine):
+    """Samples a token for each time that it is let, and remembers who was given up."""
+
+    def __init__(self, tokens: int = 3) -> None:
+        super().__init__(Capabilities("gated", streams=True, max_length=4096))
+        self.tokens, self.gate = tokens, asyncio.Semaphore(0)
+        self.began, self.ended = threading.Semaphore(0), threading.Semaphore(0)
+        self.given_up = 0
+        self.fail: Exception | None = None
+
+    def _stream(self, request: Any) -> Any:
+        return self._sampled()
+
+    async def _sampled(self) -> Any:
+        self.began.release()
+        try:
+            for at in range(self.tokens):
+                await self.gate.acquire()
+                if self.fail is not None:
+                    raise self.fail
+                last = at == self.tokens - 1
+                yield Delta(
+                    np.array([100 + at], np.int32),
+                    np.array([-1.0], np.float32),
+                    FinishReason.LENGTH if last else None,
+                )
+        except (asyncio.CancelledError, GeneratorExit):
+            self.given_up += 1
+            raise
+        finally:
+            self.ended.release()
+
+
+@pytest.fixture
+def gated() -> Iterator[tuple[Served, Gated]]:
+    engine = Gated()
+    with gateway_server(lambda: engine, limits=Limits(concurrent=2, waiting=1)) as served:
+        yield served, engine
+
+
+def let(served: Served, engine: Gated, count: int) -> None:
+    def release() -> None:
+        for _ in range(count):
+            engine.gate.release()
+
+    served.loop.call_soon_threadsafe(release)
+
+
+def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin some work; what is returned waits for its result."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+
+    def result() -> Any:
+        thread.join(30)
+        assert found, "it did not end"
+        return found[0]
+
+    return result
+
+
+# -- keys
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, str]]:
+    path = tmp_path_factory.mktemp("keys") / "gateway.keys"
+    admin, agent = add_key(path, Role.ADMIN), add_key(path, Role.AGENT, "cluster")
+    with gateway_server(keys=path) as served:
+        yield served, admin, agent
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def every_route(served: Served) -> list[tuple[str, str]]:
+    found = []
+    for route in served.app.starlette().routes:
+        path = route.path.replace("{session}", "s").replace("{model:path}", "m")
+        for name in ("response", "turn", "file"):
+            path = (
+                path.replace("{" + name + "}", "x")
+                .replace("{" + name + ":int}", "0")
+                .replace("{" + name + ":path}", "x")
+            )
+        found += [(method, path) for method in route.methods]
+    return found
+
+
+def test_every_route_refuses_without_a_key(keyed: tuple[Served, str, str]) -> None:
+    served, _, _ = keyed
+    routes = every_route(served)
+    assert len(routes) > 20
+    for method, path in routes:
+        for headers in ({}, bearer("wrong"), {"x-api-key": ""}, {"authorization": "Basic %%%"}):
+            status, _ = served.call(method, path, {} if method in ("POST", "PATCH") else None, headers)
+            assert status == 401, (method, path, headers)
+    for method, path in (
+        ("GET", "/nothing"),
+        ("PUT", "/sessions"),
+        ("DELETE", "/v1/models"),
+        ("GET", "/../etc/passwd"),
+    ):
+        assert served.call(method, path)[0] == 401, path
+
+
+def test_agents_may_sample_and_nothing_else(keyed: tuple[Served, str, str]) -> None:
+    served, admin, agent = keyed
+    status, made = served.call("POST", "/sessions", {"id": "one"}, bearer(admin))
+    assert status == 201
+    own = made["key"]
+    assert served.call("POST", "/sessions", {"id": "two"}, bearer(admin))[0] == 201
+    for key in (agent, own):
+        for method, path in every_route(served):
+            if path.startswith(("/sessions/s/v1", "/sessions/s/inference", "/v1", "/inference", "/healthz", "/readyz")):
+                continue
+            status, body = served.call(method, path, {} if method in ("POST", "PATCH") else None, bearer(key))
+            assert status == 403, (method, path, body)
+    assert served.call("POST", "/sessions/one/v1/chat/completions", SUM, bearer(own))[0] == 200
+    assert served.call("POST", "/v1/chat/completions", SUM, {"x-api-key": own})[0] == 200
+    assert served.call("POST", "/sessions/two/v1/chat/completions", SUM, bearer(own))[0] == 403
+    other = {**bearer(own), "x-tokentrace-session": "two"}
+    assert served.call("POST", "/v1/chat/completions", SUM, other)[0] == 403
+    assert served.call("POST", "/sessions/two/v1/chat/completions", SUM, bearer(agent))[0] == 200
+    assert served.call("POST", "/v1/chat/completions", SUM, {**bearer(agent), "x-tokentrace-session": "two"})[0] == 200
+    assert served.call("POST", "/v1/chat/completions", SUM, bearer(agent))[0] == 400
+    assert served.call("POST", "/sessions/three/v1/chat/completions", SUM, bearer(agent))[0] == 404
+    assert served.call("GET", "/sessions/one", None, bearer(admin))[1]["turns"] == 2
+
+
+def test_a_browser_logs_in_with_the_admin_key(keyed: tuple[Served, str, str]) -> None:
+    served, admin, _ = keyed
+    basic = {"authorization": "Basic " + base64.b64encode(f"me:{admin}".encode()).decode()}
+    assert served.call("GET", "/sessions", None, basic)[0] == 200
+    foreign = {**basic, "origin": "http://evil.example"}
+    assert served.call("POST", "/sessions", {}, foreign)[0] == 403
+    assert served.call("POST", "/sessions", {}, {**basic, "sec-fetch-site": "cross-site"})[0] == 403
+
+
+def test_keys_are_kept_as_hashes(keyed: tuple[Served, str, str], tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    key = add_key(path, Role.ADMIN)
+    assert key not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_text("admin nonsense\n")
+    with pytest.raises(InputError, match="line 1"), gateway_server(keys=path):
+        pass
+    path.write_text("")
+    add_key(path, Role.AGENT)
+    with pytest.raises(InputError, match="no admin key"), gateway_server(keys=path):
+        pass
+
+
+def test_without_keys_only_this_machine_is_served() -> None:
+    with pytest.raises(InputError, match="say who may use"):
+        ServeSettings()
+    with pytest.raises(InputError, match="this machine only"):
+        ServeSettings(dev=True, host="0.0.0.0")
+    with gateway_server() as served:
+        for host in ("evil.example", "127.0.0.1.evil.example", "0.0.0.0", "localhost@evil.example", "["):
+            assert served.call("POST", "/sessions/x/v1/chat/completions", SUM, {"host": host})[0] == 403, host
+        assert served.call("GET", "/healthz", None, {"host": "localhost:1"})[0] == 200
+        assert served.call("POST", "/sessions", {}, {"origin": "http://evil.example"})[0] == 403
+
+
+# -- budgets
+
+
+def test_budgets_and_forced_sampling() -> None:
+    with gateway_server() as served:
+        settings = {"sampling": {"temperature": 0, "max_tokens": 5}, "max_turns": 2}
+        assert served.call("POST", "/sessions", {"id": "b", "settings": settings})[0] == 201
+        path = "/sessions/b/v1/chat/completions"
+        _, first = served.call("POST", path, {**SUM, "temperature": 1.5, "max_tokens": 50})
+        assert first["usage"]["completion_tokens"] == 5
+        assert served.call("POST", path, {**SUM, "temperature": 1.5})[1]["choices"] == first["choices"]
+        status, refused = served.call("POST", path, SUM)
+        assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
+        live = served.run(served.app.gateway.sessions.get("b"))
+        assert live.session.trajectory.turns(0)[0].sampling["temperature"] == 0
+        served.call("POST", "/sessions", {"id": "c", "settings": {"max_sampled_tokens": 7}})
+        path = "/sessions/c/v1/chat/completions"
+        _, first = served.call("POST", path, SUM)
+        assert first["usage"]["completion_tokens"] == 7
+        assert first["choices"][0]["finish_reason"] == "length"
+        assert served.call("POST", path, SUM)[0] == 403
+        for wrong in ({"max_turns": -1}, {"nonsense": 1}, {"sampling": {"temperature": "hot"}}, {"matcher": "odd"}, []):
+            status, answer = served.call("POST", "/sessions", {"settings": wrong})
+            assert status == 400, (wrong, answer)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_as_clients_know_it() -> None:
+    with gateway_server() as served:
+        body = {**SUM, "messages": [{"role": "user", "content": "word " * 5000}]}
+        status, answer = served.call("POST", "/sessions/long/v1/chat/completions", body)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert served.state("long")["turns"] == 0
+
+
+# -- load and disconnects
+
+
+def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    path = "/sessions/load/v1/chat/completions"
+    under_way = [in_thread(lambda: served.call("POST", path, SUM)) for _ in range(2)]
+    for _ in under_way:
+        assert engine.began.acquire(timeout=20)
+    third = in_thread(lambda: served.call("POST", path, SUM))
+    until(lambda: served.app.gateway.waiting == 1)
+    status, body = served.call("POST", path, SUM)
+    assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+    let(served, engine, 20)
+    assert [result()[0] for result in (*under_way, third)] == [200, 200, 200]
+    assert served.state("load")["turns"] == 3
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that another thread brings about."""
+    for _ in range(2000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
+@pytest.mark.parametrize("body", [SUM, STREAMED], ids=["whole", "streamed"])
+def test_an_agent_that_goes_away_ends_its_request(gated: tuple[Served, Gated], body: dict[str, Any]) -> None:
+    served, engine = gated
+    raw = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])))
+    head = f"POST /sessions/gone/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
+    connection.sendall(head.encode() + raw)
+    assert engine.began.acquire(timeout=20)
+    let(served, engine, 1)
+    connection.close()
+    assert engine.ended.acquire(timeout=20)
+    assert engine.given_up == 1
+    until(lambda: served.app.gateway.in_flight == 0)
+    state = served.state("gone")
+    assert state["turns"] == 0
+    [left] = state["incomplete"]
+    assert left["ended"] == "the agent went away"
+    assert served.rows("gone") == []
+
+
+def test_an_engine_that_fails_in_the_middle_leaves_no_turn(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    engine.fail = EngineUnavailable("gone")
+    let(served, engine, 1)
+    status, body = served.call("POST", "/sessions/fails/v1/chat/completions", SUM)
+    assert (status, body["error"]["code"]) == (503, "engine")
+    let(served, engine, 1)
+    status, body = served.call("POST", "/sessions/fails/v1/messages", {**SUM, "max_tokens": 10, "stream": True})
+    assert (status, body["error"]["type"]) == (503, "overloaded_error")
+    state = served.state("fails")
+    assert state["turns"] == 0
+    assert len(state["incomplete"]) == 2
+
+
+def test_a_retry_while_the_first_is_under_way_shares_its_answer(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    path = "/sessions/twice/v1/chat/completions"
+    first = in_thread(lambda: served.call("POST", path, SUM))
+    assert engine.began.acquire(timeout=20)
+    again = in_thread(lambda: served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
+    let(served, engine, 10)
+    assert first() == again()
+    assert served.state("twice")["turns"] == 1
+
+
+# -- weights and leaving
+
+
+def test_weights_change_between_tokens_and_the_record_says_where(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    assert served.call("POST", "/admin/resume", {"version": 7})[1]["version"] == 7
+    result = in_thread(lambda: served.call("POST", "/sessions/w/v1/chat/completions", SUM))
+    assert engine.began.acquire(timeout=20)
+    let(served, engine, 1)
+    until(lambda: engine.gate._value == 0)
+    assert served.call("POST", "/admin/pause")[1]["paused"] is True
+    waiting = in_thread(lambda: served.call("POST", "/sessions/w2/v1/chat/completions", SUM))
+    until(lambda: served.app.gateway.waiting == 1)
+    assert served.call("POST", "/admin/resume", {"version": 8})[1] == {
+        "paused": False,
+        "draining": False,
+        "in_flight": 1,
+        "waiting": 1,
+        "version": 8,
+    }
+    let(served, engine, 20)
+    assert result()[0] == waiting()[0] == 200
+    live = served.run(served.app.gateway.sessions.get("w"))
+    [turn] = live.session.trajectory.turns(0)
+    assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, 1), (8, 1, 3)]
+
+
+def test_draining_finishes_what_is_under_way(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    result = in_thread(lambda: served.call("POST", "/sessions/d/v1/chat/completions", SUM))
+    assert engine.began.acquire(timeout=20)
+    draining = in_thread(lambda: served.call("POST", "/admin/drain"))
+    until(lambda: served.app.gateway.draining)
+    status, body = served.call("POST", "/sessions/d/v1/chat/completions", SUM)
+    assert (status, body["error"]["code"]) == (503, "draining")
+    assert served.call("GET", "/readyz")[0] == 503
+    assert served.call("GET", "/healthz")[0] == 200
+    let(served, engine, 10)
+    assert result()[0] == 200
+    assert draining()[1]["in_flight"] == 0
+    assert served.state("d")["turns"] == 1
+
+
+# -- the life of a session
+
+
+def test_a_session_is_sealed_exported_and_dropped() -> None:
+    with gateway_server() as served:
+        path = "/sessions/life/v1/chat/completions"
+        assert served.call("POST", path, SUM)[0] == 200
+        status, labels = served.call("POST", "/sessions/life/rewards", {"reward": 0.5})
+        assert status == 200
+        served.call("POST", "/sessions/life/rewards", {"rewards": [{"reward": 1, "turn": 0}, {"grade": "good"}]})
+        for wrong in (
+            {"reward": "much"},
+            {"reward": 1, "turn": 5},
+            {"reward": 1, "turn": True},
+            {},
+            [],
+            {"rewards": []},
+        ):
+            assert served.call("POST", "/sessions/life/rewards", wrong)[0] == 400, wrong
+        named = [(label["name"], label["turn"], label["value"]) for label in served.state("life")["labels"]]
+        assert sorted(named, key=str) == sorted(
+            [("reward", None, 0.5), ("reward", 0, 1), ("grade", None, "good")], key=str
+        )
+        assert served.call("POST", "/sessions/life/seal")[1]["state"] == "sealed"
+        status, body = served.call("POST", path, SUM)
+        assert (status, body["error"]["code"]) == (409, "closed")
+        [row] = served.rows("life")
+        assert row["reward"] == 0.5
+        assert served.state("life")["state"] == "exported"
+        assert served.call("DELETE", "/sessions/life")[1]["state"] == "dropped"
+        assert served.call("POST", path, SUM)[0] == 404
+        assert served.call("GET", "/sessions/life")[0] == 404
+        assert labels["labels"]
