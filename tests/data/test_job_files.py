@@ -22,7 +22,7 @@ import pytest
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
 from tokentrace import InputError, Sample
-from tokentrace.data import chunks, job, writers
+from tokentrace.data import chunks, job, tables, writers
 from tokentrace.data.job import Progress, bad_rows_path, parts_path, tokenize_files
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples
