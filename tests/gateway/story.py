@@ -119,9 +119,9 @@ def interesting(served: Served, script: Script, session: str = "interesting") ->
     trimmed.result("2615.75", says("Together they are 2615.75."))
     # a compaction
     short = Agent(served, script, session)
-    short.messages = long[:2]
+    short.messages = [long[0]]
     short.ask(
-        user("Summary: March is 1638.50 net, April 977.25. Go on: which month was better, and by how much?"),
+        user("Here is a summary of the conversation to date: March is 1638.50 net, April 977.25. Which is more?"),
         reply=says("The difference.", call("1638.5 - 977.25")),
     )
     short.result("661.25", says("March, by 661.25."))

@@ -312,6 +312,34 @@ def test_a_session_that_grows_is_seen_to_grow(served: Served, script: Script, br
 
 
 @needs_browser
+def test_with_keys_a_browser_logs_in(script: Script, browser: Chromium, tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", Role.ADMIN, "")
+    with gateway_server(script.engine, keys=tmp_path / "keys", create_sessions=True) as server:
+        server.headers = {"authorization": f"Bearer {key}"}
+        agent = Agent(server, script, "secret")
+        agent.ask(user("one"), reply=says("first"))
+        with browser.page() as page:
+            page.open(server.url.replace("://", f"://admin:{key}@") + "/#/secret")
+            page.until("document.querySelector('.text s.sampled')?.textContent.startsWith('first')")
+            assert "pulse" in page.evaluate("document.querySelector('[data-kind=live]').className")
+
+
+@needs_browser
+def test_requests_without_a_turn_are_shown_as_such(served: Served, browser: Chromium) -> None:
+    store = served.app.gateway.store
+    for request in ("r1", "r2"):
+        served.run(store.begin("empty", request, {"dialect": "chat", "prompt_tokens": 12}))
+    served.run(store.abandon("empty", "r2", "the agent <i>went</i> away"))
+    with browser.page() as page:
+        page.open(f"{served.url}/#/empty")
+        page.until("document.querySelector('.incomplete')")
+        shown = page.evaluate("document.querySelector('main').innerText")
+        for words in ("2 requests without a turn", "the agent <i>went</i> away", "under way", "No turn yet"):
+            assert words in shown
+        assert page.problems() == []
+
+
+@needs_browser
 def test_hostile_texts_stay_texts(served: Served, browser: Chromium) -> None:
     with browser.page() as page:
         for place in (

@@ -117,7 +117,7 @@ class Answer:
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(reason)[:500]
             with contextlib.suppress(StoreError):
                 await asyncio.shield(asyncio.ensure_future(self._abandon(beginning, why)))
-            raise told_failure(reason) if isinstance(reason, EngineError | StoreError) else reason from error
+            raise request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
         return sampled
 
     async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
@@ -230,7 +230,9 @@ class Answer:
                     )
                     record = replace(record, channels=pack_channels(reply.completion.channels))
                     began = time.perf_counter()
-                    await gateway.store.append(self.session, record, request=self.head.id, names=names)
+                    last = choice == self.request.n - 1  # only then is the request ended
+                    request = self.head.id if last else f"{self.head.id}#{choice}"
+                    await gateway.store.append(self.session, record, request=request, names=names)
                 except BaseException as error:
                     gateway.sessions.forget(live)
                     if isinstance(error, Conflict):
@@ -253,7 +255,7 @@ async def unhurried(work: asyncio.Future[Result]) -> Result:
         raise
 
 
-def told_failure(error: EngineError | StoreError) -> RequestError:
+def request_error(error: EngineError | StoreError) -> RequestError:
     """What an agent is told when an engine or the store fails."""
     match error:
         case EngineUnavailable():
@@ -261,12 +263,10 @@ def told_failure(error: EngineError | StoreError) -> RequestError:
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
-        case Closed():
-            return RequestError(str(error), status=409, code="closed")
-        case Taken():
-            return RequestError(str(error), status=409, code="exists")
         case Missing():
             return RequestError(str(error), status=404, code="no_session")
+        case Closed() | Taken():
+            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
             return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
     return RequestError(f"the engine failed: {error}", status=502, code="engine")

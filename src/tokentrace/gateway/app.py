@@ -15,10 +15,11 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..engines.protocol import EngineError
 from ..errors import InputError, TokentraceError, shown
 from .access import Access, require_admin
 from .admin import AdminRoutes
-from .answering import Answer, told_failure
+from .answering import Answer, request_error
 from .chat import CHAT
 from .dialect import Dialect
 from .gateway import Gateway
@@ -194,8 +195,8 @@ class App:
                 place = f"messages.{error.message}" if error.message is not None else ""
                 field = ".".join(part for part in (place, error.field) if part) or None
                 return RequestError(str(error), field=field, code="invalid_value")
-            case StoreError():
-                return told_failure(error)
+            case StoreError() | EngineError():
+                return request_error(error)
             case TokentraceError():
                 return RequestError(str(error), code="invalid_value")
         self.log.failure(error)
@@ -264,6 +265,10 @@ def _told(session: str, answer: Answer) -> dict[str, str]:
     if answer.request.wishes:
         told["x-tokentrace-not-enforced"] = ", ".join(answer.request.wishes)
     if answer.request.ignored:
-        names = ", ".join(answer.request.ignored)
-        told["x-tokentrace-ignored"] = names.encode("ascii", "replace").decode("ascii")[:1000]
-    return {name: value.replace("\n", " ").replace("\r", " ") for name, value in told.items()}
+        told["x-tokentrace-ignored"] = ", ".join(answer.request.ignored)
+    return {name: _header(value) for name, value in told.items()}
+
+
+def _header(value: str) -> str:
+    """A text as a header can have it: one line of ASCII, not too long."""
+    return " ".join(value.encode("ascii", "replace").decode("ascii").split())[:1000]
