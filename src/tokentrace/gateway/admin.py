@@ -16,6 +16,7 @@ from .gateway import Gateway, described
 from .keys import Caller, hash_key, new_key
 from .reading import json_response, read_json
 from .requests import Body, RequestError
+from .row_routes import RowRoutes
 from .sessions import ID, Live, SessionSettings
 from .store import Label, SessionInfo, State
 
@@ -40,6 +41,7 @@ class AdminRoutes:
             "/admin/resume": {"POST": self._resume},
             "/admin/drain": {"POST": self._drain},
             "/metrics": {"GET": self._metrics},
+            **RowRoutes(self._gateway.store).routes(),
         }
 
     # -- sessions

@@ -343,8 +343,9 @@ class Session:
         base = None if placed.base is None else self.turns[placed.base.number]
         extends = -1 if base is not None or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
         cause = None if extends >= 0 else self._why(placed)
-        goes_on = placed.continues and base is not None and base.stop == self._tip(base.branch)
         branch = self._open(placed, base, extends, "" if cause is None else str(cause.cause))
+        # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
+        goes_on = self.trajectory.num_writes == first
         written = self.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
