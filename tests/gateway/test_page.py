@@ -239,6 +239,9 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         assert page.evaluate("document.querySelectorAll('.tree .turn').length") == state["turns"]
         labels = page.evaluate("[...document.querySelectorAll('.tree .why .name')].map((each) => each.textContent)")
         assert sorted(labels) == ["0 first branch", "1 retry", "2 sub-agent", "3 trimmed result", "4 compaction"]
+        # the branch that was written to last is the one that is shown
+        assert page.evaluate("document.querySelector('.lane.chosen').dataset.branch") == "4"
+        assert "branch 4" in page.evaluate("document.querySelector('.stream h2').textContent")
         # a click on a turn shows it, its branch, and its tokens
         page.evaluate("document.querySelector('.tree .turn[data-turn=\"8\"]').dispatchEvent(new MouseEvent('click'))")
         page.until("document.querySelector('aside:not([hidden]) h2')?.textContent.startsWith('Turn 8')")
@@ -309,6 +312,34 @@ def test_a_session_that_grows_is_seen_to_grow(served: Served, script: Script, br
         page.until("document.querySelector('.tokens').textContent.includes('second')")
         assert page.problems() == []
     served.call("DELETE", "/sessions/growing")
+
+
+@needs_browser
+def test_with_keys_a_browser_logs_in(script: Script, browser: Chromium, tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", Role.ADMIN, "")
+    with gateway_server(script.engine, keys=tmp_path / "keys", create_sessions=True) as server:
+        server.headers = {"authorization": f"Bearer {key}"}
+        agent = Agent(server, script, "secret")
+        agent.ask(user("one"), reply=says("first"))
+        with browser.page() as page:
+            page.open(server.url.replace("://", f"://admin:{key}@") + "/#/secret")
+            page.until("document.querySelector('.text s.sampled')?.textContent.startsWith('first')")
+            assert "pulse" in page.evaluate("document.querySelector('[data-kind=live]').className")
+
+
+@needs_browser
+def test_requests_without_a_turn_are_shown_as_such(served: Served, browser: Chromium) -> None:
+    store = served.app.gateway.store
+    for request in ("r1", "r2"):
+        served.run(store.begin("empty", request, {"dialect": "chat", "prompt_tokens": 12}))
+    served.run(store.abandon("empty", "r2", "the agent <i>went</i> away"))
+    with browser.page() as page:
+        page.open(f"{served.url}/#/empty")
+        page.until("document.querySelector('.incomplete')")
+        shown = page.evaluate("document.querySelector('main').innerText")
+        for words in ("2 requests without a turn", "the agent <i>went</i> away", "under way", "No turn yet"):
+            assert words in shown
+        assert page.problems() == []
 
 
 @needs_browser

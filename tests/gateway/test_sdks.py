@@ -325,13 +325,17 @@ def test_errors_are_those_that_the_clients_know(served: Served, stage: Stage) ->
 # -- the session, by each client's key
 
 
+@pytest.mark.parametrize("what", ["key", "id"])
 @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
-def test_the_key_of_both_generations_tells_the_session(served: Served, stage: Stage, header: str) -> None:
-    """anthropic 2.8 sends `Authorization: Bearer`, 0.125 sends `x-api-key`, both for api_key."""
-    _, made = served.call("POST", "/sessions", {"id": f"of-{header.lower()}"})
+def test_the_key_of_both_generations_tells_the_session(served: Served, stage: Stage, header: str, what: str) -> None:
+    """anthropic 2.8 sends `Authorization: Bearer`, 0.125 sends `x-api-key`, both for api_key.
+
+    Without keys the name of a session is as good as its key.
+    """
+    _, made = served.call("POST", "/sessions", {"id": f"of-{header.lower()}-{what}"})
     stage.stories[made["id"]] = STORY
     body = {"model": "pocket", "max_tokens": 100, "messages": [{"role": "user", "content": "a"}]}
-    value = f"Bearer {made['id']}" if header == "Authorization" else made["id"]
+    value = f"Bearer {made[what]}" if header == "Authorization" else made[what]
     status, _ = served.call("POST", "/v1/messages", body, {header: value})
     assert status == 200
     assert served.state(made["id"])["turns"] == 1

@@ -130,10 +130,14 @@ class App:
                 request.receive, self.gateway.begin(session, dialect, asked, retry=retry, names=names)
             )
             about = request.scope["tokentrace"] = _about(session, answer)
-            told = _told(session, answer)
-            if asked.stream:
-                return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
-            replies = await unless_gone(request.receive, answer.run(lambda *_: None))
+            try:
+                told = _told(session, answer)
+                if asked.stream:
+                    return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
+                replies = await unless_gone(request.receive, answer.run(lambda *_: None))
+            except BaseException:
+                answer.give_up()
+                raise
             about |= {"sampled": sum(len(reply.completion.ids) for reply in replies)}
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
@@ -239,7 +243,7 @@ def _names(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> tuple[li
     if key:
         name = f"key:{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}:{body}"
         return [name, body], name
-    return [body], body if again.isdigit() and int(again) > 0 else ""
+    return [body], body if again.isdecimal() and again.strip("0") else ""
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:

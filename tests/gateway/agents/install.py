@@ -20,9 +20,7 @@ from tests.assets.store import cache_root, locked
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = ("current", "earlier")
-"""By the generation of Anthropic's client that the agents in it use."""
-LONG = ("claude",)
-"""Those of the long tests."""
+"""By the generation of Anthropic's client that the agents in it use. The long tests have one more, `claude`."""
 PIPS = 4
 """How many fetch and unpack at once."""
 

@@ -16,6 +16,7 @@ class Run:
     url: str
     dialect: str
     stream: bool
+    key: str = "none"
 
     @property
     def openai(self) -> str:

@@ -10,7 +10,8 @@ export class Refused extends Error {
 const tags = new Map();
 
 async function ask(path, headers, signal) {
-  const response = await fetch(path, { headers, signal, cache: "no-store" });
+  const url = new URL(path, location.origin); // the page's own address may have a password in it
+  const response = await fetch(url, { headers, signal, cache: "no-store" });
   if (response.status === 304) return { response, value: null };
   const value = await response.json().catch(() => null);
   if (!response.ok) throw new Refused(response.status, value?.error?.message ?? `status ${response.status}`);

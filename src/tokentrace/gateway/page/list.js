@@ -112,7 +112,7 @@ function row(session, chosen) {
       session.turns ? `${counted(session.turns, "turn")} · ` : "no turn yet",
       !session.turns ? null : session.tokens === undefined ? `${short(session.sampled)} sampled` : `${short(session.tokens)} tokens`,
       session.branches > 1 ? ` · ${counted(session.branches, "branch")}` : null,
-      session.rows > 1 ? ` · ${counted(session.rows, "row")}` : null,
+      session.rows !== undefined && session.rows !== session.branches ? ` · ${counted(session.rows, "row")}` : null,
       session.state === "open" ? null : ` · ${session.state}`),
     reward === undefined || reward === null ? null
       : el("span", { class: `reward ${reward > 0 ? "good" : "poor"}`, title: "reward" }, typeof reward === "number" ? number(reward) : "?"),

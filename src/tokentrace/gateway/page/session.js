@@ -47,13 +47,12 @@ export class SessionView {
         card("Turns", number(state.turns), last?.time ? `last ${ago(last.time) === "now" ? "now" : `${ago(last.time)} ago`}` : "none yet"),
         card("Tokens", number(state.tokens), `${number(state.sampled)} sampled`),
         card("Rows", number(state.rows), counted(state.branches.length, "branch")),
-        card("Echoes repaired", number(repairs), `of ${counted(state.turns, "turn")}`),
+        card("Repaired", number(repairs), `of ${counted(state.turns, "turn")}`),
         card("Model time", duration(seconds), last?.model ?? ""),
         card("Reward", reward ? String(reward.value) : "–", state.labels.length ? counted(state.labels.length, "label") : "none posted", reward ? (reward.value > 0 ? "good" : "poor") : "")),
       details("Metadata", state.metadata),
-      details("Settings and budgets", state.settings),
-      state.labels.length ? el("details", {}, el("summary", {}, "Rewards and labels"),
-        facts(Object.fromEntries(state.labels.map((label) => [`${label.name}${label.turn === null ? "" : ` (turn ${label.turn})`}`, JSON.stringify(label.value)])))) : null,
+      details("Settings", state.settings),
+      details("Labels", Object.fromEntries(state.labels.map((label) => [`${label.name}${label.turn === null ? "" : ` of turn ${label.turn}`}`, label.value]))),
       state.incomplete.length ? el("details", { class: "incomplete", open: true }, el("summary", {}, `${counted(state.incomplete.length, "request")} without a turn`),
         el("ul", {}, state.incomplete.slice(-20).map(unfinished)),
         el("p", { class: "soft" }, "What they sampled is not in the record, and never exported.")) : null,
@@ -70,9 +69,12 @@ function unfinished(request) {
 
 function details(title, value) {
   if (!value || !Object.keys(value).length) return null;
-  const shown = Object.fromEntries(Object.entries(value).map(([name, each]) => {
-    const text = typeof each === "string" ? each : JSON.stringify(each);
-    return [name, text.length > 400 ? el("div", {}, cut(text, "content")) : text];
-  }));
-  return el("details", { open: Object.keys(value).length <= 6 }, el("summary", {}, title), facts(shown));
+  const texts = Object.entries(value).map(([name, each]) => [name, typeof each === "string" ? each : JSON.stringify(each)]);
+  const size = texts.reduce((sum, [name, text]) => sum + name.length + text.length, 0);
+  if (size <= 240) {
+    return el("dl", { class: "inline", "aria-label": title }, el("dt", { class: "title" }, title),
+      texts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
+  }
+  const shown = texts.map(([name, text]) => [name, text.length > 400 ? el("div", {}, cut(text, "content")) : text]);
+  return el("details", {}, el("summary", {}, title), facts(Object.fromEntries(shown)));
 }

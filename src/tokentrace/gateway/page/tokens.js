@@ -25,6 +25,7 @@ export class Tokens {
     this.root = el("section", { class: "stream", "data-view": "kind" },
       el("div", { class: "heading" }, this.title, this.views), this.legend, this.body);
     this.seen = new IntersectionObserver((entries) => entries.forEach((entry) => this.turnUp(entry)), { scrollMargin: "1200px", rootMargin: "1200px" });
+    new ResizeObserver(() => this.wanted !== undefined && this.go(this.wanted)).observe(this.body);
     this.body.addEventListener("mousemove", (event) => this.hover(event));
     this.body.addEventListener("mouseleave", () => this.point(null));
     this.body.addEventListener("keydown", (event) => this.walk(event));
