@@ -1,4 +1,4 @@
-"""``make bench``: full renders, bridges after ever longer histories, parses and training rows beside peers; rollouts.
+"""``make bench``: full renders, bridges after ever longer histories, parses, training rows; rollouts; the gateway.
 
 Ids are asserted equal before a figure counts.
 """
@@ -18,7 +18,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import tokentrace
-from bench import bridge, cpu_time, parse, peer_renderer, rollout, rows, transformers_tokenizer
+from bench import bridge, cpu_time, gateway, parse, peer_renderer, rollout, rows, transformers_tokenizer
 from bench.conversations import LINES_PER_RESULT, conversation, sources, tools
 from tests.assets import family_dir
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("render", "bridge", "parse", "rows", "rollout", "all"),
+        choices=("render", "bridge", "parse", "rows", "rollout", "gateway", "all"),
         default="all",
         help="default: all",
     )
@@ -139,6 +139,9 @@ def main() -> None:
     if arguments.what in ("rollout", "all"):
         count = arguments.repeats or (rollout.QUICK_ROLLOUTS if arguments.quick else rollout.ROLLOUTS)
         rollout.run(list(dict.fromkeys([*arguments.family, "pocket"])), count, console)
+    if arguments.what in ("gateway", "all"):
+        for family in arguments.family:
+            gateway.run(family, arguments.quick, console)
 
 
 if __name__ == "__main__":

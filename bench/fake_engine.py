@@ -16,6 +16,8 @@ import asyncio
 import itertools
 import json
 import math
+import time
+import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
@@ -88,6 +90,9 @@ class FakeEngine:
         self.left = 0
         """How many requests lost their reader before they ended."""
         self.prompts: list[bytes] = []
+        self.asked: list[list[float]] = []
+        """Of each request: how many ids its prompt has, the checksum of its JSON text, and when (`time.perf_counter`)
+        the first piece of its answer was sent."""
         self._answers: Iterator[tuple[int, ...]] = itertools.cycle([tuple(answer) for answer in answers])
         self._pages = {
             "/v1/models": _packed({"object": "list", "data": [{"id": model, "max_model_len": max_length}]}),
@@ -97,7 +102,7 @@ class FakeEngine:
 
     def page(self, path: str) -> bytes | None:
         """What is answered to a GET; None where there is no such path."""
-        return self._pages.get(path)
+        return _packed(self.asked) if path == "/asked" else self._pages.get(path)
 
     def events(self, body: bytes) -> tuple[bool, list[bytes], bytes]:
         """Whether a stream is asked for; the choices of the answer, ready; and the rest of it, without its braces."""
@@ -106,6 +111,7 @@ class FakeEngine:
         asked = json.loads(b"{" + body[end + 1 :].lstrip(b", ") if body[end + 1 : end + 2] != b"}" else b"{}")
         params = asked.get("sampling_params", {})
         self.requests += 1
+        self.asked.append([count, zlib.crc32(prompt), 0.0])
         if self.record:
             self.prompts.append(prompt)
         most, alternatives = params.get("max_tokens", 16), params.get("logprobs") or 0
@@ -182,8 +188,10 @@ class _Served(asyncio.Protocol):
             except (ValueError, AttributeError, TypeError):
                 self._answer("400 Bad Request", b'{"error":{"message":"not a request","code":400}}')
                 return
+            asked = self._engine.asked[-1]
             if streamed or self._engine.first_delay:
-                self._task = asyncio.create_task(self._stream(choices, rest) if streamed else self._late(choices, rest))
+                answer = self._stream(choices, rest, asked) if streamed else self._late(choices, rest)
+                self._task = asyncio.create_task(answer)
                 return
             self._answer("200 OK", self._whole(choices, rest))
             return
@@ -206,7 +214,7 @@ class _Served(asyncio.Protocol):
         self._task = None
         self._answer("200 OK", self._whole(choices, rest))
 
-    async def _stream(self, choices: list[bytes], rest: bytes) -> None:
+    async def _stream(self, choices: list[bytes], rest: bytes, asked: list[float]) -> None:
         engine, usage = self._engine, rest.partition(b',"prompt_token_ids"')
         echo = usage[1] + usage[2]
         head = b"HTTP/1.1 200 OK\r\n%s\r\ntransfer-encoding: chunked\r\n\r\n" % _EVENTS
@@ -215,6 +223,7 @@ class _Served(asyncio.Protocol):
             pause = engine.delay if at else engine.first_delay or engine.delay
             if pause:
                 await asyncio.sleep(pause)
+            asked[2] = asked[2] or time.perf_counter()
             self._event(
                 b'{"request_id":"generate-tokens-fake","usage":null%s,"choices":[%s]}' % (b"" if at else echo, choice)
             )

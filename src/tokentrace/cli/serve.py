@@ -135,10 +135,12 @@ async def _connect(engine: str, kind: str, renderer: Renderer) -> Engine:
         from ..engines.embedded import EmbeddedEngine
 
         return EmbeddedEngine()
+    from ..engines.http import HTTPSettings
     from ..engines.servers import connect
 
+    patient = HTTPSettings(read_timeout=None)  # an agent that waits no longer goes away, and that ends the request
     addresses = [address.strip() for address in engine.split(",") if address.strip()]
-    return await connect(addresses, kind, vocab_size=renderer.tokenizer.vocabulary.size)
+    return await connect(addresses, kind, settings=patient, vocab_size=renderer.tokenizer.vocabulary.size)
 
 
 def _loop_factory() -> Any:

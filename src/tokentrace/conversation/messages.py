@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
@@ -214,13 +215,29 @@ def _check_call(place: Place, call: Any) -> None:
     check_depth(arguments, place)
 
 
+class KnownTools(list[dict[str, Any]]):
+    """Tools that were checked and that nobody changes any more, with their JSON text: for those that come with every
+    turn of a conversation. `check_tools` takes them as they are."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, tools: Any, text: str) -> None:
+        super().__init__(check_tools(tools) or ())
+        self.text = text
+
+
+def tools_text(tools: Any) -> str:
+    """Tools as JSON text: what they are remembered by. Raises what `json.dumps` raises."""
+    return tools.text if type(tools) is KnownTools else json.dumps(tools)
+
+
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
     """`tools` as a list of schemas, or InputError. None and an empty list both mean: no tools.
 
     A Python function is a tool too: its schema is read off its signature and docstring (`conversation.functions`).
     """
-    if tools is None:
-        return None
+    if tools is None or type(tools) is KnownTools:
+        return tools
     place = Place(field="tools")
     if not is_list(tools):
         raise place.wrong(tools, "a list of tool schemas")

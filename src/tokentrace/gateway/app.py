@@ -237,11 +237,11 @@ def _headers(request: HTTPRequest) -> dict[str, str]:
 
 def _names(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> tuple[list[str], str]:
     """What a turn can be found by if its request comes again, and the one it does come again by."""
-    body = f"{dialect.name}:{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
+    body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
     again = headers.get("x-stainless-retry-count", "0")
     key = headers.get("idempotency-key")
     if key:
-        name = f"key:{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}:{body}"
+        name = f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}"
         return [name, body], name
     return [body], body if again.isdecimal() and again.strip("0") else ""
 

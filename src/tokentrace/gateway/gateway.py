@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,8 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..conversation.messages import KnownTools
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..rendering.renderer import Renderer
+from ..study.memory import Memory
 from .answering import Answer, reasoning_tokens, unhurried
 from .claims import Claim, UnderWay
 from .dialect import Dialect, Head, Reply
@@ -78,6 +81,7 @@ class Gateway:
     _slots: asyncio.Semaphore = field(init=False)
     _waiting: int = 0
     _renderers: dict[str, Renderer] = field(default_factory=dict)
+    _tools: Memory = field(default_factory=lambda: Memory(most=64))
 
     def __post_init__(self) -> None:
         self.renderer = self.renderer.silent()
@@ -145,7 +149,7 @@ class Gateway:
         root = root_key(request.tools, variables, digests)
         return Asked(
             with_late_instructions(renderer, request.messages),
-            request.tools,
+            self._known_tools(request.tools),
             renderer,
             root,
             variables,
@@ -153,6 +157,16 @@ class Gateway:
             request.instructions,
             request.prompt_ids,
         )
+
+    def _known_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
+        """The same tools, checked: they come with every request of a session."""
+        if not tools:
+            return tools
+        try:
+            text = json.dumps(tools)
+        except (TypeError, ValueError, RecursionError):
+            return tools
+        return self._tools.once(text, lambda: KnownTools(tools, text))
 
     def _hints(self, request: Request) -> dict[str, Any]:
         """Of what a request would like the template to know, what the template reads."""

@@ -189,7 +189,7 @@ class Compiled:
 
     def prompt_bytes(self, ids: Sequence[int] | Ids) -> bytes:
         """The end of a prompt: what may be the beginning of the turn, which is all that matters."""
-        tail, count = b"", 64
+        tail, count = b"", 16
         while True:
             tail = b"".join(self.marked.token(int(index)) for index in ids[-count:])
             if not self.head or self.head in tail or count >= len(ids):

@@ -35,6 +35,8 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
+from ..conversation.messages import tools_text
+
 _STEPS: Final = 1000
 """Schemas that are looked into to understand one. Long lists of values count as several."""
 _LISTED: Final = 64
@@ -448,7 +450,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
     if not tools:
         return Tools(None)
     try:
-        return _remembered(json.dumps(tools))
+        return _remembered(tools_text(tools))
     except (TypeError, ValueError, RecursionError):
         return Tools(tools)
 

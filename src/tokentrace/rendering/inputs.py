@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from ..conversation.forms import Adapted
-from ..conversation.messages import Messages, check_tools
+from ..conversation.messages import Messages, check_tools, tools_text
 from ..conversation.place import Place
 from ..conversation.values import plain_json
 from ..errors import InputError
@@ -31,7 +30,7 @@ class ToolCache:
         if checked is None:
             return None
         try:
-            key = json.dumps(checked)
+            key = tools_text(checked)
         except (TypeError, ValueError, RecursionError):
             if self._as_json:
                 checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]

@@ -1,0 +1,317 @@
+"""The gateway over HTTP: CPU time a turn beside a raw call of the same engine, the first streamed byte, many sessions.
+
+A real ``tokentrace serve`` with a store on disk stands before `bench.fake_engine`, each in a process of its own. An
+agent with tools sends its whole conversation with every request, and the conversation grows. Every prompt that
+the engine saw is compared with the stream that the store has before a figure counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import tokentrace
+from bench.conversations import CHARACTERS_PER_TOKEN, sources, tools
+from bench.processes import Client, Reply, Server, python, running
+from tests.assets import family_dir
+from tokentrace.engines.protocol import SamplingParams, collected
+from tokentrace.engines.vllm import VLLMEngine
+from tokentrace.gateway.session import Session
+from tokentrace.gateway.sqlite import sqlite_store
+from tokentrace.trajectory import Trajectory
+
+LENGTHS = (1_000, 8_000, 25_000, 50_000)
+RESULT = 1_900
+"""Characters of a tool's result: some 480 tokens."""
+SESSIONS, QUICK_SESSIONS = 500, 50
+TURNS = 4
+"""Turns of each of many sessions."""
+STREAMS, QUICK_STREAMS = 200, 30
+_CHAT = "/v1/chat/completions"
+_SETTLING = 0.005
+_TURNS_STREAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of one session: what its CPU time was in the gateway, and in a client of the engine's own."""
+
+    tokens: int
+    gateway: float
+    raw: float
+    seconds: float
+    raw_seconds: float
+
+
+@dataclass(slots=True)
+class Talk:
+    """An agent's conversation, which it sends whole every time."""
+
+    lines: Iterator[str]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.messages.append({"role": "user", "content": "One of these modules leaks a file handle. Find it."})
+
+    def body(self, stream: bool) -> bytes:
+        """The next request."""
+        return json.dumps({"model": "bench", "messages": self.messages, "tools": tools(), "stream": stream}).encode()
+
+    def take(self, reply: Reply, stream: bool) -> None:
+        """Repeat what was answered, as agents do, and add the result of the call."""
+        if reply.status != 200:
+            raise SystemExit(f"the gateway said {reply.status}: {reply.body[:500]!r}")
+        message = streamed_message(reply.body) if stream else json.loads(reply.body)["choices"][0]["message"]
+        call = message["tool_calls"][0]["id"]
+        text = "".join(next(self.lines) for _ in range(80))[:RESULT]
+        self.messages += [message, {"role": "tool", "tool_call_id": call, "content": text}]
+
+
+def streamed_message(body: bytes) -> dict[str, Any]:
+    """The message that a stream of Chat Completions says."""
+    message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
+    calls: list[dict[str, Any]] = []
+    for line in body.decode().split("\n\n"):
+        if not line.startswith("data: {"):
+            continue
+        for choice in json.loads(line[6:])["choices"]:
+            delta = choice["delta"]
+            for name in ("content", "reasoning_content"):
+                message[name] += delta.get(name) or ""
+            for call in delta.get("tool_calls") or ():
+                if call.get("id"):
+                    calls.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    return message | {"tool_calls": calls}
+
+
+def scripted_answer(renderer: tokentrace.Renderer) -> list[int]:
+    """What the model always says: it reasons, and calls a tool."""
+    asked = [{"role": "user", "content": "Look."}]
+    arguments = {"path": "lib/module.py", "first_line": "80", "last_line": "120"}
+    call = {"id": "call00001", "type": "function", "function": {"name": "read_file", "arguments": arguments}}
+    thought = "Nothing leaks so far. The next module opens files too, so its cleanup is worth a look."
+    said = {"role": "assistant", "reasoning_content": thought, "content": "", "tool_calls": [call]}
+    prompt = renderer.render_ids(asked, tools=tools(), add_generation_prompt=True)
+    whole = renderer.render_ids([*asked, said], tools=tools())
+    stops = set(renderer.get_stop_token_ids())
+    end = next(at for at in range(len(prompt), len(whole)) if whole[at] in stops)
+    return whole[len(prompt) : end + 1]
+
+
+@contextlib.asynccontextmanager
+async def served(
+    family: str, store: Path, *, piece: int = 1, delay: float = 0.0
+) -> AsyncIterator[tuple[Server, Server]]:
+    """The engine and the gateway."""
+    answer = scripted_answer(tokentrace.create_renderer(str(family_dir(family))))
+    engine_command = python(
+        "bench.fake_engine", "--answers", json.dumps([answer]), "--piece", str(piece), "--first-delay", str(delay)
+    )
+    async with running(*engine_command) as engine:
+        serve = ("serve", "--dev", "--engine", engine.url, "-t", str(family_dir(family)), "--port", "0", "-q")
+        async with running(*python("tokentrace", *serve, "--store", str(store))) as gateway:
+            yield engine, gateway
+
+
+# -- (a) CPU time a turn
+
+
+async def turns(family: str, store: Path, length: int, stream: bool) -> list[Turn]:
+    """One session that grows to a length, and between its turns the engine called with as many ids."""
+    found: list[Turn] = []
+    async with served(family, store) as (engine, gateway):
+        direct = await VLLMEngine.connect(engine.url)
+        talk, client = Talk(itertools.cycle(sources())), Client(gateway.url)
+        prompts: Counter[tuple[int, int]] = Counter()
+        while not found or found[-1].tokens < length:
+            before = gateway.cpu()
+            reply = await client.post(f"/sessions/grown{_CHAT}", talk.body(stream))
+            await asyncio.sleep(_SETTLING)  # what is done after the answer counts as well
+            spent = gateway.cpu() - before
+            talk.take(reply, stream)
+            count, checksum, _ = map(int, (await _asked(engine))[-1])
+            prompts[count, checksum] += 1
+            raw, seconds = await _raw(direct, count, stream)
+            found.append(Turn(count, spent, raw, reply.seconds, seconds))
+        await direct.close()
+        client.close()
+    await check(store, prompts)
+    return found
+
+
+async def _raw(engine: VLLMEngine, count: int, stream: bool) -> tuple[float, float]:
+    """What a call of the engine costs its client: CPU time and time."""
+    ids = np.arange(count, dtype=np.int32) % 50_000
+    wire = (repr(ids.tolist()).replace(" ", "").encode(),)
+    began, start = time.perf_counter(), time.process_time()
+    if stream:
+        await collected(engine.stream(ids, SamplingParams(1_000), wire=wire))
+    else:
+        await engine.generate(ids, SamplingParams(1_000), wire=wire)
+    return time.process_time() - start, time.perf_counter() - began
+
+
+async def _asked(engine: Server) -> list[list[float]]:
+    client = Client(engine.url)
+    try:
+        found: list[list[float]] = json.loads((await client.get("/asked")).body)
+        return found
+    finally:
+        client.close()
+
+
+async def check(store: Path, seen: Mapping[tuple[int, int], int]) -> int:
+    """Compare what the engine saw with what is stored; how many tokens that is. Raises AssertionError."""
+    expected: Counter[tuple[int, int]] = Counter()
+    tokens = 0
+    database = sqlite_store(store)
+    try:
+        async for info in database.sessions():
+            session = Session(Trajectory(name=info.id))
+            async for turn in database.turns(info.id):
+                session.replay(turn)
+            assert len(session.trajectory.branches) == 1, f"{info.id} branched: {session.turns[-1].cause}"
+            stream = session.trajectory.stream(0)
+            tokens += len(stream)
+            for recorded in session.turns:
+                text = repr(stream[: recorded.start].tolist()).replace(" ", "").encode()
+                expected[recorded.start, zlib.crc32(text)] += 1
+    finally:
+        await database.close()
+    wrong = sum((Counter(seen) - expected).values())
+    assert expected == Counter(seen), f"{wrong} of {sum(seen.values())} prompts are not what is stored"
+    return tokens
+
+
+# -- (b) the first streamed byte
+
+
+async def first_bytes(family: str, store: Path, count: int, length: int) -> list[float]:
+    """Seconds from the engine's first event to the agent's first byte, in sessions that begin at a length."""
+    found: list[float] = []
+    async with served(family, store, delay=0.01) as (engine, gateway):
+        lines, client = itertools.cycle(sources()), Client(gateway.url)
+        for session in range(-(-count // _TURNS_STREAMED)):
+            talk = Talk(lines)
+            while len(talk.messages[0]["content"]) < length * CHARACTERS_PER_TOKEN:
+                talk.messages[0]["content"] += next(lines)
+            for _ in range(_TURNS_STREAMED):
+                reply = await client.post(f"/sessions/streamed{session}{_CHAT}", talk.body(stream=True))
+                found.append(reply.first - (await _asked(engine))[-1][2])
+                talk.take(reply, stream=True)
+        client.close()
+    return found[1:]  # before the first the template is studied
+
+
+# -- (c) many sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What many sessions at once came to."""
+
+    sessions: int
+    turns: int
+    seconds: float
+    cpu: float
+    times: list[float]
+    memory: int
+    tokens: int
+    stored: int
+
+
+async def many(family: str, store: Path, sessions: int) -> Load:
+    """All sessions at once, a few turns each."""
+    times: list[float] = []
+
+    async def one(gateway: Server, number: int, lines: Iterator[str]) -> None:
+        talk, client = Talk(lines), Client(gateway.url)
+        try:
+            for _ in range(TURNS):
+                reply = await client.post(f"/sessions/many{number}{_CHAT}", talk.body(stream=False))
+                talk.take(reply, stream=False)
+                times.append(reply.seconds)
+        finally:
+            client.close()
+
+    async with served(family, store) as (engine, gateway):
+        lines = itertools.cycle(sources())
+        await one(gateway, -1, lines)  # the template is studied, the tokenizer warm
+        times.clear()
+        skipped, memory, before = len(await _asked(engine)) - TURNS, gateway.memory(), gateway.cpu()
+        began = time.perf_counter()
+        await asyncio.gather(*(one(gateway, number, lines) for number in range(sessions)))
+        seconds, cpu = time.perf_counter() - began, gateway.cpu() - before
+        grown = gateway.memory() - memory
+        seen = Counter((int(count), int(crc)) for count, crc, _ in (await _asked(engine))[skipped:])
+    tokens = await check(store, seen)
+    stored = sum(os.path.getsize(path) for path in store.parent.glob(f"{store.name}*"))
+    return Load(sessions, len(times), seconds, cpu, times, grown, tokens, stored)
+
+
+# -- what came out
+
+
+def run(family: str, quick: bool, console: Console) -> None:
+    """Measure, and print what came out."""
+    lengths = LENGTHS[:2] if quick else LENGTHS
+    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    with tempfile.TemporaryDirectory() as folder:
+        for stream in (False, True):
+            found = asyncio.run(turns(family, Path(folder) / f"grown{stream}.db", lengths[-1], stream))
+            console.print(_turns_table(family, found, lengths, stream))
+        waits = asyncio.run(
+            first_bytes(family, Path(folder) / "first.db", QUICK_STREAMS if quick else STREAMS, lengths[-1])
+        )
+        console.print(
+            f"first streamed byte after the engine's, {len(waits)} streams of {lengths[-1]:,} tokens: "
+            f"median {_quantile(waits, 0.5)}, 99 of 100 within {_quantile(waits, 0.99)}"
+        )
+        many_found = asyncio.run(many(family, Path(folder) / "many.db", QUICK_SESSIONS if quick else SESSIONS))
+    console.print(
+        f"{many_found.sessions} sessions at once, {TURNS} turns each, all prompts exact: "
+        f"{many_found.turns / many_found.seconds:.0f} turns a second, "
+        f"{many_found.cpu / many_found.turns * 1e3:.1f} ms of CPU time a turn, "
+        f"median {_quantile(many_found.times, 0.5)}, 99 of 100 within {_quantile(many_found.times, 0.99)}, "
+        f"{many_found.memory / many_found.sessions / 1024:.0f} KiB of memory a session; "
+        f"{many_found.stored / many_found.tokens:.1f} bytes a token in the store"
+    )
+    console.print(load)
+
+
+def _turns_table(family: str, found: Sequence[Turn], lengths: Sequence[int], stream: bool) -> Table:
+    how = "streamed" if stream else "whole"
+    table = Table(title=f"{family}, {how} answers: medians of CPU time a turn, in ms")
+    for name in ("tokens", "gateway process", "raw engine call", "overhead", "time", "raw time"):
+        table.add_column(name, justify="right")
+    for length in lengths:
+        near = sorted(found, key=lambda turn: abs(turn.tokens - length))[:9]
+        middle = [statistics.median(values) * 1e3 for values in zip(*(_columns(turn) for turn in near), strict=True)]
+        table.add_row(f"{statistics.median(turn.tokens for turn in near):,.0f}", *(f"{one:.2f}" for one in middle))
+    return table
+
+
+def _columns(turn: Turn) -> tuple[float, ...]:
+    return turn.gateway, turn.raw, turn.gateway - turn.raw, turn.seconds, turn.raw_seconds
+
+
+def _quantile(values: Sequence[float], part: float) -> str:
+    return f"{sorted(values)[min(len(values) - 1, int(part * len(values)))] * 1e3:.1f} ms"
