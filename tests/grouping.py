@@ -13,10 +13,11 @@ TOGETHER = (
     "tests/data/test_cluster.py",
     "tests/demo/test_paths.py",
     "tests/demo/test_trials.py",
+    "tests/gateway/test_agents.py",
     "tests/live/test_llamacpp.py",
     "tests/pocket/test_training.py",
 )
-"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo."""
+"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo, agents."""
 
 _ORDER = list(FAMILIES)
 

@@ -22,7 +22,7 @@ import pytest
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
 from tokentrace import InputError, Sample
-from tokentrace.data import chunks, job, tables
+from tokentrace.data import chunks, job, tables, writers
 from tokentrace.data.job import Progress, bad_rows_path, parts_path, tokenize_files
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples
@@ -36,7 +36,7 @@ from tokentrace.samples.supervised import SampleSettings
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few rows, so that small files have many. Workers are told by the chunks they get."""
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 8)
-    monkeypatch.setattr(tables, "GROUP_ROWS", 50)
+    monkeypatch.setattr(writers, "GROUP_ROWS", 50)
 
 
 # -- the same file, whoever makes it
@@ -250,7 +250,7 @@ def test_samples_of_trajectories_survive_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv", "rows", "rows.gz", "rows.parquet.gz", "rows.jsonl.zst"])
 def test_a_name_that_says_no_format_is_refused(name: str, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", list(conversations(3)))
-    with pytest.raises(InputError, match=r"\.parquet, \.jsonl, \.jsonl\.gz, and "):
+    with pytest.raises(InputError, match=r"\.parquet, \.arrow, \.jsonl, \.jsonl\.gz, and "):
         tokenize_files([str(path)], tmp_path / name, SETTINGS, workers=1)
     with pytest.raises(InputError, match="none of these"):
         tables.write_samples(tmp_path / name, [])

@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "tokenize": "Turn files of conversations into training rows.",
     "rollout": "Run agents on an engine and keep exact training rows.",
     "serve": "Record agents that speak OpenAI's or Anthropic's API.",
+    "export": "Write the rows of recorded sessions.",
     "keys": "Make keys for the gateway.",
     "check": "Compare rows of ids with what a model's template makes.",
     "families": "Show what is known of each family of models.",

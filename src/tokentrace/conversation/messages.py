@@ -70,6 +70,9 @@ _ROLE_NAME: Final = re.compile(r"[\w.-]+")
 MAX_ROLE: Final = 64
 """No role's name is longer."""
 
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+_TEXT_OR_NONE: Final = frozenset({str, type(None)})
+
 RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
 
@@ -93,6 +96,8 @@ def check_messages(
 def _check_message(
     index: int, message: Any, more_roles: frozenset[str], any_role: Callable[[str], bool] | None
 ) -> Mapping[str, Any]:
+    if type(message) is dict and _is_plain(message):
+        return message
     place = Place(index)
     if type(message) is not dict:
         message = _as_mapping(place, message)
@@ -110,6 +115,33 @@ def _check_message(
     if role == "assistant":
         _check_assistant(place, message)
     return message  # type: ignore[no-any-return]
+
+
+def _is_plain(message: dict[str, Any]) -> bool:
+    """Whether a message is of the usual form, in which nothing can be wrong: texts, and calls as JSON has them."""
+    role = message.get("role")
+    if type(role) is not str or role not in ROLES:
+        return False
+    content = message.get("content")
+    if role != "assistant":
+        return type(content) is str
+    if type(content) is not str and content is not None:
+        return False
+    for name in _THOUGHTS:
+        if type(message.get(name)) not in _TEXT_OR_NONE:
+            return False
+    calls = message.get("tool_calls")
+    if calls is None:
+        return True
+    if type(calls) is not list:
+        return False
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        if type(function) is not dict or type(function.get("name")) is not str:
+            return False
+        if type(function.get("arguments")) not in _TEXT_OR_NONE:
+            return False
+    return True
 
 
 def _is_role(role: str, more_roles: frozenset[str], any_role: Callable[[str], bool] | None) -> bool:
@@ -150,7 +182,7 @@ def _check_content(place: Place, role: str, message: Mapping[str, Any], content:
 
 
 def _check_assistant(place: Place, message: Mapping[str, Any]) -> None:
-    for name in ("reasoning_content", "reasoning", "thinking"):
+    for name in _THOUGHTS:
         value = message.get(name)
         if value is not None and not isinstance(value, str):
             raise place.at(name).wrong(value, "a string")

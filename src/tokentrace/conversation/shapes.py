@@ -111,7 +111,12 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     what is not a list of mappings, and a message with both ``function_call`` and ``tool_calls``. Roles and contents are
     checked by `check_messages`.
     """
-    return [_without_function_call(place, place.mapping(message)) for place, message in _placed(messages)]
+    return [
+        message
+        if type(message) is dict and "function_call" not in message
+        else _without_function_call(place, place.mapping(message))
+        for place, message in _placed(messages)
+    ]
 
 
 def _without_function_call(place: Place, message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -28,10 +28,14 @@ def metadata_path(path: Path) -> Path:
 
 
 class LineWriter:
-    """Writes tables of samples as JSON Lines; `packed` by gzip. The same rows are the same bytes."""
+    """Writes tables of samples as JSON Lines; `packed` by gzip. The same rows are the same bytes.
 
-    def __init__(self, path: Path, packed: bool) -> None:
-        self._file: IO[bytes] = path.open("wb")
+    A file at a path is its own; a file that is open already is left open.
+    """
+
+    def __init__(self, out: Path | IO[bytes], packed: bool) -> None:
+        self._owned = isinstance(out, Path)
+        self._file: IO[bytes] = out.open("wb") if isinstance(out, Path) else out
         self._out: Any = self._file
         if packed:  # without name and time, which say nothing about the rows
             self._out = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._file, mtime=0)
@@ -40,13 +44,17 @@ class LineWriter:
         self._out.writelines(map(_line, table.to_pylist()))
 
     def finish(self) -> None:
-        self._out.close()
-        self._file.close()
+        for file in self._closed_by_us():
+            file.close()
 
     def abandon(self) -> None:
-        for file in (self._out, self._file):
+        for file in self._closed_by_us():
             with contextlib.suppress(OSError):
                 file.close()
+
+    def _closed_by_us(self) -> list[Any]:
+        packing = [] if self._out is self._file else [self._out]
+        return [*packing, self._file] if self._owned else packing
 
 
 def _line(row: dict[str, Any]) -> bytes:
@@ -63,6 +71,8 @@ def _line(row: dict[str, Any]) -> bytes:
 def _without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nan(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
 
 

@@ -22,15 +22,12 @@ from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .lines import LineWriter, metadata_path, read_line_tables
+from .lines import metadata_path, read_line_tables
 from .sources import parquet_file, pyarrow
+from .writers import SUFFIXES, TableWriter, table_writer
 
 METADATA_KEY: Final = "tokentrace"
 """The key of the file's metadata under which JSON says how the rows were made."""
-
-GROUP_TOKENS: Final = 1 << 20
-GROUP_ROWS: Final = 4096
-"""A row group is closed when it has this many rows, or tokens."""
 
 
 _PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
@@ -199,14 +196,11 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 
 # -- files
 
-_SUFFIXES: Final = (".parquet", ".jsonl", ".jsonl.gz")
-"""The names of files of samples end in one of these."""
-
 
 def check_name(path: Path) -> None:
     """Check that a file of samples can have this name: its suffix says how the file is written."""
-    if not path.name.endswith(_SUFFIXES):
-        raise InputError(f"samples are written to {', '.join(_SUFFIXES)}, and {path.name!r} is none of these")
+    if not path.name.endswith(SUFFIXES):
+        raise InputError(f"samples are written to {', '.join(SUFFIXES)}, and {path.name!r} is none of these")
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file to write")
 
@@ -224,11 +218,21 @@ def _metadata_text(metadata: Mapping[str, Any]) -> str:
         raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
 
 
+def file_schema(layout: Layout, metadata: Mapping[str, Any], more: Sequence[Any] = ()) -> Any:
+    """The Arrow schema of a file, with its metadata and with fields beside those of the layout."""
+    return pyarrow().schema([*schema(layout), *more]).with_metadata({METADATA_KEY: _metadata_text(metadata)})
+
+
+def is_lines(path: Path) -> bool:
+    """Whether the name of a file of samples says that it is JSON Lines."""
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
 @contextlib.contextmanager
 def sample_writer(
     path: Path, layout: Layout, metadata: Mapping[str, Any], *, more: Sequence[Any] = (), private: bool = False
 ) -> Iterator[Callable[[Any], None]]:
-    """Writes tables of samples to a file: Parquet, or JSON Lines if its name says so.
+    """Writes tables of samples to a file: Parquet, Arrow's stream or JSON Lines, as its name says.
 
     The file has its name only after the block, when it is whole; WriteError where the system refuses. Parquet's row
     groups depend on the rows alone. `more` are Arrow fields that the tables have beside those of the layout; a
@@ -237,7 +241,7 @@ def sample_writer(
     check_name(path)
     text = _metadata_text(metadata)
     draft = path.with_name(path.name + ".unfinished")
-    out: LineWriter | _RowGroups | None = None
+    out: TableWriter | None = None
 
     def write(table: Any) -> None:
         assert out is not None
@@ -249,16 +253,12 @@ def sample_writer(
             if private:
                 draft.unlink(missing_ok=True)
                 open(draft, "xb", opener=owned).close()  # Parquet's own writer then keeps its mode
-            if path.name.endswith(".parquet"):
-                fields = pyarrow().schema([*schema(layout), *more])
-                out = _RowGroups(draft, fields.with_metadata({METADATA_KEY: text}))
-            else:
-                out = LineWriter(draft, packed=path.suffix == ".gz")
+            out = table_writer(path.name, draft, file_schema(layout, metadata, more))
         yield write
         with writing(path):
             out.finish()
             sync(draft)
-            if isinstance(out, LineWriter):
+            if is_lines(path):
                 write_whole(metadata_path(path), text.encode("utf-8"))
             os.replace(draft, path)
     except BaseException:
@@ -268,44 +268,8 @@ def sample_writer(
         raise
 
 
-class _RowGroups:
-    """Collects tables, and writes a row group of a Parquet file whenever there are enough rows or tokens."""
-
-    def __init__(self, path: Path, schema: Any) -> None:
-        self._schema = schema
-        self._writer = pyarrow("pyarrow.parquet").ParquetWriter(str(path), schema, compression="zstd")
-        self._waiting: list[Any] = []
-        self._rows = self._tokens = 0
-
-    def write(self, table: Any) -> None:
-        start = 0
-        for at, length in enumerate(table.column("num_tokens").to_pylist()):
-            self._rows += 1
-            self._tokens += length
-            if self._rows >= GROUP_ROWS or self._tokens >= GROUP_TOKENS:
-                self._waiting.append(table.slice(start, at + 1 - start))
-                self._flush()
-                start = at + 1
-        if start < table.num_rows:
-            self._waiting.append(table.slice(start))
-
-    def _flush(self) -> None:
-        if self._waiting:
-            group = pyarrow().concat_tables(self._waiting).cast(self._schema).combine_chunks()
-            self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
-        self._waiting, self._rows, self._tokens = [], 0, 0
-
-    def finish(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def abandon(self) -> None:
-        with contextlib.suppress(OSError):
-            self._writer.close()
-
-
 def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping[str, Any] | None = None) -> None:
-    """Write samples to a file: Parquet, or JSON Lines if its name ends in ``.jsonl`` or ``.jsonl.gz``.
+    """Write samples to a file: Parquet, Arrow's stream (``.arrow``) or JSON Lines (``.jsonl``, ``.jsonl.gz``).
 
     Those of trajectories have logprobs, advantages, rewards and versions. WriteError where the system refuses; the
     file has its name only when it is whole.
@@ -328,11 +292,18 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """The rows of a file of samples as tables, with these columns or all; InputError where the file lacks one."""
     file = named_path(path)
-    if not file.name.endswith(".parquet") and file.name.endswith(_SUFFIXES):
+    if is_lines(file):
         everything = schema(Layout(**dict.fromkeys(Layout.__dataclass_fields__, True)))
         for table in read_line_tables(file, everything):
             _check_columns(table.schema.names, columns, path)
             yield table.select(columns) if columns else table
+        return
+    if file.suffix == ".arrow":
+        with _arrow_stream(file) as stream:
+            _check_columns(stream.schema.names, columns, path)
+            while (batch := _next_batch(stream, path)) is not None:
+                table = pyarrow().Table.from_batches([batch])
+                yield table.select(columns) if columns else table
         return
     parquet = _parquet_file(file)
     _check_columns(parquet.schema_arrow.names, columns, path)
@@ -347,6 +318,9 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     file = named_path(path)
     if file.name.endswith(".parquet"):
         found = (_parquet_file(file).schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+    elif file.suffix == ".arrow":
+        with _arrow_stream(file) as stream:
+            found = (stream.schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     else:
         beside = metadata_path(file)
         try:
@@ -372,11 +346,35 @@ def named_path(given: Any) -> Path:
 
 
 def _parquet_file(path: Path) -> Any:
+    _check_file(path)
+    return parquet_file(str(path))
+
+
+@contextlib.contextmanager
+def _arrow_stream(path: Path) -> Iterator[Any]:
+    """The batches of a file, which are not copied: they are the file itself in memory."""
+    _check_file(path)
+    with _reading(path):
+        file = pyarrow().memory_map(str(path))
+    with file:
+        with _reading(path):
+            stream = pyarrow("pyarrow.ipc").open_stream(file)
+        yield stream
+
+
+def _next_batch(stream: Any, path: str | Path) -> Any:
+    with _reading(path):
+        try:
+            return stream.read_next_batch()
+        except StopIteration:
+            return None
+
+
+def _check_file(path: Path) -> None:
     pyarrow()
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise InputError(f"{path} {what}: name a file of samples")
-    return parquet_file(str(path))
 
 
 def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: str | Path) -> None:

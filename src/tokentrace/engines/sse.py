@@ -29,8 +29,8 @@ class EventReader:
         *ends, rest = piece.split(b"\n")
         found = []
         for end in ends:
-            self._add(end)
-            line = bytes(self._line).removesuffix(b"\r")
+            self._check(end)
+            line = (bytes(self._line) + end if self._line else end).removesuffix(b"\r")
             self._line.clear()
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
@@ -39,10 +39,10 @@ class EventReader:
                 if self._data:
                     found.append(b"\n".join(self._data))
                 self._data, self._size = [], 0
-        self._add(rest)
+        self._check(rest)
+        self._line += rest
         return found
 
-    def _add(self, part: bytes) -> None:
+    def _check(self, part: bytes) -> None:
         if self._longest is not None and self._size + len(self._line) + len(part) > self._longest:
             raise EngineAnswerError(f"an event of the stream has more than {self._longest} bytes (longest_event)")
-        self._line += part

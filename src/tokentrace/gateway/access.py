@@ -68,9 +68,12 @@ class Access:
         return named
 
     async def _of_key(self, key: str) -> str | None:
-        """Without keys, whatever is given as one tells sessions apart: a session of that name, or one of its own."""
+        """Without keys, whatever is given as one tells sessions apart: the key of a session, its name, or any other."""
         if not key:
             return None
+        known = await self.store.session_of_key(hash_key(key))
+        if known is not None:
+            return known.id
         if ID.fullmatch(key) and await self.store.session(key) is not None:
             return key
         return "key-" + hash_key(key).removeprefix("sha256:")[:16]
@@ -107,10 +110,17 @@ def _check_origin(method: str, headers: Mapping[str, str], *, loopback: bool) ->
             f"the Host {shown(host)} is not this machine: without keys only localhost is served", status=403
         )
     origin = headers.get("origin")
-    if origin and urlsplit(origin).netloc != host:
+    if origin and _host(origin) != host:
         raise RequestError(f"requests of other sites ({shown(origin)}) are refused", status=403, code="forbidden")
     if method not in _SAFE and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise RequestError("requests of other sites are refused", status=403, code="forbidden")
+
+
+def _host(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _is_loopback(host: str) -> bool:

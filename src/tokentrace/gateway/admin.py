@@ -16,6 +16,7 @@ from .gateway import Gateway, described
 from .keys import Caller, hash_key, new_key
 from .reading import json_response, read_json
 from .requests import Body, RequestError
+from .row_routes import RowRoutes
 from .sessions import ID, Live, SessionSettings
 from .store import Label, SessionInfo, State
 
@@ -40,6 +41,7 @@ class AdminRoutes:
             "/admin/resume": {"POST": self._resume},
             "/admin/drain": {"POST": self._drain},
             "/metrics": {"GET": self._metrics},
+            **RowRoutes(self._gateway.store).routes(),
         }
 
     # -- sessions
@@ -71,9 +73,13 @@ class AdminRoutes:
         except ValueError:
             states = ", ".join(State)
             raise RequestError(f"must be one of {states}, not {shown(query['state'])}", field="state") from None
+        after = await self._gateway.store.session(query["after"]) if "after" in query else None
+        if "after" in query and after is None:
+            raise RequestError(f"there is no session {shown(query['after'])}", field="after", status=404)
         listed: list[dict[str, Any]] = []
         more = False
-        async for info in self._gateway.store.sessions(state=state, search=query.get("search", "")):
+        found = self._gateway.store.sessions(state=state, search=query.get("search", ""), after=after)
+        async for info in found:
             if len(listed) == _LISTED:
                 more = True
                 break
@@ -81,18 +87,19 @@ class AdminRoutes:
         return json_response({"sessions": listed, "more": more})
 
     async def _state(self, request: HTTPRequest, caller: Caller) -> Response:
-        live = await self._existing(request)
-        store, id = self._gateway.store, live.info.id
-        trajectory = live.session.trajectory
-        state = {
-            **_described(live.info),
-            "tokens": trajectory.num_tokens,
-            "rows": trajectory.num_samples,
-            "branches": [asdict(branch) for branch in trajectory.branches] if trajectory.num_writes else [],
-            "tree": [described(turn) for turn in live.session.turns],
-            "incomplete": await store.incomplete(id),
-            "labels": [asdict(label) for label in await store.labels(id)],
-        }
+        id = (await self._existing(request)).info.id
+        store = self._gateway.store
+        async with self._gateway.sessions.held(id) as live:  # no turn that is not stored yet is shown
+            trajectory = live.session.trajectory
+            state = {
+                **_described(live.info),
+                "tokens": trajectory.num_tokens,
+                "rows": trajectory.num_samples,
+                "branches": [asdict(branch) for branch in trajectory.branches] if trajectory.num_writes else [],
+                "tree": [described(turn) for turn in live.session.turns],
+            }
+        state["incomplete"] = await store.incomplete(id)
+        state["labels"] = [asdict(label) for label in await store.labels(id)]
         return json_response(state)
 
     async def _existing(self, request: HTTPRequest) -> Live:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..engines.protocol import (
     Delta,
@@ -24,17 +25,21 @@ from ..parsing.response import ParsedResponse, PartKind
 from ..parsing.shapes import CallId, openai_message
 from ..trajectory.turns import VersionSpan
 from .channels import pack_channels
+from .claims import Claim
 from .dialect import Dialect, Head, Reply
 from .endings import told as told_response
 from .names import call_ids_of, response_name, written_ids
 from .requests import Request, RequestError
 from .session import Message, Placement, Recorded
 from .stops import StopTexts, cut_response
-from .store import Closed, Conflict, StoreError
+from .store import Closed, Conflict, Missing, StoreError, Taken
 
 if TYPE_CHECKING:
     from .gateway import Gateway
 
+_ATTEMPTS: Final = 100
+"""How often a turn is written where others write to the same session at the same time."""
+Result = TypeVar("Result")
 Feed = Callable[[int, Sequence[Event], Delta | None], None]
 """Takes what a choice says, as it arrives."""
 
@@ -54,6 +59,8 @@ class Answer:
     replies: list[Reply] | None = None
     """The answer, where the request was answered before."""
     turns: list[Recorded] = field(default_factory=list)
+    claim: Claim | None = None
+    """Where it is being answered, for those who ask the same again."""
 
     @property
     def call_ids(self) -> list[CallId]:
@@ -65,24 +72,19 @@ class Answer:
         if self.replies is not None:
             self._tell_again(feed)
             return self.replies
-        gateway = self.gateway
-        future: asyncio.Future[tuple[Head, list[Reply]]] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiting = [(self.session, name) for name in self.names]
-        gateway.under_way.update(dict.fromkeys(waiting, future))
         try:
-            async with gateway.slot():
+            async with self.gateway.slot():
                 self.replies = await self._sampled(feed)
-            future.set_result((self.head, self.replies))
+            if self.claim is not None:
+                self.claim.end((self.head, self.replies))
             return self.replies
-        except BaseException as error:
-            failed = error if isinstance(error, Exception) else RequestError("the first request was given up")
-            future.set_exception(failed)
-            raise
         finally:
-            for key in waiting:
-                if gateway.under_way.get(key) is future:
-                    del gateway.under_way[key]
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let those who wait for this answer look for themselves, if there is none yet."""
+        if self.claim is not None:
+            self.claim.end()
 
     def _tell_again(self, feed: Feed) -> None:
         """What a stored answer said, at once."""
@@ -100,6 +102,7 @@ class Answer:
         store, request_id = self.gateway.store, self.head.id
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
+        about["names"] = list(self.names)
         beginning = asyncio.ensure_future(store.begin(self.session, request_id, about))
         began = time.perf_counter()
         try:
@@ -108,13 +111,13 @@ class Answer:
             await beginning
             storing = asyncio.ensure_future(self._store(sampled, time.perf_counter() - began))
             with self.gateway.tracing.stage("store", sampled=sum(len(reply.completion.ids) for reply in sampled)):
-                await asyncio.shield(storing)
+                await unhurried(storing)
         except BaseException as error:
             reason = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(reason)[:500]
             with contextlib.suppress(StoreError):
                 await asyncio.shield(asyncio.ensure_future(self._abandon(beginning, why)))
-            raise _request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
+            raise request_error(reason) if isinstance(reason, EngineError | StoreError) else reason from error
         return sampled
 
     async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
@@ -220,7 +223,8 @@ class Answer:
         names = [f"{name}#{choice}" for name in self.names]
         if self.request.stored:
             names.append(response_name(self.head.id))
-        for _ in range(32):
+        for attempt in range(_ATTEMPTS):
+            await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
             async with gateway.sessions.held(self.session) as live:
                 try:
                     turn, record = live.session.commit(
@@ -228,7 +232,9 @@ class Answer:
                     )
                     record = replace(record, channels=pack_channels(reply.completion.channels))
                     began = time.perf_counter()
-                    await gateway.store.append(self.session, record, request=self.head.id, names=names)
+                    last = choice == self.request.n - 1  # only then is the request ended
+                    request = self.head.id if last else f"{self.head.id}#{choice}"
+                    await gateway.store.append(self.session, record, request=request, names=names)
                 except BaseException as error:
                     gateway.sessions.forget(live)
                     if isinstance(error, Conflict):
@@ -242,7 +248,16 @@ class Answer:
         raise StoreError(f"session {self.session} is written to by too many at once; nothing was recorded")
 
 
-def _request_error(error: EngineError | StoreError) -> RequestError:
+async def unhurried(work: asyncio.Future[Result]) -> Result:
+    """The result of some work that is not cancelled: whoever goes away waits until it is done."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait((work,))
+        raise
+
+
+def request_error(error: EngineError | StoreError) -> RequestError:
     """What an agent is told when an engine or the store fails."""
     match error:
         case EngineUnavailable():
@@ -250,10 +265,12 @@ def _request_error(error: EngineError | StoreError) -> RequestError:
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
-        case Closed():
-            return RequestError(str(error), status=409, code="closed")
+        case Missing():
+            return RequestError(str(error), status=404, code="no_session")
+        case Closed() | Taken():
+            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
-            return RequestError(f"the turn could not be stored: {error}", status=503, code="store", retry_after=2)
+            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
     return RequestError(f"the engine failed: {error}", status=502, code="engine")
 
 

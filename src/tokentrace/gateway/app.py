@@ -15,16 +15,18 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..engines.protocol import EngineError
 from ..errors import InputError, TokentraceError, shown
 from .access import Access, require_admin
 from .admin import AdminRoutes
-from .answering import Answer
+from .answering import Answer, request_error
 from .chat import CHAT
 from .dialect import Dialect
 from .gateway import Gateway
 from .keys import Caller
 from .logs import Log
 from .messages import MESSAGES, count_answer, read_count
+from .page.routes import PageRoutes
 from .reading import json_response, parse_json, read_body
 from .requests import RequestError
 from .responses import RESPONSES
@@ -54,6 +56,7 @@ class App:
         self.server: Any = None
         """What serves it; `should_exit` ends it."""
         self._admin = AdminRoutes(gateway)
+        self._page = PageRoutes(gateway)
 
     def starlette(self, *, on_close: Callable[[], Awaitable[None]] | None = None) -> Starlette:
         """The application that a server runs."""
@@ -74,7 +77,7 @@ class App:
                 self._route(f"{prefix}/v1/models", self._models, "GET", CHAT),
                 self._route(f"{prefix}/v1/models/{{model:path}}", self._models, "GET", CHAT),
             ]
-        for path, methods in self._admin.routes().items():
+        for path, methods in {**self._admin.routes(), **self._page.routes()}.items():
             for method, endpoint in methods.items():
                 routes.append(self._route(path, _admin_only(endpoint), method, CHAT))
         routes += [
@@ -127,10 +130,14 @@ class App:
                 request.receive, self.gateway.begin(session, dialect, asked, retry=retry, names=names)
             )
             about = request.scope["tokentrace"] = _about(session, answer)
-            told = _told(session, answer)
-            if asked.stream:
-                return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
-            replies = await unless_gone(request.receive, answer.run(lambda *_: None))
+            try:
+                told = _told(session, answer)
+                if asked.stream:
+                    return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
+                replies = await unless_gone(request.receive, answer.run(lambda *_: None))
+            except BaseException:
+                answer.give_up()
+                raise
             about |= {"sampled": sum(len(reply.completion.ids) for reply in replies)}
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
@@ -188,8 +195,8 @@ class App:
                 place = f"messages.{error.message}" if error.message is not None else ""
                 field = ".".join(part for part in (place, error.field) if part) or None
                 return RequestError(str(error), field=field, code="invalid_value")
-            case StoreError():
-                return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
+            case StoreError() | EngineError():
+                return request_error(error)
             case TokentraceError():
                 return RequestError(str(error), code="invalid_value")
         self.log.failure(error)
@@ -236,7 +243,7 @@ def _names(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> tuple[li
     if key:
         name = f"key:{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}:{body}"
         return [name, body], name
-    return [body], body if again.isdigit() and int(again) > 0 else ""
+    return [body], body if again.isdecimal() and again.strip("0") else ""
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:
@@ -258,6 +265,10 @@ def _told(session: str, answer: Answer) -> dict[str, str]:
     if answer.request.wishes:
         told["x-tokentrace-not-enforced"] = ", ".join(answer.request.wishes)
     if answer.request.ignored:
-        names = ", ".join(answer.request.ignored)
-        told["x-tokentrace-ignored"] = names.encode("ascii", "replace").decode("ascii")[:1000]
-    return {name: value.replace("\n", " ").replace("\r", " ") for name, value in told.items()}
+        told["x-tokentrace-ignored"] = ", ".join(answer.request.ignored)
+    return {name: _header(value) for name, value in told.items()}
+
+
+def _header(value: str) -> str:
+    """A text as a header can have it: one line of ASCII, not too long."""
+    return " ".join(value.encode("ascii", "replace").decode("ascii").split())[:1000]

@@ -17,7 +17,8 @@ import numpy as np
 
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..rendering.renderer import Renderer
-from .answering import Answer, reasoning_tokens
+from .answering import Answer, reasoning_tokens, unhurried
+from .claims import Claim, UnderWay
 from .dialect import Dialect, Head, Reply
 from .late_system import with_late_instructions
 from .matching import root_key
@@ -27,11 +28,16 @@ from .requests import Request, RequestError
 from .session import Asked, Placement, Recorded
 from .sessions import Live, Sessions
 from .stops import cut_response
-from .store import State, Store, StoreError
+from .store import State, Store
 from .telemetry import Tracing
 
 _INLINE: Final = 20_000
 """Up to so many new characters a prompt is made at once; more of them, or a whole one, in a thread of its own."""
+
+_ELSEWHERE: Final = 10.0
+"""How many seconds a request that comes again waits for the gateway that it came to first, and…"""
+_POLL: Final = 0.1
+"""…how often it looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class Gateway:
     """Which weights sample, where neither engine nor session say so."""
     draining: bool = False
     in_flight: int = 0
-    under_way: dict[tuple[str, str], asyncio.Future[tuple[Head, list[Reply]]]] = field(default_factory=dict)
+    under_way: UnderWay = field(default_factory=dict)
     """Answers that are being sampled, by session and the names of their requests."""
     _open: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,20 +98,29 @@ class Gateway:
         if self.draining:
             raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
         live = await self.sessions.get(id)
-        if retry:
-            recorded = await self._recorded(live, dialect, request, retry)
+        while retry and (id, retry) in self.under_way:
+            with contextlib.suppress(RequestError):
+                head, replies = await asyncio.shield(self.under_way[id, retry])
+                return Answer(self, id, dialect, request, head, replies=replies)
+        claim = Claim.make(self.under_way, id, names)
+        try:
+            recorded = await self._recorded(live, dialect, request, retry) if retry else None
             if recorded is not None:
+                claim.end((recorded.head, recorded.replies or []))
                 return recorded
-        self._check_open(live)
-        request = await self._with_previous(live, request)
-        asked = self._asked(request)
-        began = time.perf_counter()
-        with self.tracing.stage("prompt", messages=len(asked.messages)):
-            placed = await self._place(id, asked)
-        self.metrics.placed(placed, time.perf_counter() - began)
-        sampling = self._sampling(live, request, len(placed.ids))
-        head = self._head(request, placed.ids, random_id())
-        return Answer(self, live.info.id, dialect, request, head, placed, sampling, tuple(names))
+            self._check_open(live)
+            request = await self._with_previous(live, request)
+            asked = self._asked(request)
+            began = time.perf_counter()
+            with self.tracing.stage("prompt", messages=len(asked.messages)):
+                placed = await self._place(id, asked)
+            self.metrics.placed(placed, time.perf_counter() - began)
+            sampling = self._sampling(live, request, len(placed.ids))
+            head = self._head(request, placed.ids, random_id())
+        except BaseException:
+            claim.end()
+            raise
+        return Answer(self, id, dialect, request, head, placed, sampling, tuple(names), claim=claim)
 
     async def count(self, id: str, request: Request) -> int:
         """How long the prompt of a request is."""
@@ -119,7 +134,7 @@ class Gateway:
             size = sum(len(str(message.get("content") or "")) for message in asked.messages[known:])
             if known and size < _INLINE:
                 return live.session.place(asked)
-            return await asyncio.to_thread(live.session.place, asked)
+            return await unhurried(asyncio.ensure_future(asyncio.to_thread(live.session.place, asked)))
 
     def _asked(self, request: Request) -> Asked:
         variables = {**request.variables, **self._hints(request)}
@@ -228,12 +243,8 @@ class Gateway:
     # -- requests that come again
 
     async def _recorded(self, live: Live, dialect: Dialect, request: Request, name: str) -> Answer | None:
-        """The answer to a request that was answered before, or is being answered; None where it was not."""
-        under_way = self.under_way.get((live.info.id, name))
-        if under_way is not None:
-            with contextlib.suppress(RequestError, StoreError, EngineError):
-                head, replies = await asyncio.shield(under_way)
-                return Answer(self, live.info.id, dialect, request, head, replies=replies)
+        """The answer to a request that was answered before, or is being answered elsewhere; None where it was not."""
+        await self._elsewhere(live.info.id, name)
         numbers = [await self.store.turn_named(live.info.id, f"{name}#{choice}") for choice in range(request.n)]
         if any(number is None for number in numbers):
             return None
@@ -245,6 +256,14 @@ class Gateway:
         head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("created"))
         self.metrics.replayed.inc()
         return Answer(self, live.info.id, dialect, request, head, replies=replies)
+
+    async def _elsewhere(self, id: str, name: str) -> None:
+        """Wait while another gateway answers a request of this name; but not for long, for it may have died."""
+        for _ in range(round(_ELSEWHERE / _POLL)):
+            noted = await self.store.incomplete(id)
+            if not any(each["ended"] is None and name in each.get("names", ()) for each in noted):
+                return
+            await asyncio.sleep(_POLL)
 
     def _reply_of(self, live: Live, turn: Recorded) -> Reply:
         """A reply, read again from its tokens."""

@@ -16,7 +16,7 @@ async def read_body(request: Request, most: int) -> bytes:
     """The body, whole; RequestError where it is longer than `most` bytes."""
     problem = RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
     length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > most:
+    if length.isdecimal() and (len(length) > 18 or int(length) > most):
         raise problem
     pieces: list[bytes] = []
     size = 0

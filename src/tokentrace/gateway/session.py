@@ -97,7 +97,7 @@ class Placement:
     """What comes after the base's stream; the whole prompt where there is no base."""
     kinds: Kinds | Kind
     spans: list[tuple[int, int, int]]
-    wire: Callable[[], tuple[bytes, ...]]
+    wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
     """The prompt as JSON text in pieces."""
     continues: bool = False
     """The base's own turn goes on: it had been cut off."""
@@ -268,16 +268,15 @@ class Session:
         """A prompt of ids: it is what it is."""
         return Placement(asked, [asked.root], None, ids, ids, Kind.PROMPT, [], lambda: (b"[", _numbers(ids), b"]"))
 
-    def _wire(self, base: Recorded, new_ids: Ids) -> Callable[[], tuple[bytes, ...]]:
-        """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written."""
+    def _wire(self, base: Recorded, new_ids: Ids) -> tuple[bytes, ...]:
+        """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written.
 
-        def parts() -> tuple[bytes, ...]:
-            if base.stop != self._tip(base.branch):
-                return (b"[", _numbers(np.concatenate([self._stream(base), new_ids])), b"]")
-            *first, last = self.trajectory.wire_parts(base.branch)
-            return (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
-
-        return parts
+        It is made at once: when an engine wants it, somebody else may be reading the record in another thread.
+        """
+        if base.stop != self._tip(base.branch):
+            return (b"[", _numbers(np.concatenate([self._stream(base), new_ids])), b"]")
+        *first, last = self.trajectory.wire_parts(base.branch)
+        return (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
 
     # -- why it branches
 
@@ -346,8 +345,9 @@ class Session:
         base = None if placed.base is None else self.turns[placed.base.number]
         extends = -1 if base is not None or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
         cause = None if extends >= 0 else self._why(placed)
-        goes_on = placed.continues and base is not None and base.stop == self._tip(base.branch)
         branch = self._open(placed, base, extends, "" if cause is None else str(cause.cause))
+        # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
+        goes_on = self.trajectory.num_writes == first
         written = self.trajectory.append_completion(
             completion.ids,
             completion.logprobs,

@@ -18,7 +18,7 @@ from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, Matcher, Meaning, load_matcher
 from .requests import RequestError
 from .session import Session
-from .store import SessionInfo, State, Store
+from .store import SessionInfo, State, Store, StoreError
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""
@@ -74,6 +74,10 @@ def _sampling(value: Any) -> Mapping[str, Any]:
     return dict(value)
 
 
+def _dropped(id: str) -> RequestError:
+    return RequestError(f"session {id} was dropped", status=404, code="no_session")
+
+
 @dataclass(slots=True, eq=False)
 class Live:
     """A session in memory, and the lock that is held by whoever reads or writes it."""
@@ -118,8 +122,11 @@ class Sessions:
         """A session, as it is in the store now."""
         info = await self.info(id)
         if info.state is State.DROPPED:
-            raise RequestError(f"session {id} was dropped", status=404, code="no_session")
+            raise _dropped(id)
         live = self._live.get(id)
+        if live is not None and live.info.settings != info.settings:  # they were changed, maybe at another gateway
+            self.forget(live)
+            live = None
         if live is None:
             settings = SessionSettings.read(info.settings)
             means = MEANINGS[Matcher(settings.matcher)]
@@ -131,7 +138,8 @@ class Sessions:
         while len(self._live) > self.kept:
             self._live.popitem(last=False)
         if len(live.session.turns) < info.turns:
-            await self._catch_up(live)
+            async with live.lock:
+                await self._catch_up(live, info)
         live.info = info
         return live
 
@@ -140,22 +148,30 @@ class Sessions:
         """A session, as it is in the store now, for whoever reads or writes it: one at a time."""
         while True:
             live = await self.get(id)
+            waits = live.lock.locked()
             async with live.lock:
+                if waits and not live.stale:  # another gateway may have written to it meanwhile
+                    live.info = await self.info(id)
+                    await self._catch_up(live, live.info)
                 if not live.stale:
                     yield live
                     return
 
-    async def _catch_up(self, live: Live) -> None:
-        """Read the turns that are in the store and not in memory."""
-        async with live.lock:
-            if live.stale:
-                return
-            try:
-                async for turn in self.store.turns(live.info.id, len(live.session.turns)):
-                    live.session.replay(turn)
-            except BaseException:
-                self.forget(live)
-                raise
+    async def _catch_up(self, live: Live, info: SessionInfo) -> None:
+        """Read the turns that are in the store and not in memory. Its lock is held meanwhile."""
+        if live.stale or len(live.session.turns) >= info.turns:
+            return
+        try:
+            async for turn in self.store.turns(info.id, len(live.session.turns)):
+                live.session.replay(turn)
+            if len(live.session.turns) < info.turns and (await self.info(info.id)).state is not State.DROPPED:
+                raise StoreError(f"session {info.id} is damaged: some of its {info.turns} turns are not in the store")
+        except BaseException:
+            self.forget(live)
+            raise
+        if len(live.session.turns) < info.turns:
+            self.forget(live)
+            raise _dropped(info.id)
 
     def peek(self, id: str) -> Live | None:
         """A session, if it is in memory."""

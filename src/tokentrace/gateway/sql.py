@@ -36,6 +36,8 @@ _ORDER: Final = tuple(State)
 _SESSIONS: Final = 64
 _TURNS: Final = 16
 """How many sessions and turns are read at a time."""
+_ASKED: Final = 500
+"""How many sessions one statement asks for."""
 
 Rows = list[tuple[Any, ...]]
 Result = TypeVar("Result")
@@ -278,6 +280,15 @@ class SQLStore:
         sql = "SELECT name, value, turn FROM labels WHERE session = ? ORDER BY turn, name"
         rows = await self._database.read(sql, id)
         return [Label(name, json.loads(value), None if turn < 0 else turn) for name, value, turn in rows]
+
+    async def values(self, name: str, ids: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for at in range(0, len(ids), _ASKED):
+            some = ids[at : at + _ASKED]
+            places = ", ".join("?" * len(some))
+            sql = f"SELECT session, value FROM labels WHERE turn = -1 AND name = ? AND session IN ({places})"
+            found |= {id: json.loads(value) for id, value in await self._database.read(sql, name, *some)}
+        return found
 
     async def close(self) -> None:
         await self._database.close()

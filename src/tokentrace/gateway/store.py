@@ -189,6 +189,10 @@ class Store(Protocol):
         """The session's labels: its own first, then by turn, each by name."""
         ...
 
+    async def values(self, name: str, ids: Sequence[str]) -> dict[str, Any]:
+        """The value that a label has for each of some sessions as a whole; those that have none are left out."""
+        ...
+
     async def close(self) -> None:
         """Finish what is being written, and let go of the store."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeGuard
 
@@ -44,10 +44,17 @@ def trajectory_samples(
     >>> row.advantages.tolist()
     [0.0, 0.0, 0.0, 0.5, 0.5]
     """
+    return list(each_trajectory_sample(trajectory, reward=reward, advantage=advantage))
+
+
+def each_trajectory_sample(
+    trajectory: Trajectory, *, reward: float | None = None, advantage: Advantage | None = None
+) -> Iterator[Sample]:
+    """The rows of `trajectory_samples`, each made when it is asked for: those of many long branches are large."""
     _check_trajectory(trajectory)
     carried = _reward_of(trajectory, reward)
     values = None if advantage is None else _advantages(trajectory, advantage)
-    return [_row(trajectory, branch, carried, values) for branch in trajectory.branches if branch.sampled]
+    return (_row(trajectory, branch, carried, values) for branch in trajectory.branches if branch.sampled)
 
 
 def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: dict[int, float] | None) -> Sample:

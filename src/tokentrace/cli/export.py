@@ -1,0 +1,152 @@
+"""``tokentrace export``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import InputError
+from .options import debug_option, quiet_option
+from .output import ProgressBars, note, short_number
+
+if TYPE_CHECKING:
+    from ..gateway.export import Exported
+    from ..gateway.store import SessionInfo, State, Store
+
+
+@click.command(short_help="Write the rows of recorded sessions.")
+@click.argument("store", metavar="STORE")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Where the rows go: .parquet, .arrow, .jsonl or .jsonl.gz.",
+)
+@click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
+@click.option(
+    "--state", type=click.Choice(["open", "sealed", "exported"]), help="Only sessions that are in this state."
+)
+@click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
+@click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")
+@quiet_option
+@debug_option
+def export(
+    store: str,
+    output: Path,
+    sessions: tuple[str, ...],
+    state: str | None,
+    search: str,
+    keep_state: bool,
+    quiet: bool,
+) -> None:
+    """Write the training rows of the sessions in STORE: what `tokentrace serve --store STORE` recorded.
+
+    STORE is a file, or postgresql://user@host/database. A gateway may be writing to it meanwhile. docs/rows.md has the
+    columns. Sessions that are sealed are marked as exported once the file is there, whole; open ones stay open, and
+    what is added to them later is not in the file.
+
+    \b
+    Examples:
+      tokentrace export store.db -o rows.parquet
+      tokentrace export store.db -o new.parquet --state sealed
+      tokentrace export store.db -o one.jsonl --session run-7 --keep-state
+      tokentrace export postgresql://gateway@db/traces -o rows.arrow --search batch-17
+    """
+    from ..data.tables import check_name
+    from ..gateway.store import State
+
+    check_name(output)
+    if not output.parent.is_dir():
+        raise InputError(f"there is no folder {str(output.parent)!r} to write to")
+    if sessions and (state or search):
+        raise click.UsageError("--session names the sessions: leave out --state and --search, or --session")
+    if "://" not in store and not Path(store).is_file():
+        what = "is a folder" if Path(store).is_dir() else "is not there"
+        raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
+    done = asyncio.run(
+        _export(store, output, sessions, None if state is None else State(state), search, keep_state, quiet)
+    )
+    if not quiet:
+        _summarize(done, output)
+
+
+async def _export(
+    where: str,
+    output: Path,
+    ids: tuple[str, ...],
+    state: State | None,
+    search: str,
+    keep_state: bool,
+    quiet: bool,
+) -> Exported:
+    from ..data.tables import sample_writer
+    from ..gateway.export import Export
+    from ..gateway.rows import LAYOUT, session_fields
+    from ..gateway.store import open_store
+
+    store = open_store(where)
+    try:
+        named = await _named(store, ids)
+        total = len(named) if ids else await _count(store, state)
+        made = Export(store, named if ids else store.sessions(state=state, search=search))
+        about = {"store": store.where, "sessions": list(ids) or None, "state": state, "search": search}
+        with ProgressBars(quiet=quiet, counts=True) as bars:
+            with sample_writer(output, LAYOUT, about, more=session_fields(), private=True) as write:
+                async for table in made.tables():
+                    write(table)
+                    done = made.done
+                    said = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
+                    bars.show("sessions", done.sessions, total, said, f"{done.sessions:,} sessions, {said}")
+            bars.show("sessions", made.done.sessions, made.done.sessions)
+            if not keep_state:
+                await made.mark()
+        return made.done
+    finally:
+        await store.close()
+
+
+async def _named(store: Store, ids: tuple[str, ...]) -> list[SessionInfo]:
+    """The sessions of these ids; InputError names one that is not there."""
+    found = []
+    for id in dict.fromkeys(ids):
+        info = await store.session(id)
+        if info is None:
+            raise InputError(f"{store.where} has no session {id!r}; it has {await _some(store.sessions())}")
+        if info.state == "dropped":
+            raise InputError(f"session {id!r} was dropped: its tokens are gone")
+        found.append(info)
+    return found
+
+
+async def _some(sessions: AsyncIterator[SessionInfo], most: int = 5) -> str:
+    names: list[str] = []
+    async for info in sessions:
+        if len(names) == most:
+            return ", ".join(names) + ", …"
+        names.append(info.id)
+    return ", ".join(names) or "none"
+
+
+async def _count(store: Store, state: State | None) -> int:
+    from ..gateway.store import State
+
+    states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
+    return sum([await store.count(each) for each in states])
+
+
+def _summarize(done: Exported, output: Path) -> None:
+    sessions = f"{done.sessions:,} session{'' if done.sessions == 1 else 's'}"
+    rows = f"{done.rows:,} row{'' if done.rows == 1 else 's'}"
+    click.echo(f"{sessions}, {rows}, {done.tokens:,} tokens, {done.trained:,} trained")
+    if done.causes:
+        causes = ", ".join(f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common())
+        click.echo(f"branches: {causes}")
+    if done.marked:
+        note(f"marked as exported: {done.marked:,}")
+    note(f"wrote {output}")

@@ -1,0 +1,164 @@
+"""What the page is told: the tokens of a branch, some at a time, and one turn with all that is known of it. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+
+from ...tokens.kinds import Kind
+from ...tokens.spelling import spelled
+from ...tokens.tokenizer import Ids, Tokenizer
+from ...tokens.visible import visible
+from ...trajectory.turns import Turn
+from ..gateway import described
+from ..session import Recorded, Session
+from ..store import Label
+
+TOKENS: Final = 4_000
+"""The most tokens of one answer."""
+_AROUND: Final = 4
+"""How many tokens beyond either end are read: a character may be spelled by some before and some after it."""
+
+
+def tokens_view(session: Session, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
+    """Tokens ``start`` to ``stop`` of a branch's stream: ids, texts and logprobs one by one, the rest in pieces.
+
+    A piece is tokens of one kind, message and turn. Logprobs are there for sampled tokens, null for others.
+    """
+    trajectory = session.trajectory
+    ids = trajectory.stream(branch)
+    stop = min(stop, len(ids), start + TOKENS)
+    start = min(start, stop)
+    all_kinds = trajectory.kinds(branch)
+    kinds = all_kinds[start:stop]
+    messages = trajectory.message_indices(branch)[start:stop]
+    turns = np.full(stop - start, -1, np.int64)
+    for number, first, last in _turn_spans(session, branch):
+        turns[max(0, first - start) : max(0, last - start)] = number
+    logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(kinds)
+    own = trajectory.branches[branch]
+    return {
+        "branch": branch,
+        "start": start,
+        "stop": stop,
+        "total": len(ids),
+        "own": own.start,
+        "counts": {kind.name.lower(): count for kind, count in zip(Kind, _counts(all_kinds), strict=True)},
+        "ids": ids[start:stop].tolist(),
+        "texts": token_texts(tokenizer, ids, start, stop),
+        "control": np.flatnonzero(_is_control(tokenizer, ids[start:stop])).tolist(),
+        "logprobs": [_number(value) for value in logprobs],
+        "pieces": list(_pieces(kinds, messages, turns, start)),
+        "roles": _roles(session, branch, messages),
+    }
+
+
+def token_texts(tokenizer: Tokenizer, ids: Ids, start: int, stop: int) -> list[str]:
+    """The text to show for some tokens of a stream, the same wherever the cut is made."""
+    first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)
+    token_bytes = tokenizer.vocabulary.token_bytes
+    texts = spelled(map(token_bytes, ids[first:last].tolist()))
+    return [visible(text) for text in texts[start - first : stop - first]]
+
+
+def _counts(kinds: Any) -> list[int]:
+    counted: list[int] = np.bincount(kinds, minlength=len(Kind)).tolist()
+    return counted
+
+
+def _is_control(tokenizer: Tokenizer, ids: Ids) -> Any:
+    table = tokenizer.vocabulary.is_control
+    return table[np.minimum(ids, len(table) - 1)] & (ids < len(table))
+
+
+def _turn_spans(session: Session, branch: int) -> Iterator[tuple[int, int, int]]:
+    """The turns along a branch's stream, inherited ones included: number, start and stop."""
+    numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
+    for turn in session.trajectory.turns(branch):
+        number = numbers.get((turn.branch, turn.start))
+        if number is not None:
+            yield number, turn.start, turn.stop
+
+
+def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[str, Any]]:
+    if not len(kinds):
+        return
+    changes = (np.diff(kinds) != 0) | (np.diff(messages) != 0) | (np.diff(turns) != 0)
+    cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(kinds)]
+    for first, last in itertools.pairwise(cuts):
+        message, turn = int(messages[first]), int(turns[first])
+        yield {
+            "start": start + first,
+            "stop": start + last,
+            "kind": Kind(int(kinds[first])).name.lower(),
+            "message": None if message < 0 else message,
+            "turn": None if turn < 0 else turn,
+        }
+
+
+def _roles(session: Session, branch: int, messages: Any) -> dict[str, str]:
+    """The role of each message that has one of these tokens, as the last turn of the branch had it."""
+    last = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
+    if last is None:
+        return {}
+    said = session.conversation(last.number)
+    wanted = sorted({int(message) for message in np.unique(messages)} & set(range(len(said))))
+    return {str(message): visible(str(said[message].get("role"))) for message in wanted}
+
+
+def turn_view(session: Session, number: int, labels: Sequence[Label]) -> dict[str, Any]:
+    """One turn: what was new, the reply, why it branched, how it was sampled and how long that took."""
+    recorded = session.turns[number]
+    written = _written(session, recorded)
+    logprobs = []
+    if session.trajectory.has_logprobs:
+        logprobs = session.trajectory.completion_logprobs(written).tolist()
+    tools = session.roots[recorded.root][0]
+    return {
+        **described(recorded),
+        "kept": recorded.kept,
+        "messages": [dict(message) for message in recorded.messages],
+        "reply": dict(recorded.reply),
+        "prompt_tokens": recorded.start,
+        "sampled_tokens": recorded.stop - recorded.start,
+        "cached_tokens": written.cached_tokens,
+        "versions": [list(span) for span in written.versions],
+        "sampling": written.sampling,
+        "logprobs_kind": str(written.logprobs_kind),
+        "mean_logprob": _number(math.fsum(logprobs) / len(logprobs)) if logprobs else None,
+        "tools": list(_tool_names(tools or ())),
+        "continued_by": [turn.number for turn in session.turns if turn.base == number],
+        "labels": [asdict(label) for label in labels if label.turn == number],
+    }
+
+
+def _written(session: Session, recorded: Recorded) -> Turn:
+    return next(turn for turn in session.trajectory.turns(recorded.branch) if turn.start == recorded.start)
+
+
+def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        yield str((function if isinstance(function, Mapping) else tool).get("name", "?"))
+
+
+def _number(value: float | None) -> float | None:
+    """A number that JSON can hold; None for those that it cannot."""
+    return None if value is None or not math.isfinite(value) else round(value, 4)
+
+
+def brief_metadata(metadata: Mapping[str, Any], most: int = 160) -> str:
+    """Metadata in a line: ``task: 12 · model: small``."""
+    words = (f"{name}: {value if isinstance(value, str) else _json(value)}" for name, value in metadata.items())
+    text = " · ".join(itertools.islice(words, 12))
+    return visible(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

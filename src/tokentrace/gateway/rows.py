@@ -1,0 +1,265 @@
+"""Training rows of a session, with what a trainer wants to know of them beside their tokens. Pure.
+
+docs/rows.md is the specification of the columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from ..data.sources import pyarrow
+from ..data.tables import Layout, Place, samples_table
+from ..engines.protocol import ROUTED_EXPERTS, TOP_LOGPROBS
+from ..errors import SampleError, shown
+from ..samples.sample import Sample, is_number
+from ..samples.trajectories import each_trajectory_sample
+from ..settings import as_float
+from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import Turn
+from .channels import unpack_channels
+from .session import Recorded, Session
+from .store import Label, SessionInfo, TurnRecord
+
+LAYOUT: Final = Layout(parts=False, logprobs=True, rollout=True)
+REWARD: Final = "reward"
+_TABLE_TOKENS: Final = 1 << 18
+_TABLE_ROWS: Final = 256
+"""So many tokens or rows make a table."""
+
+
+@dataclass(slots=True)
+class SessionRows:
+    """A session as it was read from a store: its record, and what was said of it."""
+
+    info: SessionInfo
+    labels: Sequence[Label] = ()
+    session: Session = field(init=False)
+    _numbers: dict[int, int] = field(default_factory=dict)
+    """The number of a turn by the number of the write that its completion is in the trajectory."""
+    _channels: dict[int, bytes] = field(default_factory=dict)
+    """Packed, by the number of the turn."""
+
+    def __post_init__(self) -> None:
+        # nobody looks for a turn here, so that messages need not be compared
+        self.session = Session(Trajectory(name=self.info.id), lambda message: None)
+
+    def add(self, record: TurnRecord) -> None:
+        """Add the next turn of the store."""
+        self.session.replay(record)
+        self._numbers[record.first + len(record.records) - 1] = record.number
+        if record.channels:
+            self._channels[record.number] = record.channels
+
+    @property
+    def causes(self) -> list[str]:
+        """Why each branch after the first that makes a row began."""
+        return [branch.cause for branch in self.session.trajectory.branches[1:] if branch.sampled]
+
+    def tables(self) -> Iterator[Any]:
+        """The rows as Arrow tables of some rows each, in the order of branches."""
+        if not self.session.trajectory.num_writes:
+            return
+        found, problem = self._samples()
+        samples: list[Sample] = []
+        tokens = made = 0
+        for sample in found:
+            samples.append(sample.replace(notes=(*sample.notes, problem)) if problem else sample)
+            tokens += len(sample)
+            if tokens >= _TABLE_TOKENS or len(samples) >= _TABLE_ROWS:
+                yield self._table(samples, made)
+                samples, tokens, made = [], 0, made + len(samples)
+        if samples:
+            yield self._table(samples, made)
+
+    def _samples(self) -> tuple[Iterator[Sample], str]:
+        """The rows with the session's reward; without it, and with what is wrong with it, where it is not a number."""
+        given = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
+        trajectory = self.session.trajectory
+        try:
+            return each_trajectory_sample(trajectory, reward=given), ""
+        except SampleError:
+            problem = f"the session's reward is {shown(given)}, which is not a finite number: left out"
+            return each_trajectory_sample(trajectory), problem
+
+    def _table(self, samples: Sequence[Sample], made: int) -> Any:
+        id = self.info.id
+        places = [
+            Place(id, 1, made + at, int(sample.messages.max(initial=-1)) + 1) for at, sample in enumerate(samples)
+        ]
+        table = samples_table(samples, places, LAYOUT)
+        rows = [self._row(sample) for sample in samples]
+        for each in session_fields():
+            values = [row[each.name] for row in rows]
+            if each.name in _CHANNELS:
+                column = pyarrow().concat_arrays(values)
+            else:
+                column = pyarrow().array(values, each.type)
+            table = table.append_column(each, column)
+        return table
+
+    def _row(self, sample: Sample) -> dict[str, Any]:
+        trajectory = self.session.trajectory
+        branch = trajectory.branches[sample.branch]
+        along = trajectory.turns(sample.branch)
+        own = [self._recorded(turn) for turn in along if turn.branch == sample.branch]
+        cause, last = own[0].cause, own[-1]
+        tools = self.session.roots[last.root][0]
+        return {
+            "session": self.info.id,
+            "state": str(self.info.state),
+            "cause": branch.cause,
+            "cause_detail": cause.detail if cause is not None and branch.cause else "",
+            "parent": branch.parent,
+            "shared": branch.start,
+            "turns": [self._turn(recorded) for recorded in own],
+            "metadata": _text(self.info.metadata),
+            "session_labels": _text([asdict(label) for label in self.labels]),
+            "messages": _text(self.session.conversation(last.number)),
+            "tools": None if tools is None else _text(tools),
+            **self._side_channels(along, len(sample)),
+        }
+
+    def _recorded(self, turn: Turn) -> Recorded:
+        return self.session.turns[self._numbers[turn.write]]
+
+    def _turn(self, recorded: Recorded) -> dict[str, Any]:
+        notes = recorded.notes
+        reward = next(
+            (each.value for each in self.labels if each.name == REWARD and each.turn == recorded.number), None
+        )
+        return {
+            "number": recorded.number,
+            "start": recorded.start,
+            "stop": recorded.stop,
+            "finish_reason": recorded.finish_reason,
+            "reward": as_float(reward) if is_number(reward) else None,
+            "dialect": notes.get("dialect"),
+            "model": notes.get("model"),
+            "response": notes.get("response"),
+            "choice": notes.get("choice"),
+            "stopped_by": notes.get("stopped_by"),
+            "reused": notes.get("reused"),
+            "time": notes.get("time"),
+            "seconds": notes.get("seconds"),
+            **{name: [str(each) for each in notes.get(name) or ()] for name in _LISTS},
+        }
+
+    # -- what engines say of tokens
+
+    def _side_channels(self, along: Sequence[Turn], length: int) -> dict[str, Any]:
+        """The columns of side channels: for each token of a row what was said of it, one turn unpacked at a time."""
+        pa = pyarrow()
+        pieces: dict[str, list[Any]] = {name: [] for name in _CHANNELS}
+        reached = dict.fromkeys(_CHANNELS, 0)
+        others: dict[str, list[Any]] = {}
+        for turn in along:
+            packed = self._channels.get(self._numbers[turn.write])
+            for name, values in unpack_channels(packed or b"").items():
+                values = values[: len(turn)]
+                typed = _typed(name, values)
+                if typed is None:
+                    others.setdefault(name, [None] * length)[turn.start : turn.stop] = values
+                    continue
+                pieces[name] += [pa.nulls(turn.start - reached[name], typed.type), typed]
+                reached[name] = turn.stop
+        columns = {
+            name: _one_list(pieces[name], length - reached[name], type_()) for name, (type_, _) in _CHANNELS.items()
+        }
+        return {**columns, "channels": _text(others) if others else None}
+
+
+def _typed(name: str, values: list[Any]) -> Any:
+    """A channel that is known, as an Arrow array; None for others, and for one that has not the shape it should."""
+    if name not in _CHANNELS:
+        return None
+    type_, shaped = _CHANNELS[name]
+    try:
+        return pyarrow().array([None if value is None else shaped(value) for value in values], type_())
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's own are of these
+        return None
+
+
+def _one_list(pieces: list[Any], rest: int, type_: Any) -> Any:
+    """Pieces as a list array with one entry: the values of one row. Its entry is null where there are no pieces."""
+    pa = pyarrow()
+    if not pieces:
+        return pa.nulls(1, pa.list_(type_))
+    values = pa.concat_arrays([*pieces, pa.nulls(rest, type_)])
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+
+
+def _alternatives(value: Any) -> list[dict[str, Any]]:
+    return [{"id": id, "logprob": logprob} for id, logprob in value]
+
+
+def _layers(value: Any) -> Any:
+    return value if not value or isinstance(value[0], list) else [value]
+
+
+def _alternatives_type() -> Any:
+    pa = pyarrow()
+    return pa.list_(pa.struct([("id", pa.int32()), ("logprob", pa.float32())]))
+
+
+def _layers_type() -> Any:
+    pa = pyarrow()
+    return pa.list_(pa.list_(pa.int32()))
+
+
+_CHANNELS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
+    TOP_LOGPROBS: (_alternatives_type, _alternatives),
+    ROUTED_EXPERTS: (_layers_type, _layers),
+}
+"""The channels that have a column of their own: the type of a token's entry, and the entry as that type has it."""
+_LISTS: Final = ("calls", "repairs", "notes", "wishes")
+
+
+def session_fields() -> list[Any]:
+    """The columns that rows of sessions have beside those of all trajectories, as fields of an Arrow schema."""
+    pa = pyarrow()
+    turn = pa.struct(
+        [
+            ("number", pa.int32()),
+            ("start", pa.int32()),
+            ("stop", pa.int32()),
+            ("finish_reason", pa.string()),
+            ("reward", pa.float64()),
+            ("dialect", pa.string()),
+            ("model", pa.string()),
+            ("response", pa.string()),
+            ("choice", pa.int32()),
+            ("stopped_by", pa.string()),
+            ("reused", pa.int32()),
+            ("time", pa.float64()),
+            ("seconds", pa.float64()),
+            *((name, pa.list_(pa.string())) for name in _LISTS),
+        ]
+    )
+    return [
+        pa.field("session", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("cause", pa.string()),
+        pa.field("cause_detail", pa.string()),
+        pa.field("parent", pa.int32()),
+        pa.field("shared", pa.int32()),
+        pa.field("turns", pa.list_(turn)),
+        pa.field("metadata", pa.string()),
+        pa.field("session_labels", pa.string()),
+        pa.field("messages", pa.string()),
+        pa.field("tools", pa.string()),
+        *(pa.field(name, pa.list_(type_())) for name, (type_, _) in _CHANNELS.items()),
+        pa.field("channels", pa.string()),
+    ]
+
+
+def _text(value: Any) -> str:
+    """JSON for people; with escapes where it has half of a surrogate pair, which UTF-8 cannot hold."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text

@@ -1,0 +1,160 @@
+"""``tokentrace export``: the rows of a store as a file, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.gateway.recorded import Recording, user
+from tokentrace import create_renderer
+from tokentrace.cli import main
+from tokentrace.data.tables import read_metadata, read_samples
+from tokentrace.gateway.store import State, open_store
+from tokentrace.pocket import POCKET
+
+RENDERER = create_renderer(POCKET).silent()
+
+
+def run(*args: Any) -> Result:
+    return CliRunner().invoke(main, ["export", *map(str, args)])
+
+
+def within(where: Path, work: Any) -> Any:
+    """The result of a coroutine that is given the store."""
+
+    async def inner() -> Any:
+        store = open_store(str(where))
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    coroutine: Coroutine[Any, Any, Any] = inner()
+    return asyncio.run(coroutine)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    where = tmp_path / "store.db"
+
+    async def fill(store: Any) -> None:
+        for number, name in enumerate(("run-1", "run-2", "gone")):
+            recording = await Recording(store, name, RENDERER).begin(created=float(number), metadata={"task": name})
+            await recording.turn([user("a question")], [310, 311])
+            if name == "run-2":
+                await recording.turn([user("a question")], [312])
+                await store.set_state(name, State.SEALED)
+        await store.set_state("gone", State.DROPPED)
+
+    within(where, fill)
+    return where
+
+
+def states(where: Path) -> dict[str, str]:
+    async def read(store: Any) -> dict[str, str]:
+        return {info.id: str(info.state) async for info in store.sessions()}
+
+    found: dict[str, str] = within(where, read)
+    return found
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl", "rows.jsonl.gz"])
+def test_rows_of_all_sessions_are_written_and_sealed_ones_are_marked(store: Path, tmp_path: Path, name: str) -> None:
+    result = run(store, "-o", tmp_path / name)
+    assert result.exit_code == 0, result.output
+    samples = list(read_samples(tmp_path / name))
+    assert [sample.name for sample in samples] == ["run-2", "run-2", "run-1"]
+    tokens, trained = sum(map(len, samples)), sum(sample.trained for sample in samples)
+    assert f"2 sessions, 3 rows, {tokens} tokens, {trained} trained" in result.stdout
+    assert "1 by retry" in result.stdout
+    assert states(store) == {"run-1": "open", "run-2": "exported", "gone": "dropped"}
+    assert read_metadata(tmp_path / name)["store"] == str(store)
+    assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+
+    def exported(*options: str) -> set[str]:
+        result = run(store, "-o", out, "-q", "--keep-state", *options)
+        assert (result.exit_code, result.output) == (0, "")
+        return {json.loads(line)["session"] for line in out.read_text(encoding="utf-8").splitlines()}
+
+    assert exported("--session", "run-1") == {"run-1"}
+    assert exported("--session", "run-1", "--session", "run-2", "--session", "run-1") == {"run-1", "run-2"}
+    assert exported("--state", "sealed") == {"run-2"}
+    assert exported("--state", "exported") == set()
+    assert exported("--search", "N-1") == {"run-1"}
+    assert states(store)["run-2"] == "sealed"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--session", "run-9"], "no session 'run-9'; it has gone, run-2, run-1"),
+        (["--session", "gone"], "was dropped"),
+        (["--session", "run-1", "--state", "open"], "--session names the sessions"),
+        (["-o", "rows.csv"], ".parquet, .arrow, .jsonl, .jsonl.gz"),
+        (["-o", "no/such/rows.jsonl"], "there is no folder"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    store: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    result = run(store, "-o", tmp_path / "rows.jsonl", *options)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert not list(tmp_path.glob("rows*"))
+
+
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    result = run(tmp_path / "nowhere.db", "-o", tmp_path / "rows.jsonl")
+    assert result.exit_code == 2
+    assert "is not there" in result.stderr
+    other = tmp_path / "other.db"
+    other.write_text("not a store at all, but long enough to be looked at", encoding="utf-8")
+    result = run(other, "-o", tmp_path / "rows.jsonl")
+    assert result.exit_code == 2
+    assert "not a store" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.db"]
+
+
+def test_a_store_can_be_read_while_another_writes_to_it(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+
+    async def go_on(opened: Any) -> Result:
+        recording = await Recording(opened, "run-3", RENDERER).begin(created=9.0)
+        await recording.turn([user("a question")], [310, 311])
+        await opened.begin("run-3", "under way", {})
+        result = await asyncio.to_thread(run, store, "-o", out, "--session", "run-3")
+        await recording.turn([user("another question")], [313])
+        return result
+
+    result: Result = within(store, go_on)
+    assert result.exit_code == 0, result.output
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_a_run_that_fails_leaves_no_file_and_marks_nothing(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokentrace.gateway.rows import SessionRows
+
+    inner = SessionRows.add
+
+    def add(self: SessionRows, record: Any) -> None:
+        if self.info.id == "run-1":
+            raise OSError(28, "No space left on device")
+        inner(self, record)
+
+    monkeypatch.setattr(SessionRows, "add", add)
+    assert run(store, "-o", tmp_path / "rows.parquet").exit_code == 2
+    assert not list(tmp_path.glob("rows*"))
+    assert states(store)["run-2"] == "sealed"

@@ -1,0 +1,95 @@
+"""The environments of the agents: their requirements are not ours, nor each other's.
+
+`python -m tests.gateway.agents.install` makes them beside the other assets (`tests/assets`), where they are not there
+yet. Every package is pinned, so that pip has nothing to resolve, and several pips fetch at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+from tests.assets.errors import AssetError
+from tests.assets.store import cache_root, locked
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = ("current", "earlier")
+"""By the generation of Anthropic's client that the agents in it use. The long tests have one more, `claude`."""
+PIPS = 4
+"""How many fetch and unpack at once."""
+
+
+def requirements(name: str) -> Path:
+    """The pinned packages of an environment."""
+    return HERE / f"{name}.txt"
+
+
+def folder_of(name: str) -> Path:
+    """Where an environment is, or will be: others for other pins, and for another Python."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    digest = hashlib.sha256(requirements(name).read_bytes()).hexdigest()[:12]
+    return cache_root() / "agents" / f"{name}-{version}-{digest}"
+
+
+def _python(folder: Path) -> Path:
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def environment(name: str) -> Path:
+    """The Python of an environment; AssetError where it is not installed."""
+    folder = folder_of(name)
+    if not (folder / ".installed").exists():
+        raise AssetError(f"the agents' environment {name} is not there; run: python -m tests.gateway.agents.install")
+    return _python(folder)
+
+
+def install(name: str) -> Path:
+    """The Python of an environment, made if it is not there; AssetError says what pip said."""
+    folder = folder_of(name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(f"agents-{name}"):
+        if not (folder / ".installed").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            venv.create(folder, with_pip=False, symlinks=os.name != "nt")
+            lines = requirements(name).read_text(encoding="utf-8").splitlines()
+            pins = [line for line in lines if line and not line.startswith("#")]
+            _fetch(_python(folder), [pins[start::PIPS] for start in range(PIPS)])
+            (folder / ".installed").touch()
+    return _python(folder)
+
+
+def _fetch(python: Path, shares: list[list[str]]) -> None:
+    """Install each share with a pip of its own. Nothing depends on the order: dependencies are among the pins."""
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-deps", "--no-compile", "--only-binary", ":all:"]
+    running = [
+        subprocess.Popen([*pip, *share], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for share in shares
+    ]
+    said = [process.communicate()[0] for process in running]
+    failed = [words for words, process in zip(said, running, strict=True) if process.returncode]
+    if failed:
+        raise AssetError(f"pip could not install the agents' packages: {failed[0][-2000:]}")
+
+
+def main(names: list[str]) -> int:
+    """Make the environments that are named, or all of the quick tests'; 1 where one could not be made."""
+    for name in names or ENVIRONMENTS:
+        began = time.monotonic()
+        try:
+            install(name)
+        except AssetError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
+        print(f"agents: {name} in {folder_of(name)} ({time.monotonic() - began:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+"""openai-agents: one agent, three questions, over chat completions and responses."""
+
+import asyncio
+
+from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
+from openai import AsyncOpenAI
+from task import QUESTIONS, SYSTEM, Run, runs, weather
+
+
+async def talk(run: Run) -> None:
+    client = AsyncOpenAI(base_url=run.openai, api_key="none")
+    kind = OpenAIResponsesModel if run.dialect == "responses" else OpenAIChatCompletionsModel
+    agent = Agent("Weather", instructions=SYSTEM, tools=[function_tool(weather)], model=kind("pocket", client))
+    history: list = []
+    for question in QUESTIONS:
+        asked = [*history, {"role": "user", "content": question}]
+        if run.stream:
+            result = Runner.run_streamed(agent, asked)
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await Runner.run(agent, asked)
+        history = result.to_input_list()
+        print(repr(result.final_output))
+
+
+async def main() -> None:
+    for run in runs():
+        await talk(run)
+
+
+asyncio.run(main())

@@ -1,0 +1,114 @@
+"""An engine for agents: it says what a script says, in tokens that encoding the text would not give."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from tokentrace import Renderer
+from tokentrace.engines import Delta, GenerateRequest, SamplingParams, ScriptedEngine
+from tokentrace.engines.scripted import Sampled
+from tokentrace.tokens.tokenizer import Ids
+
+
+@dataclass(frozen=True)
+class Said:
+    """One turn of the model's: its parts, as they are written. Arguments are JSON text, spaced as models space it."""
+
+    content: str = ""
+    calls: Sequence[tuple[str, str]] = ()
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the engine was given and what it answered."""
+
+    prompt: list[int]
+    ids: list[int]
+    logprobs: list[float]
+
+
+def hermes(said: Said, stop: str) -> str:
+    """A turn as Qwen3 and pocket write it."""
+    calls = [
+        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in said.calls
+    ]
+    thought = f"<think>\n{said.reasoning}\n</think>\n\n" if said.reasoning else ""
+    return thought + "\n".join([*([said.content] if said.content else []), *calls]) + stop
+
+
+def oddly_encoded(renderer: Renderer, text: str) -> list[int]:
+    """Ids of a text, cut after every few characters: they decode to it, and encoding it gives others.
+
+    Control tokens stay whole.
+    """
+    tokenizer = renderer.tokenizer
+    canonical = [int(each) for each in tokenizer.encode(text)]
+    is_control = tokenizer.vocabulary.is_control
+    ids: list[int] = []
+    for each in canonical:
+        piece = tokenizer.decode([each])
+        if is_control[each] or len(piece) < 4 or "\N{REPLACEMENT CHARACTER}" in piece:
+            ids.append(each)
+        else:
+            ids += [int(part) for half in (piece[:2], piece[2:]) for part in tokenizer.encode(half)]
+    assert tokenizer.decode(ids) == text
+    return ids
+
+
+@dataclass(frozen=True)
+class Story:
+    """What an agent's model says, turn by turn. Prompts that are not about it are answered with a word."""
+
+    turns: Sequence[Said]
+    about: str = ""
+    """What the prompts of the story have in them."""
+
+
+@dataclass
+class Stage:
+    """The stories of a gateway's sessions, and what was said in each."""
+
+    renderer: Renderer
+    stop: str
+    stories: dict[str, Story] = field(default_factory=dict)
+    exchanges: defaultdict[str, list[Exchange]] = field(default_factory=lambda: defaultdict(list))
+    _told: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _sampled: int = 0
+
+    def answer(self, session: str, prompt: Ids) -> Sampled:
+        """The next turn of the session's story."""
+        story = self.stories[session]
+        text = self.renderer.tokenizer.decode(prompt.tolist())
+        if story.about in text:
+            said = story.turns[self._told[session]]
+            self._told[session] += 1
+        else:
+            said = Said("OK")
+        ids = oddly_encoded(self.renderer, hermes(said, self.stop))
+        logprobs = [-(self._sampled + at) / 2**16 for at in range(1, len(ids) + 1)]
+        self._sampled += len(ids)
+        self.exchanges[session].append(Exchange([int(each) for each in prompt], ids, logprobs))
+        return Sampled(ids, logprobs)
+
+    def unsaid(self, session: str) -> int:
+        """How many turns of the story were not asked for."""
+        return len(self.stories[session].turns) - self._told[session]
+
+
+class StoryEngine(ScriptedEngine):
+    """Tells each session its own story, a few tokens at a time."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(lambda *_: [], vocab_size=stage.renderer.tokenizer.vocabulary.size)
+        self._stage = stage
+
+    def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        def script(prompt: Ids, sampling: SamplingParams) -> Sampled:
+            return self._stage.answer(str(request.session), prompt)
+
+        return ScriptedEngine(script, piece=5, vocab_size=self.capabilities.vocab_size)._stream(request)

@@ -1,0 +1,41 @@
+"""What every agent is asked, and the tool that it has. It runs in the agents' environments: standard library only."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SYSTEM = "You tell the weather."
+QUESTIONS = ["What is the weather in Zürich?", "And in Bern and Basel?", "Thank you!"]
+
+
+@dataclass
+class Run:
+    """One conversation to have."""
+
+    url: str
+    dialect: str
+    stream: bool
+    key: str = "none"
+    sittings: list[list[str]] = field(default_factory=lambda: [QUESTIONS])
+    """What is asked, for agents that can be closed and opened again in between."""
+
+    @property
+    def openai(self) -> str:
+        return f"{self.url}/v1"
+
+
+def runs() -> Iterator[Run]:
+    """The conversations that the command line asks for."""
+    for run in json.loads(sys.argv[1]):
+        yield Run(**run)
+
+
+def weather(city: str, days: int) -> str:
+    """Tells the weather.
+
+    Args:
+        city: The name of the city.
+        days: How many days ahead.
+    """
+    return f"sunny in {city}, {days} days  \n"

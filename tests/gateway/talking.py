@@ -1,0 +1,187 @@
+"""Agents for tests: each has a conversation of its own, in any dialect, streamed or whole, and remembers answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from tests.parsing.forms import ids_of
+from tokentrace import Renderer, create_renderer
+from tokentrace.engines import SamplingParams
+from tokentrace.pocket import POCKET
+
+PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
+
+
+class Unfinished(Exception):  # noqa: N818
+    """An answer that ended before its end."""
+
+
+class Refused(Exception):  # noqa: N818
+    """An answer that says what is wrong."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        self.status, self.body = status, body
+        super().__init__(f"{status} {body}")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An answer that was heard to its end."""
+
+    id: str
+    text: str
+    tokens: int
+    """How many were sampled, as it says."""
+
+
+@cache
+def pocket() -> Renderer:
+    return create_renderer(POCKET)
+
+
+def counting(prompt: Any, sampling: SamplingParams) -> list[int]:
+    """A script: an answer that tells prompts apart."""
+    return answer_ids(f"That is {int(np.asarray(prompt, np.int64) @ np.arange(1, len(prompt) + 1)) % 1_000_003}.")
+
+
+@cache
+def _stop() -> int:
+    return pocket().get_stop_token_ids()[0]
+
+
+def answer_ids(text: str) -> list[int]:
+    """A whole answer as the pocket model writes it."""
+    return [*ids_of(pocket(), (text,)), _stop()]
+
+
+@dataclass
+class Agent:
+    """Asks, listens, and asks again, with everything that was said before."""
+
+    name: str
+    session: str
+    dialect: str = "chat"
+    stream: bool = False
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    heard: list[Heard] = field(default_factory=list)
+    started: set[str] = field(default_factory=set)
+    """The ids of all answers that began to arrive."""
+    max_tokens: int = 12
+    previous: bool = False
+    """Whether the conversation is left to the gateway (`previous_response_id`)."""
+
+    def ask(self, url: str, text: str | None = None, **headers: str) -> Heard:
+        """Ask something, and go on with the answer. What is not answered is not part of the conversation."""
+        text = text or f"{self.name}, question {len(self.heard)}: what is {len(self.heard)} + 4?"
+        asked = [*self.messages, {"role": "user", "content": text}]
+        heard = self._listen(url, self._body(asked), headers)
+        self.messages = [*asked, {"role": "assistant", "content": heard.text}]
+        self.heard.append(heard)
+        return heard
+
+    def _body(self, asked: list[dict[str, Any]]) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": "pocket", "stream": self.stream}
+        if self.dialect == "responses":
+            if self.previous and self.heard:
+                return {
+                    **body,
+                    "input": asked[-1:],
+                    "previous_response_id": f"resp_{self.heard[-1].id}",
+                    "max_output_tokens": self.max_tokens,
+                }
+            return {**body, "input": asked, "max_output_tokens": self.max_tokens}
+        if self.dialect == "chat" and self.stream:
+            body["stream_options"] = {"include_usage": True}
+        return {**body, "messages": asked, "max_tokens": self.max_tokens}
+
+    def _listen(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> Heard:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        try:
+            path = f"/sessions/{self.session}{PATHS[self.dialect]}"
+            sent = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
+            connection.request("POST", path, json.dumps(body), sent)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise Refused(response.status, json.loads(response.read()))
+            if not self.stream:
+                return self._whole(json.loads(response.read()))
+            return self._streamed(_events(response))
+        finally:
+            connection.close()
+
+    def _whole(self, answer: dict[str, Any]) -> Heard:
+        id = _bare(answer["id"])
+        self.started.add(id)
+        usage = answer["usage"]
+        if self.dialect == "chat":
+            return Heard(id, answer["choices"][0]["message"]["content"] or "", usage["completion_tokens"])
+        if self.dialect == "messages":
+            text = "".join(block.get("text", "") for block in answer["content"])
+            return Heard(id, text, usage["output_tokens"])
+        parts = [part for item in answer["output"] for part in item.get("content") or ()]
+        return Heard(id, "".join(part.get("text", "") for part in parts), usage["output_tokens"])
+
+    def _streamed(self, events: Iterator[Any]) -> Heard:
+        id, text, tokens = "", "", -1
+        for event in events:
+            if event == "[DONE]":
+                return Heard(id, text, tokens)
+            if "error" in event or event.get("type") in ("error", "response.failed"):
+                raise Refused(200, event)
+            match event.get("type"):
+                case None:
+                    id = _bare(event["id"])
+                    tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+                    text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+                case "message_start":
+                    id = _bare(event["message"]["id"])
+                case "content_block_delta":
+                    text += event["delta"].get("text", "")
+                case "message_delta":
+                    tokens = event["usage"]["output_tokens"]
+                case "message_stop":
+                    return Heard(id, text, tokens)
+                case "response.created":
+                    id = _bare(event["response"]["id"])
+                case "response.output_text.delta":
+                    text += event["delta"]
+                case "response.completed" | "response.incomplete":
+                    return Heard(id, text, event["response"]["usage"]["output_tokens"])
+            self.started.add(id)
+        raise Unfinished(id)
+
+
+def _bare(id: str) -> str:
+    return id.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("resp_")
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[Any]:
+    """The data of server-sent events, as it arrives; a frame that was cut off is none."""
+    data: list[str] = []
+    for raw in response:
+        if not raw.endswith(b"\n"):
+            return
+        line = raw.decode().rstrip("\r\n")
+        if line.startswith("data:"):
+            data.append(line[5:].strip())
+        elif not line and data:
+            said = "\n".join(data)
+            data = []
+            yield said if said == "[DONE]" else json.loads(said)
+
+
+def every_kind(sessions: Sequence[str], count: int, **rest: Any) -> list[Agent]:
+    """Agents of all dialects, streamed and whole, spread over sessions."""
+    dialects = list(PATHS)
+    return [
+        Agent(f"agent {at}", sessions[at % len(sessions)], dialects[at % 3], bool(at // 3 % 2), **rest)
+        for at in range(count)
+    ]

@@ -1,0 +1,405 @@
+"""Rows of sessions: what the engine saw and said, each sampled token in one row's loss, in every format."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.gateway.recorded import Recording, random_tree, user
+from tokentrace import create_renderer
+from tokentrace.data import writers
+from tokentrace.data.tables import read_samples
+from tokentrace.engines.protocol import FinishReason
+from tokentrace.gateway.export import Export, Format, export_rows
+from tokentrace.gateway.store import Label, SessionInfo, State, Store, StoreError, TurnRecord, open_store
+from tokentrace.pocket import POCKET
+from tokentrace.samples.collation import collate
+from tokentrace.samples.packing import pack
+from tokentrace.tokens.kinds import Kind
+
+RENDERER = create_renderer(POCKET).silent()
+Result = TypeVar("Result")
+
+
+@asynccontextmanager
+async def temporary() -> AsyncIterator[Store]:
+    store = open_store(None)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(work)
+
+
+async def exported(store: Store, *ids: str, format: Format = Format.JSONL, **options: Any) -> bytes:
+    found = [info for id in ids if (info := await store.session(id)) is not None]
+    assert len(found) == len(ids)
+    return b"".join([piece async for piece in export_rows(store, found, format, **options)])
+
+
+async def rows_of(store: Store, *ids: str, **options: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (await exported(store, *ids, **options)).splitlines()]
+
+
+# -- laws
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 14))
+def test_each_sampled_token_is_in_the_loss_of_exactly_one_row(chance: random.Random, turns: int) -> None:
+    async def check() -> None:
+        async with temporary() as store:
+            recording = await Recording(store, "tree", RENDERER).begin()
+            await random_tree(recording, chance, turns)
+            rows = await rows_of(store, "tree")
+            trajectory = recording.session.trajectory
+            trained = Counter(
+                (trajectory.branches[row["branch"]].index, at)
+                for row in rows
+                for at, mask in enumerate(row["loss_mask"])
+                if mask
+            )
+            sampled = {(turn.branch, at) for turn in recording.session.turns for at in range(turn.start, turn.stop)}
+            assert set(trained) == sampled
+            assert set(trained.values()) <= {1}
+            assert sum(row["num_trained"] for row in rows) == sum(len(each.ids) for each in recording.completions)
+            assert all(row["num_trained"] for row in rows)
+            told = sorted(turn["number"] for row in rows for turn in row["turns"])
+            rowless = [
+                turn.number for turn in recording.session.turns if turn.branch not in {r["branch"] for r in rows}
+            ]
+            assert sorted([*told, *rowless]) == list(range(turns))
+            for row in rows:
+                check_row(row, recording)
+
+    run(check())
+
+
+def check_row(row: dict[str, Any], recording: Recording) -> None:
+    """A row is what the engine was given and what it said, and what was said of it is where it belongs."""
+    for turn in row["turns"]:
+        start, stop, number = turn["start"], turn["stop"], turn["number"]
+        completion = recording.completions[number]
+        assert row["input_ids"][:start] == recording.prompts[number]
+        assert row["input_ids"][start:stop] == completion.ids.tolist()
+        assert row["logprobs"][start:stop] == completion.logprobs.tolist()
+        assert row["loss_mask"][start:stop] == [True] * (stop - start)
+        assert turn["finish_reason"] == completion.finish_reason
+    own = {at for turn in row["turns"] for at in range(turn["start"], turn["stop"])}
+    assert {at for at, mask in enumerate(row["loss_mask"]) if mask} == own
+    was_sampled = [kind == Kind.SAMPLED for kind in row["kinds"]]
+    assert [logprob is not None for logprob in row["logprobs"]] == was_sampled
+    if any(was_sampled):
+        entropy = json.loads(row["channels"])["entropy"]
+        assert [value is not None for value in entropy] == was_sampled
+        for turn in row["turns"]:
+            assert set(entropy[turn["start"] : turn["stop"]]) <= {turn["number"]}
+    messages = json.loads(row["messages"])
+    assert messages[-1]["role"] == "assistant"
+    assert row["cause"] or row["branch"] == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
+    async def make() -> dict[Format, bytes]:
+        async with temporary() as store:
+            for name in ("one", "two"):
+                recording = await Recording(store, name, RENDERER).begin(metadata={"task": 'ü"\ud800'})
+                await random_tree(recording, random.Random(seed), 8)
+            await store.label("one", [Label("reward", 0.5), Label("reward", -1, 0), Label("judge", {"ok": True})])
+            return {format: await exported(store, "one", "two", format=format) for format in Format}
+
+    made = run(make())
+    lines = [json.loads(line) for line in made[Format.JSONL].splitlines()]
+    arrow = pyarrow.ipc.open_stream(made[Format.ARROW]).read_all()
+    parquet = pyarrow.parquet.read_table(io.BytesIO(made[Format.PARQUET]))
+    assert (arrow.column_names, arrow.schema.metadata) == (parquet.column_names, parquet.schema.metadata)
+    assert plain(arrow.to_pylist()) == plain(parquet.to_pylist()) == lines
+    assert {row["reward"] for row in lines if row["session"] == "one"} == {0.5}
+    assert {row["reward"] for row in lines if row["session"] == "two"} == {None}
+    assert [json.loads(row["metadata"]) for row in lines] == [{"task": 'ü"\ud800'}] * len(lines)
+    read = []
+    for format, raw in made.items():
+        path = tmp_path / f"rows.{format}"
+        path.write_bytes(raw)
+        read.append(list(read_samples(path)))
+    for samples in read:
+        assert [sample.ids.tolist() for sample in samples] == [row["input_ids"] for row in lines]
+        assert [sample.loss_mask for sample in samples] == [[int(one) for one in row["loss_mask"]] for row in lines]
+        mine = [sample for sample in samples if sample.name == "one"]  # a batch has rewards, or it has none
+        trained = sum(row["num_trained"] for row in lines if row["session"] == "one")
+        assert int(np.sum(collate(mine, pad_id=0)["labels"] != -100)) == trained
+        packs = pack(mine, max(map(len, mine)), pad_id=0)
+        assert sum(int(np.sum(each.loss_mask)) for each in packs) == trained
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+# -- columns
+
+
+def test_side_channels_stand_at_the_tokens_they_are_of() -> None:
+    async def make() -> list[dict[str, Any]]:
+        async with temporary() as store:
+            recording = await Recording(store, "s", RENDERER).begin()
+            top = [[[310, -0.5], [311, -1.5]], [[4066, -0.25]]]
+            layered = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+            first = await recording.turn(
+                [user("a")], [310], channels={"top_logprobs": top, "routed_experts": np.array(layered)}
+            )
+            history = [user("a"), dict(first.reply)]
+            second = await recording.turn(
+                [*history, user("b")], [320], channels={"routed_experts": [[9, 9], [8, 8]], "mask": ["x", "y"]}
+            )
+            await recording.turn([*history, user("b"), dict(second.reply), user("c")], [330])
+            await recording.turn([*history, user("again")], [340, 341], channels={"routed_experts": ["odd", {}, None]})
+            return await rows_of(store, "s")
+
+    one, two = run(make())
+    (a, b, c), (d,) = one["turns"], two["turns"]
+    told = {at: value for at, value in enumerate(one["routed_experts"]) if value is not None}
+    assert told == {
+        a["start"]: [[1, 2], [3, 4]],
+        a["start"] + 1: [[5, 6], [7, 8]],
+        b["start"]: [[9, 9]],
+        b["start"] + 1: [[8, 8]],
+    }
+    assert len(one["routed_experts"]) == len(one["top_logprobs"]) == one["num_tokens"]
+    assert {at for at, value in enumerate(one["top_logprobs"]) if value} == {a["start"], a["start"] + 1}
+    assert one["top_logprobs"][a["start"]] == [{"id": 310, "logprob": -0.5}, {"id": 311, "logprob": -1.5}]
+    assert {at: v for at, v in enumerate(json.loads(one["channels"])["mask"]) if v} == {
+        b["start"]: "x",
+        b["start"] + 1: "y",
+    }
+    assert c["start"] > b["stop"]
+    # the shared beginning has what was told of it, as it has its logprobs; what fits no column is there as it came
+    assert two["routed_experts"][a["start"]] == [[1, 2], [3, 4]]
+    assert two["routed_experts"][d["start"]] is None
+    assert json.loads(two["channels"])["routed_experts"][d["start"] : d["stop"]] == ["odd", {}, None]
+
+
+def test_a_row_says_why_its_branch_began_and_what_it_was_about() -> None:
+    async def make() -> list[dict[str, Any]]:
+        async with temporary() as store:
+            recording = await Recording(store, "s", RENDERER).begin(metadata={"task": 7})
+            turn = await recording.turn([user("a long question")], [310, 311], stopped_by="END", seconds=0.5)
+            await recording.turn([user("a long question"), dict(turn.reply), user("more")], [312], version="v2")
+            await recording.turn([user("a long question")], [313], repairs=["x"])
+            await store.label("s", [Label("reward", 2, 1), Label("reward", "good", 2), Label("ok", True)])
+            return await rows_of(store, "s")
+
+    one, two = run(make())
+    assert (one["cause"], one["cause_detail"], one["parent"], one["shared"]) == ("", "", -1, 0)
+    assert (two["cause"], two["parent"], two["shared"]) == ("retry", 0, one["turns"][0]["start"])
+    assert "earlier point" in two["cause_detail"]
+    assert [turn["reward"] for turn in one["turns"]] == [None, 2.0]
+    assert [turn["reward"] for turn in two["turns"]] == [None]
+    assert (one["reward"], two["reward"]) == (None, None)
+    assert json.loads(one["session_labels"]) == [
+        {"name": "ok", "value": True, "turn": None},
+        {"name": "reward", "value": 2, "turn": 1},
+        {"name": "reward", "value": "good", "turn": 2},
+    ]
+    first = one["turns"][0]
+    assert (first["stopped_by"], first["seconds"], first["response"], first["dialect"]) == ("END", 0.5, "r0", "chat")
+    assert json.loads(one["metadata"]) == {"task": 7}
+    assert [message["role"] for message in json.loads(one["messages"])] == ["user", "assistant"] * 2
+    assert [json.loads(span["version"]) for span in one["versions"]] == [1, "v2"]
+    assert (one["source"], one["sample"], two["sample"], one["num_messages"]) == ("s", 0, 1, 4)
+    assert one["message_indices"][one["turns"][1]["start"]] == 3
+
+
+@pytest.mark.parametrize("reward", ["good", True, 1e300, [1]])
+def test_a_reward_that_is_not_a_number_is_left_out_with_a_note(reward: Any) -> None:
+    async def make() -> list[dict[str, Any]]:
+        async with temporary() as store:
+            await (await Recording(store, "s", RENDERER).begin()).turn([user("a")], [310])
+            await store.label("s", [Label("reward", reward)])
+            return await rows_of(store, "s")
+
+    [row] = run(make())
+    assert row["reward"] is None
+    assert "reward" in row["notes"][0]
+
+
+def test_branches_without_a_sampled_token_and_empty_sessions_make_no_row() -> None:
+    async def make() -> tuple[list[dict[str, Any]], bytes]:
+        async with temporary() as store:
+            recording = await Recording(store, "s", RENDERER).begin()
+            await recording.turn([user("a")], [310])
+            await recording.turn([user("another thing")], [], reason=FinishReason.ABORT)
+            await Recording(store, "empty", RENDERER).begin()
+            return await rows_of(store, "s", "empty"), await exported(store, "empty", format=Format.PARQUET)
+
+    rows, empty = run(make())
+    assert [row["session"] for row in rows] == ["s"]
+    table = pyarrow.parquet.read_table(io.BytesIO(empty))
+    assert table.num_rows == 0
+    assert {"input_ids", "cause", "turns"} <= set(table.column_names)
+
+
+# -- states
+
+
+def test_a_request_that_gave_no_turn_is_in_no_row() -> None:
+    async def make() -> tuple[list[dict[str, Any]], int]:
+        async with temporary() as store:
+            recording = await Recording(store, "s", RENDERER).begin()
+            await recording.turn([user("a")], [310])
+            await store.begin("s", "under way", {"prompt_tokens": 9})
+            await store.begin("s", "given up", {})
+            await store.abandon("s", "given up", "the agent went away")
+            return await rows_of(store, "s"), len(await store.incomplete("s"))
+
+    rows, incomplete = run(make())
+    assert incomplete == 2
+    assert [turn["number"] for row in rows for turn in row["turns"]] == [0]
+
+
+def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones_stay_open() -> None:
+    async def make() -> None:
+        async with temporary() as store:
+            for name in ("open", "sealed", "kept", "left"):
+                await (await Recording(store, name, RENDERER).begin()).turn([user("a")], [310])
+                if name != "open":
+                    await store.set_state(name, State.SEALED)
+
+            async def state(id: str) -> State:
+                info = await store.session(id)
+                assert info is not None
+                return info.state
+
+            await exported(store, "kept", keep_state=True)
+            assert await state("kept") is State.SEALED
+            found = [await store.session(name) for name in ("open", "sealed")]
+            pieces = export_rows(store, [info for info in found if info], Format.PARQUET)
+            async for _ in pieces:
+                assert await state("sealed") is State.SEALED
+            assert (await state("open"), await state("sealed")) == (State.OPEN, State.EXPORTED)
+            assert len(await rows_of(store, "sealed")) == 1  # once more is fine
+            left = await store.session("left")
+            assert left is not None
+            pieces = export_rows(store, [left], Format.JSONL)
+            await anext(pieces)
+            await pieces.aclose()
+            assert await state("left") is State.SEALED
+
+    run(make())
+
+
+def test_a_session_that_is_dropped_meanwhile_gives_no_rows_and_a_damaged_one_is_an_error() -> None:
+    async def make() -> None:
+        async with temporary() as store:
+            await (await Recording(store, "s", RENDERER).begin()).turn([user("a")], [310])
+            info = await store.session("s")
+            assert info is not None
+            lost = SessionInfo("s", State.OPEN, 1.0, turns=2)
+            with pytest.raises(StoreError, match="1 of its 2 turns"):
+                [table async for table in Export(store, [lost]).tables()]
+            await store.set_state("s", State.DROPPED)
+            assert await exported(store, "s") == b""
+            assert [table async for table in Export(store, [info]).tables()] == []
+
+    run(make())
+
+
+# -- size
+
+
+class Endless:
+    """A store that has as many sessions as are wanted, all with the turns of one."""
+
+    def __init__(self, store: Store, turns: list[TurnRecord]) -> None:
+        self._store, self._turns = store, turns
+
+    async def sessions(self, count: int) -> AsyncIterator[SessionInfo]:
+        for number in range(count):
+            yield SessionInfo(f"s{number}", State.OPEN, 1.0, turns=len(self._turns))
+
+    async def labels(self, id: str) -> list[Label]:
+        return []
+
+    async def turns(self, id: str, first: int = 0) -> AsyncIterator[TurnRecord]:
+        for turn in self._turns:
+            yield turn
+
+
+@pytest.mark.parametrize("format", Format)
+def test_memory_does_not_grow_with_the_number_of_sessions(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "GROUP_TOKENS", 20_000)
+
+    async def peak(store: Any, count: int) -> tuple[int, int]:
+        """The most that Python held at any time, and Arrow whenever bytes left; how many bytes left in all."""
+        written = arrow = 0
+        before = pa.total_allocated_bytes()
+        tracemalloc.start()
+        try:
+            async for piece in export_rows(store, store.sessions(count), format):
+                written += len(piece)
+                arrow = max(arrow, pa.total_allocated_bytes() - before)
+            return tracemalloc.get_traced_memory()[1] + arrow, written
+        finally:
+            tracemalloc.stop()
+
+    async def make() -> None:
+        async with temporary() as store:
+            recording = await Recording(store, "s", RENDERER).begin()
+            chance = random.Random(0)
+            await recording.turn([user("a")], [chance.randrange(300, 4000) for _ in range(600)])
+            await recording.turn([user("a")], [chance.randrange(300, 4000) for _ in range(600)])
+            endless = Endless(store, [turn async for turn in store.turns("s")])
+            await peak(endless, 4)  # what is made once is made
+            first, last = (4, 24) if format is Format.JSONL else (20, 160)
+            few, small = await peak(endless, first)
+            many, large = await peak(endless, last)
+            assert large > 4 * small
+            tokens = (last - first) * 2 * 600
+            assert many - few < tokens * 14 / 4  # the ids, masks, messages, kinds and logprobs of one have 14 bytes
+
+    run(make())
+
+
+def test_rows_leave_before_the_last_session_is_read() -> None:
+    async def make() -> None:
+        async with temporary() as store:
+            await (await Recording(store, "s", RENDERER).begin()).turn([user("a")], [310])
+            info = await store.session("s")
+            assert info is not None
+            read = 0
+
+            async def sessions() -> AsyncIterator[SessionInfo]:
+                nonlocal read
+                for _ in range(5):
+                    read += 1
+                    yield info
+
+            assert [read async for _ in export_rows(store, sessions(), Format.JSONL)] == [1, 2, 3, 4, 5]
+
+    run(make())

@@ -1,0 +1,252 @@
+"""Several gateways with one store: any of them serves any session, and none can fork its record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.gateway.server import Served, gateway_server
+from tests.gateway.talking import Agent, Refused, counting, every_kind
+from tokentrace.engines import Fault, Gate, ScriptedEngine
+from tokentrace.trajectory import to_bytes
+
+
+def scripted(**rest: Any) -> ScriptedEngine:
+    return ScriptedEngine(counting, piece=2, **rest)
+
+
+@contextlib.contextmanager
+def two_gateways(
+    place: str, engine: Callable[[], ScriptedEngine] = scripted, **settings: Any
+) -> Iterator[tuple[Served, Served]]:
+    with (
+        gateway_server(engine, store=place, **settings) as one,
+        gateway_server(engine, store=place, **settings) as other,
+    ):
+        yield one, other
+
+
+def record_of(served: Served, session: str) -> Any:
+    """The session as a gateway has it, checked from its first to its last token."""
+
+    async def look() -> Any:
+        async with served.app.gateway.sessions.held(session) as live:
+            live.session.trajectory.check()
+            return live.session
+
+    return served.run(look())
+
+
+def check_exact(served: list[Served], sessions: list[str]) -> None:
+    """Every gateway has the same record, and it has the prompts that the engines saw, id for id, each once."""
+    seen = sorted(prompt for each in served for prompt in each.prompts)
+    recorded = []
+    for session in sessions:
+        records = [record_of(each, session) for each in served]
+        assert len({to_bytes(record.trajectory) for record in records}) == 1, session
+        for turn in records[0].turns:
+            stream = records[0].trajectory.stream(turn.branch).tolist()
+            prompt, completion = stream[: turn.start], stream[turn.start : turn.stop]
+            assert completion == counting(prompt, None)[: len(completion)]  # type: ignore[arg-type]
+            recorded.append(prompt)
+    assert sorted(recorded) == seen
+
+
+def test_an_agent_that_is_sent_here_and_there_gives_one_row(place: str) -> None:
+    with two_gateways(place) as served:
+        agents = every_kind([f"s{at}" for at in range(7)], 7)
+        agents[5].previous = True
+        chance = random.Random(0)
+        for _ in range(4):
+            for agent in agents:
+                agent.ask(chance.choice(served).url)
+        check_exact([*served], [agent.session for agent in agents])
+        for agent in agents:
+            state = served[0].state(agent.session)
+            assert (state["turns"], state["rows"], state["incomplete"]) == (4, 1, [])
+            assert [turn["response"] for turn in state["tree"]] == [heard.id for heard in agent.heard]
+            assert [turn["goes_on_from"] for turn in state["tree"]] == [None, 0, 1, 2]
+            assert state == served[1].state(agent.session)
+
+
+def test_many_agents_write_to_one_session_at_both_gateways_at_once(place: str) -> None:
+    """A storm of conflicts: no turn is lost, none is there twice, and every agent has one line of turns."""
+    with two_gateways(place) as served:
+        agents = every_kind(["storm"], 40)
+
+        def talk(at: int) -> None:
+            for turn in range(3):
+                agents[at].ask(served[(at + turn) % 2].url)
+
+        with ThreadPoolExecutor(len(agents)) as threads:
+            list(threads.map(talk, range(len(agents))))
+        check_exact([*served], ["storm"])
+        state = served[0].state("storm")
+        assert (state["turns"], state["rows"], state["incomplete"]) == (120, 40, [])
+        number = {turn["response"]: turn["turn"] for turn in state["tree"]}
+        assert len(number) == 120
+        for agent in agents:
+            line = [number[heard.id] for heard in agent.heard]
+            assert [state["tree"][at]["goes_on_from"] for at in line] == [None, *line[:-1]]
+            assert len({state["tree"][at]["branch"] for at in line}) == 1
+
+
+def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) -> None:
+    with two_gateways(place) as served:
+        for dialect in ("chat", "messages", "responses"):
+            for stream in (False, True):
+                first = Agent("a", f"{dialect}-{stream}", dialect, stream)
+                heard = first.ask(served[0].url, "Hello?")
+                again = Agent("a", first.session, dialect, stream)
+                assert again.ask(served[1].url, "Hello?", x_stainless_retry_count="1") == heard
+                assert served[0].state(first.session)["turns"] == 1
+        assert len(served[0].prompts) + len(served[1].prompts) == 6
+
+
+def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> None:
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return scripted(latency=gates[-1])
+
+    with two_gateways(place, engine) as (one, other), ThreadPoolExecutor(2) as threads:
+        first = threads.submit(Agent("a", "s").ask, one.url, "Hello?")
+        one.run(gates[0].waiting())
+        until(lambda: one.state("s")["incomplete"])
+        again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", x_stainless_retry_count="1")
+        until(lambda: other.app.gateway.under_way)
+        one.run(gates[0].open())
+        assert first.result(30) == again.result(30)
+        assert not other.prompts
+        assert one.state("s")["turns"] == 1
+
+
+def until(holds: Callable[[], Any]) -> None:
+    """Wait for something that another thread brings about."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if holds():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come about")
+
+
+def test_the_same_key_at_once_is_sampled_once() -> None:
+    with gateway_server(scripted) as served, ThreadPoolExecutor(8) as threads:
+        agents = [Agent("a", "s") for _ in range(8)]
+        heard = list(threads.map(lambda agent: agent.ask(served.url, "Hello?", idempotency_key="k"), agents))
+        assert len(set(heard)) == 1
+        assert len(served.prompts) == 1
+        assert not served.app.gateway.under_way
+
+
+def test_a_first_request_that_fails_leaves_its_retry_to_sample() -> None:
+    """Whoever waited for an answer that never came asks the engine; and nothing is left behind."""
+    engine = scripted(max_length=80)
+    with gateway_server(lambda: engine) as served:
+        engine.faults.append(Fault.UNAVAILABLE)
+        with pytest.raises(Refused):
+            Agent("a", "s").ask(served.url, "Hello?", idempotency_key="k")
+        assert Agent("a", "s").ask(served.url, "Hello?", idempotency_key="k").text
+        with pytest.raises(Refused):
+            Agent("a", "s").ask(served.url, "too long " * 50, idempotency_key="k")
+        assert served.state("s")["turns"] == 1
+        assert not served.app.gateway.under_way
+
+
+def test_what_is_done_to_a_session_at_one_gateway_holds_at_the_other(place: str) -> None:
+    with two_gateways(place) as (one, other):
+        agent = Agent("a", "s")
+        agent.ask(one.url)
+        agent.ask(other.url)
+        assert one.call("POST", "/sessions/s/rewards", {"reward": 0.5})[0] == 200
+        assert other.call("POST", "/sessions/s/rewards", {"reward": 1, "turn": 1})[0] == 200
+        labels = [(each["turn"], each["value"]) for each in one.state("s")["labels"]]
+        assert labels == [(None, 0.5), (1, 1)]
+        assert other.call("PATCH", "/sessions/s", {"settings": {"max_turns": 2}})[0] == 200
+        with pytest.raises(Refused) as refused:
+            agent.ask(one.url)
+        assert (refused.value.status, refused.value.body["error"]["code"]) == (403, "budget_exhausted")
+        assert other.call("PATCH", "/sessions/s", {"settings": {"sampling": {"max_tokens": 2}}})[0] == 200
+        assert agent.ask(one.url).tokens == 2
+        assert one.call("POST", "/sessions/s/seal")[1]["state"] == "sealed"
+        for stream in (False, True):
+            agent.stream = stream
+            with pytest.raises(Refused) as refused:
+                agent.ask(other.url)
+            assert (refused.value.status, refused.value.body["error"]["code"]) == (409, "closed")
+        assert other.call("DELETE", "/sessions/s")[0] == 200
+        with pytest.raises(Refused) as refused:
+            agent.ask(one.url)
+        assert refused.value.status == 404
+        assert one.call("GET", "/sessions/s")[0] == 404
+        assert one.call("POST", "/sessions", {"id": "s"})[0] == 409
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("end", ["seal", "drop"])
+def test_a_session_that_is_ended_while_the_other_gateway_samples_takes_no_turn(
+    place: str, end: str, stream: bool
+) -> None:
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return scripted(latency=gates[-1])
+
+    with two_gateways(place, engine) as (one, other), ThreadPoolExecutor(1) as threads:
+        result = threads.submit(Agent("a", "s", "messages", stream).ask, one.url)
+        one.run(gates[0].waiting())
+        one.run(gates[0].open(1))
+        one.run(gates[0].waiting())
+        method, path = ("POST", "/sessions/s/seal") if end == "seal" else ("DELETE", "/sessions/s")
+        assert other.call(method, path)[0] == 200
+        one.run(gates[0].open())
+        with pytest.raises(Refused) as refused:
+            result.result(30)
+        status, kind = (409, "invalid_request_error") if end == "seal" else (404, "not_found_error")
+        assert refused.value.status == (200 if stream else status)
+        assert refused.value.body["error"]["type"] == kind
+        if end == "seal":
+            assert other.state("s")["turns"] == 0
+
+
+def test_sessions_are_made_once_however_many_ask(place: str) -> None:
+    with two_gateways(place) as served, ThreadPoolExecutor(16) as threads:
+        made = list(threads.map(lambda at: served[at % 2].call("POST", "/sessions", {"id": "same"})[0], range(16)))
+        assert sorted(set(made)) == [201, 409]
+        assert made.count(201) == 1
+        agents = [Agent(f"a{at}", "auto") for at in range(16)]
+        list(threads.map(lambda at: agents[at].ask(served[at % 2].url), range(16)))
+        assert served[0].state("auto")["turns"] == 16
+
+
+def test_a_session_that_is_dropped_while_it_is_read_is_gone(place: str) -> None:
+    """Between its numbers and its turns, another gateway takes the turns away."""
+    with two_gateways(place) as (one, other):
+        agent = Agent("a", "s", "responses", previous=True)
+        agent.ask(one.url)
+        store = other.app.gateway.store
+        turns = store.turns
+
+        def dropping(id: str, first: int = 0) -> Any:
+            async def read() -> Any:
+                await asyncio.to_thread(one.call, "DELETE", "/sessions/s")
+                async for turn in turns(id, first):
+                    yield turn
+
+            return read()
+
+        store.turns = dropping  # type: ignore[method-assign]
+        with pytest.raises(Refused) as refused:
+            agent.ask(other.url)
+        assert (refused.value.status, refused.value.body["error"]["code"]) == (404, "no_session")
+        assert not len(other.app.gateway.sessions)

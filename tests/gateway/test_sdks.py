@@ -1,0 +1,348 @@
+"""OpenAI's and Anthropic's own clients, blocking and not: every way that they have to ask for an answer.
+
+Each way says the same conversation, so that whatever a client makes of an answer is sent back by the same client; the
+record then has to be one stream, with the tokens that the engine saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pydantic
+import pytest
+
+from tests.gateway.agents.scripted import Said, Stage, Story, StoryEngine
+from tests.gateway.rows import check_rows, rows_of
+from tests.gateway.server import TOOLS, Served, gateway_server
+from tokentrace import create_renderer
+from tokentrace.pocket import POCKET
+
+STORY = Story(
+    (
+        Said("  Let me look.\n", [("compute", '{"formula":  "17*23" }'), ("compute", '{"formula":"Zürich"}')], "Hm."),
+        Said("\n It is 391. 🌞", reasoning="Both are known."),
+    )
+)
+QUESTION = "What is 17*23?"
+RESULTS = ("391", "not a formula  \n")
+ANTHROPIC_TOOLS: Any = [
+    {
+        "name": tool["function"]["name"],
+        "description": tool["function"]["description"],
+        "input_schema": tool["function"]["parameters"],
+    }
+    for tool in TOOLS
+]
+RESPONSES_TOOLS: Any = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+CHAT_TOOLS: Any = TOOLS
+
+
+class Weather(pydantic.BaseModel):
+    city: str
+    days: int
+
+
+@pytest.fixture(scope="module")
+def stage() -> Stage:
+    return Stage(create_renderer(POCKET), "<|end|>")
+
+
+@pytest.fixture(scope="module")
+def served(stage: Stage) -> Iterator[Served]:
+    with gateway_server(lambda: StoryEngine(stage), stage.renderer) as server:
+        yield server
+
+
+# -- chat completions
+
+
+def chat_create(client: openai.OpenAI, messages: Any) -> Any:
+    return client.chat.completions.create(model="pocket", messages=messages, tools=CHAT_TOOLS).choices[0].message
+
+
+def chat_parse(client: openai.OpenAI, messages: Any) -> Any:
+    return client.chat.completions.parse(model="pocket", messages=messages).choices[0].message
+
+
+def chat_helper(client: openai.OpenAI, messages: Any) -> Any:
+    with client.chat.completions.stream(model="pocket", messages=messages, tools=CHAT_TOOLS) as stream:
+        for _ in stream:
+            pass
+        return stream.get_final_completion().choices[0].message
+
+
+def chat_chunks(client: openai.OpenAI, messages: Any) -> Any:
+    """Chunks put together by hand, as agents do that have no helper."""
+    message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
+    usage = None
+    options: Any = {"include_usage": True}
+    for chunk in client.chat.completions.create(
+        model="pocket", messages=messages, tools=CHAT_TOOLS, stream=True, stream_options=options
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            message["content"] += choice.delta.content or ""
+            for call in choice.delta.tool_calls or ():
+                assert call.function is not None
+                if call.index == len(message["tool_calls"]):
+                    message["tool_calls"].append(
+                        {"id": call.id, "type": "function", "function": {"name": "", "arguments": ""}}
+                    )
+                function = message["tool_calls"][call.index]["function"]
+                function["name"] += call.function.name or ""
+                function["arguments"] += call.function.arguments or ""
+    assert usage is not None
+    assert usage.completion_tokens
+    return openai.types.chat.ChatCompletionMessage.model_validate(message)
+
+
+@pytest.mark.parametrize("ask", [chat_create, chat_helper, chat_chunks])
+def test_chat_completions(served: Served, stage: Stage, ask: Callable[..., Any]) -> None:
+    session = f"chat-{ask.__name__}"
+    stage.stories[session] = STORY
+    client = openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    reply = ask(client, messages)
+    assert reply.content.strip() == "Let me look."
+    assert [json.loads(call.function.arguments) for call in reply.tool_calls] == [
+        {"formula": "17*23"},
+        {"formula": "Zürich"},
+    ]
+    messages.append(reply.model_dump(exclude_none=True))
+    for call, result in zip(reply.tool_calls, RESULTS, strict=True):
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    assert ask(client, messages).content.strip() == "It is 391. 🌞"
+    check_one_row(served, stage, session)
+
+
+def test_chat_completions_not_blocking(served: Served, stage: Stage) -> None:
+    session = "chat-not-blocking"
+    stage.stories[session] = STORY
+
+    async def talk() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0
+        ) as client:
+            messages: list[Any] = [{"role": "user", "content": QUESTION}]
+            asked: Any = {"model": "pocket", "tools": CHAT_TOOLS}
+            async with client.chat.completions.stream(messages=messages, **asked) as stream:
+                reply = (await stream.get_final_completion()).choices[0].message
+            messages.append(reply.model_dump(exclude_none=True))
+            for call, result in zip(reply.tool_calls or (), RESULTS, strict=True):
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            second = await client.chat.completions.create(messages=messages, **asked)
+            assert second.choices[0].message.content == "\n It is 391. 🌞"
+
+    asyncio.run(talk())
+    check_one_row(served, stage, session)
+
+
+def test_chat_completions_parsed_into_a_model(served: Served, stage: Stage) -> None:
+    """The scripted engine cannot be held to JSON, and says so; without that, what it wrote is parsed."""
+    stage.stories["parsed"] = Story((Said(' {"city": "Zürich", "days": 3}'),))
+    client = openai.OpenAI(base_url=f"{served.url}/sessions/parsed/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.parse(
+            model="pocket", messages=[{"role": "user", "content": QUESTION}], response_format=Weather
+        )
+    assert "json" in str(caught.value).lower()
+    reply = chat_parse(client, [{"role": "user", "content": QUESTION}])
+    assert Weather.model_validate_json(reply.content) == Weather(city="Zürich", days=3)
+
+
+# -- responses
+
+
+def response_create(client: openai.OpenAI, **asked: Any) -> Any:
+    return client.responses.create(model="pocket", tools=RESPONSES_TOOLS, **asked)
+
+
+def response_helper(client: openai.OpenAI, **asked: Any) -> Any:
+    with client.responses.stream(model="pocket", tools=RESPONSES_TOOLS, **asked) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text == final.output_text
+    return final
+
+
+def response_events(client: openai.OpenAI, **asked: Any) -> Any:
+    done = None
+    for event in client.responses.create(model="pocket", tools=RESPONSES_TOOLS, stream=True, **asked):
+        if event.type == "response.completed":
+            done = event.response
+    assert done is not None
+    return done
+
+
+def results_of(response: Any) -> list[Any]:
+    calls = [item for item in response.output if item.type == "function_call"]
+    return [
+        {"type": "function_call_output", "call_id": call.call_id, "output": result}
+        for call, result in zip(calls, RESULTS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("how", ["previous", "echo"])
+@pytest.mark.parametrize("ask", [response_create, response_helper, response_events])
+def test_responses(served: Served, stage: Stage, ask: Callable[..., Any], how: str) -> None:
+    session = f"responses-{ask.__name__}-{how}"
+    stage.stories[session] = STORY
+    client = openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+    first = ask(client, input=QUESTION)
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+    if how == "previous":
+        second = ask(client, input=results_of(first), previous_response_id=first.id)
+    else:
+        said = [item.model_dump(exclude_none=True) for item in first.output]
+        second = ask(client, input=[{"role": "user", "content": QUESTION}, *said, *results_of(first)])
+    assert second.output_text.strip() == "It is 391. 🌞"
+    check_one_row(served, stage, session)
+    again = client.responses.retrieve(second.id)
+    told = [[item.model_dump(exclude_none=True) for item in each.output] for each in (again, second)]
+    assert told[0] == told[1]
+
+
+def test_responses_not_blocking(served: Served, stage: Stage) -> None:
+    session = "responses-not-blocking"
+    stage.stories[session] = STORY
+
+    async def talk() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0
+        ) as client:
+            async with client.responses.stream(model="pocket", tools=RESPONSES_TOOLS, input=QUESTION) as stream:
+                first = await stream.get_final_response()
+            second = await client.responses.create(
+                model="pocket", tools=RESPONSES_TOOLS, input=results_of(first), previous_response_id=first.id
+            )
+            assert second.output_text.strip() == "It is 391. 🌞"
+
+    asyncio.run(talk())
+    check_one_row(served, stage, session)
+
+
+# -- messages
+
+
+def message_create(door: Any, **asked: Any) -> Any:
+    return door.create(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, **asked)
+
+
+def message_helper(door: Any, **asked: Any) -> Any:
+    with door.stream(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, **asked) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == "".join(block.text for block in final.content if block.type == "text")
+    return final
+
+
+def tool_results(message: Any) -> Any:
+    calls = [block for block in message.content if block.type == "tool_use"]
+    assert [call.input for call in calls] == [{"formula": "17*23"}, {"formula": "Zürich"}]
+    blocks = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": result}
+        for call, result in zip(calls, RESULTS, strict=True)
+    ]
+    return {"role": "user", "content": blocks}
+
+
+@pytest.mark.parametrize("beta", [False, True], ids=["stable", "beta"])
+@pytest.mark.parametrize("ask", [message_create, message_helper])
+def test_messages(served: Served, stage: Stage, ask: Callable[..., Any], beta: bool) -> None:
+    session = f"messages-{ask.__name__}-{beta}"
+    stage.stories[session] = STORY
+    client = anthropic.Anthropic(base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0)
+    door: Any = client.beta.messages if beta else client.messages
+    conversation: list[Any] = [{"role": "user", "content": QUESTION}]
+    counted = door.count_tokens(model="pocket", messages=conversation, tools=ANTHROPIC_TOOLS)
+    first = ask(door, messages=conversation)
+    assert first.stop_reason == "tool_use"
+    assert counted.input_tokens == first.usage.input_tokens == len(stage.exchanges[session][0].prompt)
+    conversation += [{"role": "assistant", "content": first.content}, tool_results(first)]
+    second = ask(door, messages=conversation)
+    assert second.content[-1].text.strip() == "It is 391. 🌞"
+    check_one_row(served, stage, session)
+
+
+def test_messages_not_blocking(served: Served, stage: Stage) -> None:
+    session = "messages-not-blocking"
+    stage.stories[session] = STORY
+
+    async def talk() -> None:
+        async with anthropic.AsyncAnthropic(
+            base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0
+        ) as client:
+            conversation: list[Any] = [{"role": "user", "content": QUESTION}]
+            asked: Any = {"model": "pocket", "max_tokens": 500, "tools": ANTHROPIC_TOOLS}
+            async with client.messages.stream(messages=conversation, **asked) as stream:
+                first = await stream.get_final_message()
+            conversation += [{"role": "assistant", "content": first.content}, tool_results(first)]
+            second = await client.messages.create(messages=conversation, **asked)
+            assert second.content[-1].text.strip() == "It is 391. 🌞"  # type: ignore[union-attr]
+
+    asyncio.run(talk())
+    check_one_row(served, stage, session)
+
+
+# -- models
+
+
+def test_models(served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    assert [model.id for model in client.models.list()] == ["pocket"]
+    assert client.models.retrieve("pocket").id == "pocket"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+    theirs = anthropic.Anthropic(base_url=served.url, api_key="none")
+    assert [model.id for model in theirs.models.list()] == ["pocket"]
+    assert theirs.models.retrieve("pocket").id == "pocket"
+
+
+# -- what is wrong, as the clients tell it
+
+
+def test_errors_are_those_that_the_clients_know(served: Served, stage: Stage) -> None:
+    ours = openai.OpenAI(base_url=f"{served.url}/sessions/errors/v1", api_key="none", max_retries=0)
+    asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}]}
+    with pytest.raises(openai.BadRequestError) as bad:
+        ours.chat.completions.create(**asked, logit_bias={"5": 1})
+    assert bad.value.param == "logit_bias"
+    with pytest.raises(openai.BadRequestError):
+        ours.responses.create(model="pocket", input="a", background=True)
+    with pytest.raises(openai.NotFoundError):
+        ours.responses.create(model="pocket", input="a", previous_response_id="resp_none")
+    theirs = anthropic.Anthropic(base_url=f"{served.url}/sessions/errors", api_key="none", max_retries=0)
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        theirs.messages.create(**asked, max_tokens=10, extra_body={"mcp_servers": [{"type": "url"}]})
+    assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+
+
+# -- the session, by each client's key
+
+
+@pytest.mark.parametrize("what", ["key", "id"])
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+def test_the_key_of_both_generations_tells_the_session(served: Served, stage: Stage, header: str, what: str) -> None:
+    """anthropic 2.8 sends `Authorization: Bearer`, 0.125 sends `x-api-key`, both for api_key.
+
+    Without keys the name of a session is as good as its key.
+    """
+    _, made = served.call("POST", "/sessions", {"id": f"of-{header.lower()}-{what}"})
+    stage.stories[made["id"]] = STORY
+    body = {"model": "pocket", "max_tokens": 100, "messages": [{"role": "user", "content": "a"}]}
+    value = f"Bearer {made[what]}" if header == "Authorization" else made[what]
+    status, _ = served.call("POST", "/v1/messages", body, {header: value})
+    assert status == 200
+    assert served.state(made["id"])["turns"] == 1
+
+
+def check_one_row(served: Served, stage: Stage, session: str) -> None:
+    assert stage.unsaid(session) == 0
+    rows = rows_of(served, session)
+    assert len(rows) == 1
+    check_rows(stage, session, rows)
