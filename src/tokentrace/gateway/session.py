@@ -249,13 +249,8 @@ class Session:
 
     def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
         """The prompt of a conversation that goes on from no recorded turn."""
-        rendered, unread = render_readably(
-            asked.renderer,
-            asked.messages,
-            tools=asked.tools,
-            add_generation_prompt=not asked.continued,
-            continue_final_message=asked.continued,
-        )
+        how = {"add_generation_prompt": not asked.continued, "continue_final_message": asked.continued}
+        rendered, unread = render_readably(asked.renderer, asked.messages, tools=asked.tools, **how)
         ids = np.asarray(rendered.ids, np.int32)
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
         spans = owner_spans(rendered.messages, len(ids))
