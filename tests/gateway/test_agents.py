@@ -1,8 +1,8 @@
 """Real agents, unmodified, on a gateway whose engine follows a script: what the engine saw is what is exported.
 
-Each agent runs as its users run it, in an environment of its own (`real_agents/install.py`), once for all its dialects. The
-model's turns have what makes echoes hard: reasoning, odd spaces in arguments and around content, letters that are not
-ASCII, parallel calls; and their tokens are not those that encoding their text would give.
+Each agent runs as its users run it, in an environment that is not ours (`real_agents/install.py`), once for all its
+dialects. The model's turns have what makes echoes hard: reasoning, odd spaces in arguments and around content, letters
+that are not ASCII, parallel calls; and their tokens are not those that encoding their text would give.
 """
 
 from __future__ import annotations
