@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.agents.running import SCRIPTS, need, run_agent
-from tests.gateway.agents.scripted import Said, Stage, Story, StoryEngine
-from tests.gateway.rows import check_rows, rows_of
+from tests.gateway.real_agents.running import SCRIPTS, need, run_agent
+from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
+from tests.gateway.rows import check_rows
 from tests.gateway.server import gateway_server
 from tests.support import make_renderer
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
-from tokentrace.samples import Sample
 
 pytestmark = pytest.mark.long
 
@@ -116,7 +115,7 @@ def renderer_of(family: str) -> Any:
     return create_renderer(POCKET) if family == "pocket" else make_renderer(family)
 
 
-def talk(stage: Stage, folder: Path, **run: Any) -> tuple[Any, list[Sample]]:
+def talk(stage: Stage, folder: Path, **run: Any) -> tuple[Any, list[Any]]:
     """Let Claude Code ask its questions; returns the state and the rows of the one session that there is."""
     with dead_end() as (proxy, asked), gateway_server(lambda: StoryEngine(stage), stage.renderer) as served:
         proxies = {"HTTPS_PROXY": proxy, "HTTP_PROXY": proxy, "NO_PROXY": "127.0.0.1"}
@@ -128,7 +127,7 @@ def talk(stage: Stage, folder: Path, **run: Any) -> tuple[Any, list[Sample]]:
         (session,) = stage.exchanges
         assert stage.unsaid(session) == 0
         assert session in outcome.output  # as Claude Code calls it
-        rows = rows_of(served, session)
+        rows = served.rows(session)
         check_rows(stage, session, rows)
         return served.state(session), rows
 

@@ -16,8 +16,8 @@ import openai
 import pydantic
 import pytest
 
-from tests.gateway.agents.scripted import Said, Stage, Story, StoryEngine
-from tests.gateway.rows import check_rows, rows_of
+from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
+from tests.gateway.rows import check_rows
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
@@ -343,6 +343,6 @@ def test_the_key_of_both_generations_tells_the_session(served: Served, stage: St
 
 def check_one_row(served: Served, stage: Stage, session: str) -> None:
     assert stage.unsaid(session) == 0
-    rows = rows_of(served, session)
+    rows = served.rows(session)
     assert len(rows) == 1
     check_rows(stage, session, rows)

@@ -393,6 +393,11 @@ class Session:
                     placed.new_ids, placed.kinds, message_spans=placed.spans, messages=added, branch=base.branch
                 )
                 return base.branch
+            position = base.stop + len(placed.new_ids)
+            if np.array_equal(trajectory.stream(base.branch)[base.stop : position], placed.new_ids):
+                if position == self._tip(base.branch):  # what was sampled of it was nothing
+                    return base.branch
+                return trajectory.branch_at(position, cause=cause, branch=base.branch)
             return trajectory.branch_at(
                 base.stop,
                 placed.new_ids,
