@@ -11,8 +11,8 @@ import numpy as np
 import openai
 import pytest
 
-from tests.gateway.agents import TOOLS as WEATHER
-from tests.gateway.agents import Bench
+from tests.gateway.echoes import TOOLS as WEATHER
+from tests.gateway.echoes import Bench
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.parsing.forms import ids_of
 from tokentrace import create_renderer
