@@ -397,7 +397,9 @@ class Session:
                 return base.branch
             position = base.stop + len(placed.new_ids)
             if np.array_equal(trajectory.stream(base.branch)[base.stop : position], placed.new_ids):
-                return trajectory.branch_at(position, cause=cause, branch=base.branch)  # the same prompt once more
+                if position == self._tip(base.branch):  # what was sampled of it was nothing
+                    return base.branch
+                return trajectory.branch_at(position, cause=cause, branch=base.branch)
             return trajectory.branch_at(
                 base.stop,
                 placed.new_ids,
