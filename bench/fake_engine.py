@@ -83,6 +83,8 @@ class FakeEngine:
         self.requests = 0
         self.tokens = 0
         """How many ids of completions were sent."""
+        self.connections = 0
+        """How many were opened."""
         self.left = 0
         """How many requests lost their reader before they ended."""
         self.prompts: list[bytes] = []
@@ -145,6 +147,7 @@ class _Served(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        self._engine.connections += 1
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:

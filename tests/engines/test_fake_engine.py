@@ -65,6 +65,20 @@ def test_a_reader_that_leaves_is_counted_and_many_connections_are_served() -> No
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_connection_is_used_again_after_a_stream() -> None:
+    async def run() -> None:
+        fake = FakeEngine([[5, 6, 2]])
+        async with serving(fake) as url:
+            engine = await VLLMEngine.connect(url)
+            before = fake.connections
+            for _ in range(5):
+                assert (await collected(engine.stream([1, 2], SamplingParams(9)))).ids.tolist() == [5, 6, 2]
+            assert fake.connections == before == 1
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_its_answers_have_the_fields_of_recorded_ones(streamed: bool) -> None:
     """All that it says, vLLM says, with the same types; what it leaves out, the adapter does not read."""

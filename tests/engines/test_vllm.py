@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tests.engines.support import RECORDINGS, Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
 from tokentrace.engines.protocol import (
     Capabilities,
+    Completion,
     EngineAnswerError,
     EngineError,
     EngineRefusal,
@@ -122,6 +124,25 @@ def test_the_prompt_that_was_read_is_compared() -> None:
     other["prompt_token_ids"] = None
     with pytest.raises(EngineAnswerError, match="prompt_token_ids must be a list"):
         asyncio.run(engine(Fake().on(GENERATE, other)).generate(prompt, sampling))
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_the_prompt_that_was_read_is_compared_however_it_is_written(separators: tuple[str, str]) -> None:
+    recorded = recording("vllm_generate_top")
+    prompt, sampling = asked(recorded)
+
+    def answered(ids: Any) -> Completion:
+        answer = json.dumps({**recorded["response"], "prompt_token_ids": ids}, separators=separators)
+        return asyncio.run(engine(Fake().on(GENERATE, Reply([answer.encode()]))).generate(prompt, sampling))
+
+    assert answered(prompt).ids.tolist() == [518, 654]
+    for other in (prompt[1:], [*prompt[:9], 1, *prompt[10:]], [*prompt, 1], [*prompt[:-1], prompt[-1] * 10]):
+        with pytest.raises(EngineAnswerError, match=r"another prompt.*different from"):
+            answered(other)
+    with pytest.raises(EngineAnswerError, match="prompt_token_ids must be a list"):
+        answered(None)
+    with pytest.raises(EngineAnswerError, match="prompt_token_ids must be a list"):
+        answered({"prompt_token_ids": prompt})  # in a place where it says nothing
 
 
 def test_a_prompt_that_was_cut_is_seen_without_an_echo() -> None:

@@ -239,6 +239,9 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         assert page.evaluate("document.querySelectorAll('.tree .turn').length") == state["turns"]
         labels = page.evaluate("[...document.querySelectorAll('.tree .why .name')].map((each) => each.textContent)")
         assert sorted(labels) == ["0 first branch", "1 retry", "2 sub-agent", "3 trimmed result", "4 compaction"]
+        # the branch that was written to last is the one that is shown
+        assert page.evaluate("document.querySelector('.lane.chosen').dataset.branch") == "4"
+        assert "branch 4" in page.evaluate("document.querySelector('.stream h2').textContent")
         # a click on a turn shows it, its branch, and its tokens
         page.evaluate("document.querySelector('.tree .turn[data-turn=\"8\"]').dispatchEvent(new MouseEvent('click'))")
         page.until("document.querySelector('aside:not([hidden]) h2')?.textContent.startsWith('Turn 8')")

@@ -427,6 +427,10 @@ def test_labels_are_kept_by_session_turn_and_name(place: str) -> None:
         ]
         assert await store.labels("b") == [Label("reward", -1.0)]
         assert await store.labels("c") == []
+        many = [f"n{number}" for number in range(1200)]
+        assert await store.values("reward", ["a", *many, "b", "c"]) == {"a": 0.75, "b": -1.0}
+        assert await store.values("note", ["a"]) == {}, "of a turn, not of the session"
+        assert await store.values("reward", []) == {}
 
     in_store(place, test)
 

@@ -148,5 +148,5 @@ def _summarize(done: Exported, output: Path) -> None:
         causes = ", ".join(f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common())
         click.echo(f"branches: {causes}")
     if done.marked:
-        note(f"{done.marked:,} sealed sessions are marked as exported")
+        note(f"marked as exported: {done.marked:,}")
     note(f"wrote {output}")

@@ -15,7 +15,7 @@ from ..errors import shown
 from ..settings import choose
 from ..trajectory.inputs import POSITIVE_NOISE
 from ..trajectory.turns import LogprobKind
-from .answers import AnswerReader, checked_request, json_body, part
+from .answers import AnswerReader, checked_request, json_body, json_prompt, part
 from .http import Connection, HTTPSettings
 from .protocol import (
     Capabilities,
@@ -50,21 +50,26 @@ class HTTPEngine(Engine):
         """The body of a request but for the prompt and whether to stream."""
         raise NotImplementedError
 
-    def _reader(self, request: GenerateRequest) -> AnswerReader:
+    def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
+        """What reads the answer to a request whose prompt was sent as this JSON text."""
         raise NotImplementedError
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         request = checked_request(request, self.capabilities)
-        return self._reader(request).whole(await self._post(request, self._fields(request)))
+        text = json_prompt(request)
+        reader = self._reader(request, text)
+        body = json_body(self.prompt_field, text, self._fields(request))
+        return reader.whole(await self._connection.post(self.path, body, reader.read))
 
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         """Closing the iterator closes the connection, upon which the server ends the request."""
         request = checked_request(request, self.capabilities)
-        body = json_body(self.prompt_field, request, self._fields(request) | self.stream_fields)
-        return self._connection.stream(self.path, body, lambda: self._reader(request))
+        text = json_prompt(request)
+        body = json_body(self.prompt_field, text, self._fields(request) | self.stream_fields)
+        return self._connection.stream(self.path, body, lambda: self._reader(request, text))
 
     async def _post(self, request: GenerateRequest, fields: dict[str, Any]) -> Any:
-        return await self._connection.post(self.path, json_body(self.prompt_field, request, fields))
+        return await self._connection.post(self.path, json_body(self.prompt_field, json_prompt(request), fields))
 
     async def _tell(self, path: str, value: dict[str, Any] | None = None) -> None:
         body = None if value is None else json.dumps(value, separators=(",", ":")).encode("utf-8")

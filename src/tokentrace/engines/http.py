@@ -27,7 +27,7 @@ import json
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import reduce
@@ -50,6 +50,8 @@ _SHOWN: Final = 300
 _ERROR_BYTES: Final = 1 << 16
 """How much of a refusal's body is read."""
 _DONE: Final = b"[DONE]"
+_LINGER: Final = 1.0
+"""How many seconds the end of a body is waited for, after the event that says that there is no more."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]*")
 _HIDDEN: Final = "[hidden]"
@@ -168,9 +170,9 @@ class Connection:
         """The JSON value at a path."""
         return await self._answer("GET", path, None, self._json)
 
-    async def post(self, path: str, body: bytes) -> Any:
-        """The JSON value that is answered to a body of JSON text."""
-        return await self._answer("POST", path, body, self._json)
+    async def post(self, path: str, body: bytes, read: Callable[[bytes], Any] = json.loads) -> Any:
+        """The JSON value that is answered to a body of JSON text; `read` reads it."""
+        return await self._answer("POST", path, body, lambda answer: self._json(answer, read))
 
     async def tell(self, path: str, body: bytes | None = None) -> None:
         """Post something whose answer says nothing."""
@@ -188,7 +190,7 @@ class Connection:
         for tries in count():
             reader = make()
             try:
-                async with aclosing(self._events(path, body)) as events:
+                async with aclosing(self._events(path, body, reader.read)) as events:
                     async for event in events:
                         delta = reader.feed(event)
                         if delta is not None:
@@ -232,7 +234,7 @@ class Connection:
                 await self._rest(path, tries, lost)
         raise AssertionError("the last try raises")
 
-    async def _events(self, path: str, body: bytes) -> AsyncGenerator[Any]:
+    async def _events(self, path: str, body: bytes, read: Callable[[bytes], Any]) -> AsyncGenerator[Any]:
         reader = EventReader(self.settings.longest_event)
         began = False
         async with self._opened("POST", path, body) as (response, deadline):
@@ -249,10 +251,18 @@ class Connection:
                 began = True
                 for data in reader.feed(piece):
                     if data.strip() == _DONE:
+                        await self._finish(arriving)
                         return
-                    yield self._event(data)
+                    yield self._event(data, read)
             if not began:
                 raise _Lost("the stream ended before its first byte")
+
+    async def _finish(self, arriving: AsyncIterator[bytes]) -> None:
+        """Read the end of a body, of which nothing matters any more: a connection that was read to its end is kept."""
+        with suppress(TimeoutError, self._httpx.TransportError):
+            async with asyncio.timeout(_LINGER):
+                while await anext(arriving, None) is not None:
+                    pass
 
     @asynccontextmanager
     async def _opened(
@@ -329,8 +339,8 @@ class Connection:
             raise _Lost(said, wait=_retry_after(response.headers.get("retry-after")))
         raise EngineRefusal(said, status=status)
 
-    def _event(self, data: bytes) -> Any:
-        event = self._json(data)
+    def _event(self, data: bytes, read: Callable[[bytes], Any]) -> Any:
+        event = self._json(data, read)
         if not isinstance(event, dict) or event.get("error") is None:
             return event
         error = event["error"]
@@ -340,9 +350,9 @@ class Connection:
             raise EngineRefusal(said, status=code)
         raise _Lost(said)
 
-    def _json(self, answer: bytes) -> Any:
+    def _json(self, answer: bytes, read: Callable[[bytes], Any] = json.loads) -> Any:
         try:
-            return json.loads(answer)
+            return read(answer)
         except (ValueError, RecursionError) as error:
             begins = _short(self._hidden(answer[:_ERROR_BYTES].decode("utf-8", "replace")))
             # the error of the parser has the whole document at hand

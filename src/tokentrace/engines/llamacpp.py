@@ -103,7 +103,7 @@ class LlamaCppEngine(HTTPEngine):
             fields["json_schema"] = sampling.structure.get("schema", {"type": "object"})
         return fields if sampling.seed is None else fields | {"seed": sampling.seed}
 
-    def _reader(self, request: GenerateRequest) -> AnswerReader:
+    def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
         return _Reader(request, self.capabilities)
 
 

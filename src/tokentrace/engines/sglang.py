@@ -167,7 +167,7 @@ class SGLangEngine(HTTPEngine):
             fields |= {"return_routed_experts": True, "routed_experts_start_len": len(request.prompt_ids) - 1}
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
-    def _reader(self, request: GenerateRequest) -> AnswerReader:
+    def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
         return _Reader(request, self.capabilities, experts=self._experts)
 
 

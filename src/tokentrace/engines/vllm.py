@@ -53,6 +53,7 @@ _ABORTED_ID: Final = "generate-tokens-"
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
 _LOGPROBS: Final = {GENERATE: "content", COMPLETIONS: "token_logprobs"}
+_ECHO: Final = b'"prompt_token_ids":'
 _STRUCTURED_OUTPUTS: Final = (0, 11)
 """The version since which there are no guided_* fields that one could rely on."""
 MAX_LOGPROBS: Final = 20
@@ -195,17 +196,31 @@ class VLLMEngine(HTTPEngine):
         fields |= {"sampling_params": params, "return_token_ids": self._check_echo}
         return fields if request.request_id is None else fields | {"request_id": request.request_id}
 
-    def _reader(self, request: GenerateRequest) -> AnswerReader:
-        return _Reader(request, self.capabilities, self.path, self._check_echo)
+    def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
+        return _Reader(request, self.capabilities, self.path, text if self._check_echo else None)
 
 
 class _Reader(AnswerReader):
-    """An answer, whole or in the chunks of a stream, which carry what is new."""
+    """An answer, whole or in the chunks of a stream, which carry what is new.
 
-    def __init__(self, request: GenerateRequest, capabilities: Capabilities, path: str, check_echo: bool) -> None:
+    The prompt comes back in it, if that was asked for. It is compared as the JSON text that was sent; only where that
+    differs, in white space or in earnest, are its ids read and compared.
+    """
+
+    def __init__(self, request: GenerateRequest, capabilities: Capabilities, path: str, sent: bytes | None) -> None:
         super().__init__(request, capabilities)
         self._path: Final = path
-        self._echo_due = check_echo
+        self._sent: Final = sent
+        self._echo_due = sent is not None
+
+    def read(self, answer: bytes) -> Any:
+        at = answer.find(_ECHO) if self._echo_due else -1
+        start = at + len(_ECHO)
+        if at < 0 or self._sent is None or not answer.startswith(self._sent, start):
+            return super().read(answer)
+        value = super().read(answer[:start] + b"null" + answer[start + len(self._sent) :])
+        self._echo_due = False
+        return value
 
     def feed(self, answer: Any) -> Delta | None:
         usage = part(answer, kind=dict).get("usage")

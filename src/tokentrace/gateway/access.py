@@ -68,9 +68,12 @@ class Access:
         return named
 
     async def _of_key(self, key: str) -> str | None:
-        """Without keys, whatever is given as one tells sessions apart: a session of that name, or one of its own."""
+        """Without keys, whatever is given as one tells sessions apart: the key of a session, its name, or any other."""
         if not key:
             return None
+        known = await self.store.session_of_key(hash_key(key))
+        if known is not None:
+            return known.id
         if ID.fullmatch(key) and await self.store.session(key) is not None:
             return key
         return "key-" + hash_key(key).removeprefix("sha256:")[:16]

@@ -131,7 +131,7 @@ export class Tree {
   }
 
   bring() {
-    const node = this.nodes.get(this.chosen)?.querySelector("rect");
+    const node = this.nodes.get(this.chosen)?.querySelector("rect") ?? this.root.querySelector(".lane.chosen .why");
     if (!node) return;
     const box = node.getBoundingClientRect();
     const frame = this.root.getBoundingClientRect();

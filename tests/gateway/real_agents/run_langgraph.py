@@ -9,7 +9,7 @@ from task import QUESTIONS, SYSTEM, Run, runs, weather
 
 def model_of(run: Run):
     if run.dialect == "messages":
-        return ChatAnthropic(model="pocket", base_url=run.url, api_key="none", max_tokens=2000, streaming=run.stream)
+        return ChatAnthropic(model="pocket", base_url=run.url, api_key=run.key, max_tokens=2000, streaming=run.stream)
     responses = run.dialect == "responses"
     return ChatOpenAI(
         model="pocket", base_url=run.openai, api_key="none", use_responses_api=responses, streaming=run.stream

@@ -13,7 +13,7 @@ from task import QUESTIONS, SYSTEM, Run, runs, weather
 
 def model_of(run: Run):
     if run.dialect == "messages":
-        client = AsyncAnthropic(base_url=run.url, api_key="none")
+        client = AsyncAnthropic(base_url=run.url, api_key=run.key)
         return AnthropicModel("pocket", provider=AnthropicProvider(anthropic_client=client))
     provider = OpenAIProvider(base_url=run.openai, api_key="none")
     kind = OpenAIResponsesModel if run.dialect == "responses" else OpenAIChatModel

@@ -31,7 +31,7 @@ def weather() -> Tool:
 def model_of(run: Run):
     config = GenerateConfig(max_tokens=2000)
     if run.dialect == "messages":
-        return get_model("anthropic/pocket", base_url=run.url, api_key="none", config=config, streaming=run.stream)
+        return get_model("anthropic/pocket", base_url=run.url, api_key=run.key, config=config, streaming=run.stream)
     responses = run.dialect == "responses"
     return get_model("openai/pocket", base_url=run.openai, api_key="none", config=config, responses_api=responses)
 

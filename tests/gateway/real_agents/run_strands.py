@@ -8,7 +8,7 @@ from task import QUESTIONS, SYSTEM, Run, runs, weather
 
 def model_of(run: Run):
     if run.dialect == "messages":
-        return AnthropicModel(client_args={"base_url": run.url, "api_key": "none"}, model_id="pocket", max_tokens=2000)
+        return AnthropicModel(client_args={"base_url": run.url, "api_key": run.key}, model_id="pocket", max_tokens=2000)
     return OpenAIModel(client_args={"base_url": run.openai, "api_key": "none"}, model_id="pocket")
 
 

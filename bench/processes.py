@@ -1,0 +1,146 @@
+"""Servers in processes of their own: what CPU time and memory they take, and a client that takes next to none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is running."""
+
+    url: str
+    pid: int
+
+    def cpu(self) -> float:
+        """Seconds of CPU time of all its threads so far, to the nanosecond (Linux alone tells that)."""
+        tasks = Path(f"/proc/{self.pid}/task")
+        return sum(int((tasks / task / "schedstat").read_text().split()[0]) for task in os.listdir(tasks)) / 1e9
+
+    def memory(self) -> int:
+        """Bytes that it has in memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *command: str, url: str | None = None, environment: Mapping[str, str] | None = None, patience: float = 120
+) -> AsyncIterator[Server]:
+    """A server, as long as it is needed. Its first line says where it is, unless `url` does."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE if url is None else asyncio.subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        async with asyncio.timeout(patience):
+            if url is None:
+                assert process.stdout is not None
+                url = (await process.stdout.readline()).decode().strip()
+            while not await _listens(url):
+                if process.returncode is not None:
+                    raise RuntimeError(f"{command[0]} ended with {process.returncode}")
+                await asyncio.sleep(0.1)
+        yield Server(url, process.pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(15):
+                await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _listens(url: str) -> bool:
+    where = urlsplit(url)
+    try:
+        _, writer = await asyncio.open_connection(where.hostname, where.port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def python(module: str, *arguments: str) -> Sequence[str]:
+    """The command that runs a module with this Python."""
+    return (sys.executable, "-m", module, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a server answered, and when (`time.perf_counter`, which all processes share)."""
+
+    status: int
+    body: bytes
+    asked: float
+    first: float
+    """When the first byte of the body was there,…"""
+    last: float
+    """…and the last."""
+
+    @property
+    def seconds(self) -> float:
+        """From the request to the end of the answer."""
+        return self.last - self.asked
+
+
+class Client:
+    """One connection, kept open: requests go out as they are, answers are read whole."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+        self._where = urlsplit(url)
+        lines = {"host": self._where.netloc, "content-type": "application/json", **(headers or {})}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        """Send a body; the answer."""
+        return await self._ask("POST", path, body)
+
+    async def get(self, path: str) -> Reply:
+        return await self._ask("GET", path, b"")
+
+    async def _ask(self, method: str, path: str, body: bytes) -> Reply:
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(
+                self._where.hostname, self._where.port, limit=2**26
+            )
+        asked = time.perf_counter()
+        head = f"{method} {self._where.path}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        if "transfer-encoding: chunked" in head:
+            first, told = await self._chunks()
+        else:
+            length = int(head.partition("content-length:")[2].partition("\r\n")[0])
+            told = await self._reader.readexactly(length)
+            first = time.perf_counter()
+        return Reply(int(head.split(" ", 2)[1]), told, asked, first, time.perf_counter())
+
+    async def _chunks(self) -> tuple[float, bytes]:
+        first, pieces = 0.0, []
+        while True:
+            size = int(await self._reader.readuntil(b"\r\n"), 16)
+            piece = await self._reader.readexactly(size + 2)
+            first = first or time.perf_counter()
+            if not size:
+                return first, b"".join(pieces)
+            pieces.append(piece[:-2])
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
