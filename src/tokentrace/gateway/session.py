@@ -179,7 +179,7 @@ class Session:
             fitting = [number for number in numbers if self._repeats(number, echo)] or fitting
         if len(fitting) > 1 and len({self._stream(self.turns[number]).tobytes() for number in fitting}) > 1:
             return None
-        turns = [self.turns[number] for number in fitting]
+        turns = [self.turns[number] for number in reversed(fitting)]  # of like tokens, what was told last was heard
         return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
 
     def _repeats(self, number: int, echo: Messages) -> bool:
