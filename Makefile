@@ -33,14 +33,14 @@ demo: $(VENV)/.base
 
 assets: $(VENV)/.test
 	$(BIN)/python -m tests.assets
-	$(BIN)/python -m tests.gateway.agents.install
+	$(BIN)/python -m tests.gateway.real_agents.install
 
 test: assets
 	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup
 
 # Every law at length, and every product of families and conversations in full.
 test-long: assets
-	$(BIN)/python -m tests.gateway.agents.install claude
+	$(BIN)/python -m tests.gateway.real_agents.install claude
 	TOKENTRACE_FULL=1 $(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup -m "not bench"
 
 coverage: assets

@@ -19,6 +19,7 @@ from tokentrace.engines.protocol import Completion, Delta, FinishReason
 from tokentrace.gateway.dialect import Dialect, Head, Reply
 from tokentrace.gateway.requests import Request
 from tokentrace.parsing.events import Done, Event
+from tokentrace.parsing.response import PartKind
 from tokentrace.parsing.shapes import CallId
 from tokentrace.pocket import POCKET
 
@@ -29,6 +30,7 @@ LOOK: dict[str, Any] = {
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place":  "Zürich" }}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "look", "arguments": {"place": \n</tool_call>'
+QUOTED = '<tool_call>\n{"name": "look", "arguments": {"day": 1, "place": "He said "hi" there"}}\n</tool_call>'
 NAMELESS = '<tool_call>\n{"arguments": {}}\n</tool_call>'
 TWICE = '<tool_call>\n{"name": "look", "arguments": {"place": "a", "place": "b"}}\n</tool_call>'
 
@@ -41,6 +43,9 @@ COMPLETIONS = {
     "everything": f"<think>\nWhich?\n</think>\n\n  Let me see.\n{CALL}\n{OTHER}",
     "a broken call": f"I try.\n{BROKEN}",
     "a broken call between others": f"{CALL}\n{BROKEN}\n{CALL}",
+    "a quote that is not escaped": f"{QUOTED}\n{CALL}",
+    "arguments that are no object": CALL.replace('{"place":  "Zürich" }', "[1, 2]"),
+    "no arguments": '<tool_call>\n{"name": "look"}\n</tool_call>',
     "a call without a name": f"I try.\n{NAMELESS}",
     "an argument twice": TWICE,
 }
@@ -50,6 +55,9 @@ CUT_OFF = {
     "in its content": "Well, naï",
     "in its reasoning": "<think>\nHm. 🧮",
     "in a call": f"I see.\n{CALL[:-20]}",
+    "in a call's name": CALL[:25],
+    "after a call's name": CALL[:29],
+    "in a list": CALL.replace('"Zürich" }}\n</tool_call>', '[1, {"a": [2.5, "x'),
     "after a call": CALL,
 }
 """The same, cut off by a limit."""
@@ -104,6 +112,25 @@ def written(made: Renderer, text: str, *, stops: bool = True, **given: Any) -> S
     """The completion that is written like this, ended with a stop token or cut off."""
     ids = [*ids_of(made, (text,)), *(made.get_stop_token_ids()[:1] if stops else ())]
     return sampled(made, ids, ended=FinishReason.STOP if stops else FinishReason.LENGTH, **given)
+
+
+def told_message(choice: Sampled) -> dict[str, Any]:
+    """The message that an agent of OpenAI's APIs is told: attempts with a name are calls, all others text."""
+    response, texts, calls = choice.reply.response, list[str](), list[dict[str, Any]]()
+    for part in response.parts:
+        attempt = None if part.call is None else response.tool_calls[part.call]
+        if attempt is not None and attempt.name is not None:
+            function = {"name": attempt.name, "arguments": attempt.arguments_text}
+            calls.append(
+                {"id": attempt.id or choice.reply.call_id(attempt.index), "type": "function", "function": function}
+            )
+        elif part.kind is not PartKind.REASONING:
+            texts.append(part.lead + part.text)
+    content = "".join(texts)
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if response.reasoning_content:
+        message["reasoning_content"] = response.reasoning_content
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def head_of(made: Renderer, request: Request | None = None, **asked: Any) -> Head:

@@ -123,6 +123,10 @@ CASES: dict[str, Case] = {
         C.COMPACTION,
         0,
     ),
+    "a summary in one word": Case([system(), user("Summary: the parser was read.")], C.COMPACTION, 1, "replaced by 1"),
+    "words of its own after the task": Case(
+        [*RECORDED[:2], user("All of it was read. Go on with the second half.")], C.COMPACTION, 2
+    ),
     "langgraph trims to a window": Case(
         [RECORDED[0], *RECORDED[6:10]], C.COMPACTION, 1, "5 messages were left out before it"
     ),

@@ -1,32 +1,29 @@
-"""The rows of a session, beside what its engine was given and answered."""
+"""The rows of a session as they are exported, beside what its engine was given and answered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from tests.gateway.agents.scripted import Stage
-from tests.gateway.server import Served
-from tokentrace.samples import Sample, trajectory_samples
+from tests.gateway.real_agents.scripted import Stage
+
+Row = Mapping[str, Any]
 
 
-def rows_of(served: Served, session: str) -> list[Sample]:
-    async def samples() -> list[Sample]:
-        live = await served.app.gateway.sessions.get(session)
-        return trajectory_samples(live.session.trajectory)
-
-    return list(served.run(samples()))
-
-
-def check_rows(stage: Stage, session: str, rows: Sequence[Sample]) -> None:
-    """Every turn is in a row as the engine had it, and carries loss in exactly one."""
+def check_rows(stage: Stage, session: str, rows: Sequence[Row]) -> None:
+    """Every turn is in a row as the engine had it, and carries loss in exactly one; nothing else has a logprob."""
     exchanges = stage.exchanges[session]
-    assert sum(int(row.mask.sum()) for row in rows) == sum(len(each.ids) for each in exchanges)
+    assert sum(sum(row["loss_mask"]) for row in rows) == sum(len(each.ids) for each in exchanges)
     for each in exchanges:
         start, stream = len(each.prompt), [*each.prompt, *each.ids]
-        holding = [row for row in rows if row.ids[: len(stream)].tolist() == stream]
-        trained = [row for row in holding if row.mask[start : len(stream)].all()]
+        holding = [row for row in rows if row["input_ids"][: len(stream)] == stream]
+        trained = [row for row in holding if all(row["loss_mask"][start : len(stream)])]
         assert len(trained) == 1
-        assert trained[0].logprobs is not None
-        assert np.array_equal(trained[0].logprobs[start : len(stream)], np.asarray(each.logprobs, np.float32))
+        told = trained[0]["logprobs"][start : len(stream)]
+        assert np.array_equal(np.asarray(told, np.float32), np.asarray(each.logprobs, np.float32))
+    for row in rows:
+        sampled = {at for span in row["completions"] for at in range(span["start"], span["stop"])}
+        assert {at for at, logprob in enumerate(row["logprobs"]) if logprob is not None} == sampled
+        assert {at for at, one in enumerate(row["loss_mask"]) if one} <= sampled

@@ -126,7 +126,7 @@ class Agent:
         if self.dialect == "messages":
             text = "".join(block.get("text", "") for block in answer["content"])
             return Heard(id, text, usage["output_tokens"])
-        parts = [part for item in answer["output"] for part in item.get("content") or ()]
+        parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
         return Heard(id, "".join(part.get("text", "") for part in parts), usage["output_tokens"])
 
     def _streamed(self, events: Iterator[Any]) -> Heard:

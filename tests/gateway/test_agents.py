@@ -1,8 +1,8 @@
 """Real agents, unmodified, on a gateway whose engine follows a script: what the engine saw is what is exported.
 
-Each agent runs as its users run it, in an environment of its own (`agents/install.py`), once for all its dialects. The
-model's turns have what makes echoes hard: reasoning, odd spaces in arguments and around content, letters that are not
-ASCII, parallel calls; and their tokens are not those that encoding their text would give.
+Each agent runs as its users run it, in an environment that is not ours (`real_agents/install.py`), once for all its
+dialects. The model's turns have what makes echoes hard: reasoning, odd spaces in arguments and around content, letters
+that are not ASCII, parallel calls; and their tokens are not those that encoding their text would give.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.agents.install import ENVIRONMENTS
-from tests.gateway.agents.running import SCRIPTS, Outcome, need, run_agent
-from tests.gateway.agents.scripted import Said, Stage, Story, StoryEngine
-from tests.gateway.rows import check_rows, rows_of
+from tests.gateway.real_agents.install import ENVIRONMENTS
+from tests.gateway.real_agents.running import SCRIPTS, Outcome, need, run_agent
+from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
+from tests.gateway.rows import check_rows
 from tests.gateway.server import Served, gateway_server
 from tests.support import make_renderer
 from tokentrace import create_renderer
@@ -157,7 +157,7 @@ def test_what_the_engine_saw_is_what_is_exported(
     about = [turn for turn in state["tree"] if turn["cause"]]
     expected = AGENTS[agent].causes.get(dialect, [None] * len(stage.exchanges[session]))
     assert causes == list(expected), about
-    rows = rows_of(served, session)
+    rows = served.rows(session)
     assert len(rows) == 1 + len(about)
     check_rows(stage, session, rows)
     assert {turn["dialect"] for turn in state["tree"]} == {dialect}

@@ -111,3 +111,19 @@ def test_reasoning_may_be_left_out_but_not_rewritten(served: Served, echoed: str
     last = served.state(session)["tree"][-1]
     assert (last["cause"] or {}).get("cause") == cause
     assert (last["goes_on_from"] is None) == (cause is not None)
+
+
+def test_samples_of_one_prompt_share_all_of_it(served: Served) -> None:
+    path = "/sessions/shared/v1/chat/completions"
+    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
+    body = {"model": "m", "messages": messages, "tools": TOOLS, "n": 3}
+    reply = served.call("POST", path, body)[1]["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "391"} for call in reply.get("tool_calls", [])]
+    again = {**body, "messages": [*messages, reply, *(results or [{"role": "user", "content": "Sure?"}])], "n": 1}
+    for _ in range(3):
+        assert served.call("POST", path, again)[0] == 200
+    state = served.state("shared")
+    sampled = sum(turn["stop"] - turn["start"] for turn in state["tree"])
+    prompts = state["tree"][0]["start"] + state["tree"][3]["start"] - state["tree"][0]["stop"]
+    assert state["tokens"] == sampled + prompts
+    assert len(served.rows("shared")) == state["rows"] == 5

@@ -25,13 +25,13 @@ from tests.gateway.answers import (
     sampled,
     serve,
     streamed,
+    told_message,
     written,
 )
 from tests.gateway.bodies import JSON, fields_of
 from tokentrace.gateway.chat import CHAT, QUIET
 from tokentrace.gateway.dialect import Head
 from tokentrace.gateway.requests import Request, RequestError
-from tokentrace.parsing.shapes import history_message
 from tokentrace.parsing.sse import OPENAI_END
 
 ASK: dict[str, Any] = {"model": "m", "messages": [user("Hi.")]}
@@ -105,9 +105,12 @@ def test_a_stream_is_the_answer(name: str, allowed: bool, size: int) -> None:
         assert message["content"] == COMPLETIONS[name].rpartition("</think>\n\n")[2]
         assert answer["choices"][0]["finish_reason"] == "stop"
     else:
-        assert message == history_message(choice.reply.response, call_id=choice.reply.call_id)
+        assert message == told_message(choice)
         calls = bool(message.get("tool_calls"))
         assert answer["choices"][0]["finish_reason"] == ("tool_calls" if calls else "stop")
+
+
+CALLS_CUT_OFF = {"in a call", "after a call", "after a call's name", "in a list"}
 
 
 @pytest.mark.parametrize("name", CUT_OFF)
@@ -115,7 +118,7 @@ def test_a_stream_is_the_answer(name: str, allowed: bool, size: int) -> None:
 def test_a_stream_is_the_answer_that_was_cut_off(name: str, allowed: bool) -> None:
     answer = check(head_of(pocket(), calls_allowed=allowed), written(pocket(), CUT_OFF[name], stops=False))
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert ("tool_calls" in answer["choices"][0]["message"]) == (allowed and name == "after a call")
+    assert ("tool_calls" in answer["choices"][0]["message"]) == (allowed and name in CALLS_CUT_OFF)
 
 
 @settings(max_examples=60, deadline=None)
@@ -128,26 +131,40 @@ def test_whatever_ids_are_sampled(ids: list[int], size: int, allowed: bool, stop
     check(head_of(pocket(), calls_allowed=allowed), choice)
 
 
-def test_text_is_told_as_it_comes_and_a_call_when_it_is_finished() -> None:
-    choice = written(pocket(), f"<think>\nHm.\n</think>\n\nYes.\n{CALL}")
+def test_text_and_arguments_are_told_as_they_come() -> None:
+    choice = written(pocket(), f"<think>\nHm.\n</think>\n\nYes.\n{CALL.replace('Zürich', '1234567890' * 20)}")
     frames = CHAT.stream(head_of(pocket()), [choice.reply.call_id])
     assert len(frames.open()) == 1
-    made = [frames.feed(0, events, delta) for events, delta in choice.pieces]
+    made = ["".join(frames.feed(0, events, delta)) for events, delta in choice.pieces]
     telling = [at for at, said in enumerate(made) if said]
-    assert '"reasoning_content"' in made[telling[0]][0]
+    assert '"reasoning_content"' in made[telling[0]]
     assert telling[0] < 6
-    calls = [at for at, said in enumerate(made) if any('"tool_calls"' in frame for frame in said)]
-    assert len(calls) == 1
-    assert calls[0] >= len(choice.pieces) - 4
+    calls = [at for at, said in enumerate(made) if '"arguments"' in said]
+    assert len(calls) > 20
+    assert '"name":"look"' in made[calls[0]]
+    assert calls[0] < calls[1] < len(made) // 2
 
 
-def test_a_long_call_keeps_the_stream_alive() -> None:
-    choice = written(pocket(), CALL.replace("Zürich", "1" * 200))
+def test_arguments_that_are_not_json_are_told_as_they_were_written() -> None:
+    answer = check(head_of(pocket()), written(pocket(), f"I try.\n{BROKEN}"))
+    choice = answer["choices"][0]
+    assert choice["message"]["content"] == "I try."
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert call["function"]["arguments"].strip() == '{"place":'
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_is_told_late_keeps_the_stream_alive() -> None:
+    """Its name comes after its arguments."""
+    text = f'<tool_call>\n{{"arguments": {{"place": "{"1" * 200}"}}, "name": "look"}}\n</tool_call>'
+    choice = written(pocket(), text)
     frames = CHAT.stream(head_of(pocket()), [choice.reply.call_id])
     quiet = [len(frames.feed(0, events, delta)) for events, delta in choice.pieces[:-2]]
     gaps = [sum(1 for _ in group) for made, group in itertools.groupby(quiet, key=bool) if not made]
     assert len(gaps) > 5
     assert max(gaps) <= QUIET + 4  # the call's opening is not known to be one at once
+    assert check(head_of(pocket()), choice)["choices"][0]["message"]["tool_calls"]
 
 
 def test_several_choices() -> None:

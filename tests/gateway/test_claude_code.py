@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.agents.running import SCRIPTS, need, run_agent
-from tests.gateway.agents.scripted import Said, Stage, Story, StoryEngine
-from tests.gateway.rows import check_rows, rows_of
+from tests.gateway.real_agents.running import SCRIPTS, need, run_agent
+from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
+from tests.gateway.rows import check_rows
 from tests.gateway.server import gateway_server
 from tests.support import make_renderer
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
-from tokentrace.samples import Sample
 
 pytestmark = pytest.mark.long
 
@@ -58,6 +57,20 @@ DELEGATED = Story(
     ),
     about="Zürich",
 )
+
+COMPACTED = Story(
+    (
+        *TOLD.turns,
+        Said("<summary>The weather was told for Zürich, Bern and Basel: sunny.</summary>", reasoning="In short."),
+        Said("", [("Read", '{"file_path": "missing.txt" , "limit":3}')], "I read."),
+        Said("There is no such file."),
+        Said(" No."),
+    )
+)
+SITTINGS = [
+    ["What is the weather in Zürich?", "And in Bern and Basel?"],
+    ["Thank you!", "/compact", "Is there a file?", "Are you sure?"],
+]
 
 
 class Everywhere(dict[str, Story]):
@@ -102,11 +115,11 @@ def renderer_of(family: str) -> Any:
     return create_renderer(POCKET) if family == "pocket" else make_renderer(family)
 
 
-def talk(stage: Stage, folder: Path) -> tuple[Any, list[Sample]]:
+def talk(stage: Stage, folder: Path, **run: Any) -> tuple[Any, list[Any]]:
     """Let Claude Code ask its questions; returns the state and the rows of the one session that there is."""
     with dead_end() as (proxy, asked), gateway_server(lambda: StoryEngine(stage), stage.renderer) as served:
         proxies = {"HTTPS_PROXY": proxy, "HTTP_PROXY": proxy, "NO_PROXY": "127.0.0.1"}
-        runs = [{"url": served.url, "dialect": "messages", "stream": True}]
+        runs = [{"url": served.url, "dialect": "messages", "stream": True, **run}]
         outcome = run_agent("claude", SCRIPTS / "run_claude_code.py", runs, folder, proxies)
         assert outcome.status == 0, outcome.output[-4000:]
         assert asked == []
@@ -114,7 +127,7 @@ def talk(stage: Stage, folder: Path) -> tuple[Any, list[Sample]]:
         (session,) = stage.exchanges
         assert stage.unsaid(session) == 0
         assert session in outcome.output  # as Claude Code calls it
-        rows = rows_of(served, session)
+        rows = served.rows(session)
         check_rows(stage, session, rows)
         return served.state(session), rows
 
@@ -135,3 +148,13 @@ def test_a_sub_agent_is_a_row_of_its_own(family: str, tmp_path: Path) -> None:
     assert causes == [None, "sub_agent", None, None, None, None, None]
     assert [turn["branch"] for turn in state["tree"]] == [0, 1, 1, 0, 0, 0, 0]
     assert len(rows) == 2
+
+
+def test_closed_and_opened_again_it_goes_on_and_compacted_it_begins_anew(tmp_path: Path) -> None:
+    """What is asked for a summary leaves out the last words of the conversation, which are kept as they are."""
+    stage = Stage(renderer_of("pocket"), "<|end|>", Everywhere(COMPACTED))
+    state, rows = talk(stage, tmp_path, sittings=SITTINGS)
+    causes = [turn["cause"] and turn["cause"]["cause"] for turn in state["tree"]]
+    assert causes == [None] * 5 + ["compaction", "compaction", None, None]
+    assert [turn["branch"] for turn in state["tree"]] == [0] * 5 + [1, 2, 2, 2]
+    assert len(rows) == 3

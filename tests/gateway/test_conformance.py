@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.agents import TOOLS, Bench, Message, results, say, use
+from tests.gateway.echoes import TOOLS, Bench, Message, results, say, use
 
 FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.1"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from typing import Any
@@ -86,6 +87,7 @@ def said_by(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(head: Head, choice: Sampled) -> dict[str, Any]:
+    head = dataclasses.replace(head, request=dataclasses.replace(head.request, object_arguments=True))
     answer = answered_by(head, choice)
     frames = streamed(MESSAGES, head, [choice])
     for event in events_of(frames):
@@ -93,6 +95,16 @@ def check(head: Head, choice: Sampled) -> dict[str, Any]:
             WIRE_EVENT.validate_python(event, strict=True)
     assert said_by(put_together(frames)) == said_by(answer)
     return answer
+
+
+LOOKED = {"place": "Zürich"}
+INPUTS: dict[str, list[dict[str, Any]]] = {
+    "a broken call": [{}],
+    "a broken call between others": [LOOKED, {}, LOOKED],
+    "a quote that is not escaped": [{"day": 1}, LOOKED],
+    "an argument twice": [{"place": "b"}],
+}
+"""What is told of calls with something wrong in them. All other attempts that are not calls are text."""
 
 
 @pytest.mark.parametrize("name", COMPLETIONS)
@@ -109,10 +121,17 @@ def test_a_stream_is_the_answer(name: str, allowed: bool, size: int) -> None:
         assert text == COMPLETIONS[name].rpartition("</think>\n\n")[2]
     else:
         [echo] = from_anthropic([{"role": "assistant", "content": answer["content"]}])
+        if name in INPUTS:
+            inputs = [call["function"]["arguments"] for call in echo.get("tool_calls", ())]
+            assert inputs == INPUTS[name]
+            return
         told = history_message(choice.reply.response, call_id=choice.reply.call_id)
         for call in told.get("tool_calls", []):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         assert echo == told | {"content": told["content"] or ""}
+
+
+CUT_OFF_INPUTS = {"in a call": [{}], "after a call": [LOOKED], "in a list": [{"place": [1, {"a": [2.5]}]}]}
 
 
 @pytest.mark.parametrize("name", CUT_OFF)
@@ -120,6 +139,8 @@ def test_a_stream_is_the_answer(name: str, allowed: bool, size: int) -> None:
 def test_a_stream_is_the_answer_that_was_cut_off(name: str, allowed: bool) -> None:
     answer = check(head_of(pocket(), calls_allowed=allowed), written(pocket(), CUT_OFF[name], stops=False))
     assert answer["stop_reason"] == "max_tokens"
+    inputs = [block["input"] for block in answer["content"] if block["type"] == "tool_use"]
+    assert inputs == (CUT_OFF_INPUTS.get(name, []) if allowed else [])
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,14 +150,42 @@ def test_whatever_ids_are_sampled(ids: list[int], size: int, allowed: bool) -> N
     check(head_of(pocket(), calls_allowed=allowed), sampled(pocket(), known, size=size))
 
 
-def test_text_is_told_as_it_comes_and_pings_keep_a_long_call_alive() -> None:
-    choice = written(pocket(), f"<think>\nHm.\n</think>\n\n{CALL.replace('Zürich', '1' * 200)}")
-    frames = MESSAGES.stream(head_of(pocket()), [choice.reply.call_id])
+def test_text_and_input_are_told_as_they_come() -> None:
+    choice = written(pocket(), f"<think>\nHm.\n</think>\n\n{CALL.replace('Zürich', '1234567890' * 20)}")
+    frames = MESSAGES.stream(head_of(pocket(), object_arguments=True), [choice.reply.call_id])
     assert [event["type"] for event in events_of(frames.open())] == ["message_start"]
+    told = [events_of(frames.feed(0, *piece)) for piece in choice.pieces]
+    assert ["content_block_start", "content_block_delta"] in [[event["type"] for event in said] for said in told[:6]]
+    inputs = [at for at, said in enumerate(told) if any("partial_json" in event.get("delta", {}) for event in said)]
+    assert len(inputs) > 20
+    assert inputs[1] < len(told) // 2
+
+
+def test_pings_keep_a_call_alive_that_is_told_late() -> None:
+    """Its name comes after its arguments."""
+    text = f'<tool_call>\n{{"arguments": {{"place": "{"1" * 200}"}}, "name": "look"}}\n</tool_call>'
+    choice = written(pocket(), text)
+    frames = MESSAGES.stream(head_of(pocket(), object_arguments=True), [choice.reply.call_id])
+    frames.open()
     told = [[event["type"] for event in events_of(frames.feed(0, *piece))] for piece in choice.pieces]
-    assert ["content_block_start", "content_block_delta"] in told[:6]
     assert sum(said == ["ping"] for said in told) >= 150 // QUIET
     assert max(sum(1 for _ in g) for said, g in itertools.groupby(told, key=bool) if not said) <= QUIET + 4
+    assert check(head_of(pocket()), choice)["stop_reason"] == "tool_use"
+
+
+def test_input_that_claude_code_could_not_read_is_what_it_was_told() -> None:
+    def echo(raw: str, length: int) -> Any:
+        unparsed = {"__unparsedToolInput": {"raw": raw, "len": length}}
+        block = {"type": "tool_use", "id": "t", "name": "look", "input": unparsed}
+        answer = {"type": "tool_result", "tool_use_id": "t", "content": "no"}
+        request = read(
+            messages=[user("a"), {"role": "assistant", "content": [block]}, {"role": "user", "content": [answer]}]
+        )
+        return request.messages[1]["tool_calls"][0]["function"]["arguments"]
+
+    raw = '{"day": 1, "place": "🧮'
+    assert echo(raw, len(raw) + 1) == {"day": 1}  # it counts as JavaScript does
+    assert echo(raw, 5000) == {"__unparsedToolInput": {"raw": raw, "len": 5000}}
 
 
 def test_thinking_is_signed_and_its_echo_is_taken() -> None:
@@ -206,6 +255,7 @@ def test_everything_is_read() -> None:
     )
     assert request == Request(
         messages=[system("Be brief."), user("Hi.")],
+        object_arguments=True,
         tools=[LOOK],
         model="m",
         max_tokens=9,

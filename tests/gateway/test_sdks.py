@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import anthropic
@@ -16,8 +17,8 @@ import openai
 import pydantic
 import pytest
 
-from tests.gateway.agents.scripted import Said, Stage, Story, StoryEngine
-from tests.gateway.rows import check_rows, rows_of
+from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
+from tests.gateway.rows import check_rows
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
@@ -56,6 +57,13 @@ def stage() -> Stage:
 def served(stage: Stage) -> Iterator[Served]:
     with gateway_server(lambda: StoryEngine(stage), stage.renderer) as server:
         yield server
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    """Clients that are closed at the end."""
+    with ExitStack() as stack:
+        yield stack
 
 
 # -- chat completions
@@ -102,10 +110,12 @@ def chat_chunks(client: openai.OpenAI, messages: Any) -> Any:
 
 
 @pytest.mark.parametrize("ask", [chat_create, chat_helper, chat_chunks])
-def test_chat_completions(served: Served, stage: Stage, ask: Callable[..., Any]) -> None:
+def test_chat_completions(served: Served, opened: ExitStack, stage: Stage, ask: Callable[..., Any]) -> None:
     session = f"chat-{ask.__name__}"
     stage.stories[session] = STORY
-    client = openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+    client = opened.enter_context(
+        openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+    )
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     reply = ask(client, messages)
     assert reply.content.strip() == "Let me look."
@@ -142,10 +152,12 @@ def test_chat_completions_not_blocking(served: Served, stage: Stage) -> None:
     check_one_row(served, stage, session)
 
 
-def test_chat_completions_parsed_into_a_model(served: Served, stage: Stage) -> None:
+def test_chat_completions_parsed_into_a_model(served: Served, opened: ExitStack, stage: Stage) -> None:
     """The scripted engine cannot be held to JSON, and says so; without that, what it wrote is parsed."""
     stage.stories["parsed"] = Story((Said(' {"city": "Zürich", "days": 3}'),))
-    client = openai.OpenAI(base_url=f"{served.url}/sessions/parsed/v1", api_key="none", max_retries=0)
+    client = opened.enter_context(
+        openai.OpenAI(base_url=f"{served.url}/sessions/parsed/v1", api_key="none", max_retries=0)
+    )
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.parse(
             model="pocket", messages=[{"role": "user", "content": QUESTION}], response_format=Weather
@@ -189,10 +201,12 @@ def results_of(response: Any) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["previous", "echo"])
 @pytest.mark.parametrize("ask", [response_create, response_helper, response_events])
-def test_responses(served: Served, stage: Stage, ask: Callable[..., Any], how: str) -> None:
+def test_responses(served: Served, opened: ExitStack, stage: Stage, ask: Callable[..., Any], how: str) -> None:
     session = f"responses-{ask.__name__}-{how}"
     stage.stories[session] = STORY
-    client = openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+    client = opened.enter_context(
+        openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+    )
     first = ask(client, input=QUESTION)
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
     if how == "previous":
@@ -253,10 +267,12 @@ def tool_results(message: Any) -> Any:
 
 @pytest.mark.parametrize("beta", [False, True], ids=["stable", "beta"])
 @pytest.mark.parametrize("ask", [message_create, message_helper])
-def test_messages(served: Served, stage: Stage, ask: Callable[..., Any], beta: bool) -> None:
+def test_messages(served: Served, opened: ExitStack, stage: Stage, ask: Callable[..., Any], beta: bool) -> None:
     session = f"messages-{ask.__name__}-{beta}"
     stage.stories[session] = STORY
-    client = anthropic.Anthropic(base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0)
+    client = opened.enter_context(
+        anthropic.Anthropic(base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0)
+    )
     door: Any = client.beta.messages if beta else client.messages
     conversation: list[Any] = [{"role": "user", "content": QUESTION}]
     counted = door.count_tokens(model="pocket", messages=conversation, tools=ANTHROPIC_TOOLS)
@@ -292,13 +308,13 @@ def test_messages_not_blocking(served: Served, stage: Stage) -> None:
 # -- models
 
 
-def test_models(served: Served) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+def test_models(served: Served, opened: ExitStack) -> None:
+    client = opened.enter_context(openai.OpenAI(base_url=f"{served.url}/v1", api_key="none"))
     assert [model.id for model in client.models.list()] == ["pocket"]
     assert client.models.retrieve("pocket").id == "pocket"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
-    theirs = anthropic.Anthropic(base_url=served.url, api_key="none")
+    theirs = opened.enter_context(anthropic.Anthropic(base_url=served.url, api_key="none"))
     assert [model.id for model in theirs.models.list()] == ["pocket"]
     assert theirs.models.retrieve("pocket").id == "pocket"
 
@@ -306,8 +322,10 @@ def test_models(served: Served) -> None:
 # -- what is wrong, as the clients tell it
 
 
-def test_errors_are_those_that_the_clients_know(served: Served, stage: Stage) -> None:
-    ours = openai.OpenAI(base_url=f"{served.url}/sessions/errors/v1", api_key="none", max_retries=0)
+def test_errors_are_those_that_the_clients_know(served: Served, opened: ExitStack, stage: Stage) -> None:
+    ours = opened.enter_context(
+        openai.OpenAI(base_url=f"{served.url}/sessions/errors/v1", api_key="none", max_retries=0)
+    )
     asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}]}
     with pytest.raises(openai.BadRequestError) as bad:
         ours.chat.completions.create(**asked, logit_bias={"5": 1})
@@ -316,7 +334,9 @@ def test_errors_are_those_that_the_clients_know(served: Served, stage: Stage) ->
         ours.responses.create(model="pocket", input="a", background=True)
     with pytest.raises(openai.NotFoundError):
         ours.responses.create(model="pocket", input="a", previous_response_id="resp_none")
-    theirs = anthropic.Anthropic(base_url=f"{served.url}/sessions/errors", api_key="none", max_retries=0)
+    theirs = opened.enter_context(
+        anthropic.Anthropic(base_url=f"{served.url}/sessions/errors", api_key="none", max_retries=0)
+    )
     with pytest.raises(anthropic.BadRequestError) as refused:
         theirs.messages.create(**asked, max_tokens=10, extra_body={"mcp_servers": [{"type": "url"}]})
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
@@ -343,6 +363,6 @@ def test_the_key_of_both_generations_tells_the_session(served: Served, stage: St
 
 def check_one_row(served: Served, stage: Stage, session: str) -> None:
     assert stage.unsaid(session) == 0
-    rows = rows_of(served, session)
+    rows = served.rows(session)
     assert len(rows) == 1
     check_rows(stage, session, rows)

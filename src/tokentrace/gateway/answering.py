@@ -28,7 +28,7 @@ from .channels import pack_channels
 from .claims import Claim
 from .dialect import Dialect, Head, Reply
 from .endings import told as told_response
-from .names import call_ids_of, response_name
+from .names import call_ids_of, response_name, written_ids
 from .requests import Request, RequestError
 from .session import Message, Placement, Recorded
 from .stops import StopTexts, cut_response
@@ -228,6 +228,8 @@ class Answer:
             "wishes": list(self.request.wishes),
             "echo": dict(self.request.echo),
         }
+        if late := written_ids(reply.response, reply.call_id):
+            notes["written_ids"] = late
         names = [f"{name}#{choice}" for name in self.names]
         if self.request.stored:
             names.append(response_name(self.head.id))

@@ -309,7 +309,7 @@ class _Difference:
                 return self._is(BranchCause.CALLS_AS_TEXT, "calls of the model's are words now")
             if replies == 1:
                 return self._is(BranchCause.RETRY, "the reply before it was left out, and another one is asked for")
-        if self._keeps_later() or self._retells():
+        if self._keeps_later() or self._retells() or self._follows_a_question():
             return self._compacted()
         if self.old_role == "assistant" and self.shared == len(self.sent) - 1:
             words = f"it goes back to an earlier point: {_count(len(self.theirs))} left out"
@@ -336,6 +336,12 @@ class _Difference:
     def _is_summary(self) -> bool:
         fewer = len(self.ours) < len(self.theirs)
         return fewer and looks_like_a_summary(self.text) and not looks_like_a_summary(self.old_text)
+
+    def _follows_a_question(self) -> bool:
+        """Whether a user says more where the model had answered, and several answers are gone: who goes back to an
+        earlier point asks something else there, and does not let the first question stand."""
+        last = str(self.sent[self.shared - 1].get("role")) if self.shared else ""
+        return self.role == last == "user" and self.old_role == "assistant" and len(self.theirs) > 3
 
     def _retells(self) -> bool:
         dropped = self.recorded[self.shared + 1 :]

@@ -2,8 +2,8 @@
 
 An answer has the message as OpenAI's has it, with ``reasoning_content`` where there is reasoning; `token_fields` says
 how it carries ids. ``logprobs.content`` has every token that was sampled, those of reasoning and the stop token too.
-Streams tell reasoning and content as they are sampled, and each call when it is finished: put together they are the
-answer.
+Streams tell reasoning, content and the arguments of calls as they are sampled: put together they are the answer. An
+attempt whose name is certain is a call, and its arguments are what the model wrote, whole JSON or not.
 
 For the ``functions`` of old the first call is the message's ``function_call``.
 """
@@ -17,16 +17,15 @@ from ..engines.protocol import Delta
 from ..parsing.events import Done, Event
 from ..parsing.shapes import CallId, openai_message
 from ..parsing.sse import OPENAI_END, OpenAIChunks, encode_sse
-from ..parsing.telling import ToldEvents
 from .chat_request import read_chat
 from .dialect import Dialect, Frames, Head, Reply
-from .endings import finish_reason, told, usage_of
+from .endings import finish_reason, telling, told, usage_of
 from .logprobs import logprob_entries
 from .requests import Request, RequestError
 from .token_fields import TokenFields, nemo_gym_fields, tokentrace_fields
 
 QUIET: Final = 32
-"""How many pieces of a call that is not told yet may pass before an empty chunk shows that the stream is alive."""
+"""How many pieces of a call may pass untold before an empty chunk shows that the stream is alive."""
 
 
 class Chat:
@@ -103,7 +102,7 @@ class _Choice:
 
     def __init__(self, head: Head, at: int, call_id: CallId) -> None:
         self._head: Final = head
-        self._telling: Final = ToldEvents(calls_allowed=head.request.calls_allowed)
+        self._telling: Final = telling(head)
         self._fields: Final = _asked(head)
         self._quiet = 0
         self.chunks: Final = OpenAIChunks(
@@ -113,7 +112,7 @@ class _Choice:
     def feed(self, events: Sequence[Event], delta: Delta | None) -> list[dict[str, Any]]:
         chunks = self.chunks.feed(self._telling.feed(events))
         more = self._token_fields(delta)
-        self._quiet = 0 if chunks or not self._telling.holding else self._quiet + 1
+        self._quiet = 0 if chunks or not self._telling.calling else self._quiet + 1
         if not chunks and (more or self._quiet >= QUIET):
             chunks, self._quiet = [self.chunks.empty()], 0
         if more:

@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..parsing.response import Finish, ParsedResponse
-from ..parsing.telling import told_response
+from ..parsing.telling import ToldEvents, told_response
 from .dialect import Head, Reply
 
 
 def told(head: Head, reply: Reply) -> ParsedResponse:
-    """What the agent is told of a reply: attempts that are not calls are content, and so are calls not allowed."""
-    return told_response(reply.response, calls_allowed=head.request.calls_allowed)
+    """What the agent is told of a reply: attempts without a name are content, and so are calls not allowed."""
+    request = head.request
+    return told_response(reply.response, calls_allowed=request.calls_allowed, objects=request.object_arguments)
+
+
+def telling(head: Head) -> ToldEvents:
+    """The same in events."""
+    return ToldEvents(calls_allowed=head.request.calls_allowed, objects=head.request.object_arguments)
 
 
 def finish_reason(head: Head, reply: Reply) -> Literal["stop", "length", "tool_calls"]:
     """Why a completion ended, in the words of chat completions.
 
-    Calls that the message has are to be answered, of an unknown tool too. A stop text is a stop, though the completion
-    has no stop token then.
+    Calls that the message has are to be answered, of an unknown tool and with broken arguments too. A stop text is a
+    stop, though the completion has no stop token then.
     """
     if reply.stopped_by is None and reply.response.finish is Finish.LENGTH:
         return "length"

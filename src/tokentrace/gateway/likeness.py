@@ -29,7 +29,8 @@ _INCIDENTAL: Final = re.compile(
 _LONGEST_ID: Final = 100
 
 _SUMMARY: Final = re.compile(
-    r"summar(?:y|ies|i[sz]ation) of (?:the|our|your|this|all|its|what|previous|prior|earlier|past|older)\b"
+    r"\A\W*(?:\w+\W+){0,3}summary\W*[:\n]"
+    r"|summar(?:y|ies|i[sz]ation) of (?:the|our|your|this|all|its|what|previous|prior|earlier|past|older)\b"
     r"|(?:conversation|context|session|history|chat|progress|handoff|compaction) summary"
     r"|summary (?:so far|to date|until now)"
     r"|(?:conversation|messages?|history|session|context|turns|steps)[^.\n]{0,60}"

@@ -2,8 +2,13 @@
 
 An answer has blocks of thinking, text and tool use in the order in which they were written. Thinking has a signature,
 because clients want one to send back; it says nothing, and any is accepted. ``input_tokens`` are those that were not in
-the engine's cache, as Anthropic counts. Streams tell thinking and text as they are sampled, and each tool use when it
-is finished: put together they are the answer.
+the engine's cache, as Anthropic counts. Streams tell thinking, text and input as they are sampled: put together they
+are the answer.
+
+Input is an object, and Anthropic's client raises on pieces that cannot become JSON. So a tool use begins with its
+object, and where that breaks, or the completion is cut off, its pieces end unfinished, as those of Anthropic's own API
+do. ``input`` is then what Anthropic's client reads of them: the members that are whole. An attempt with a name and no
+object is text.
 """
 
 from __future__ import annotations
@@ -17,15 +22,14 @@ from ..engines.protocol import Delta
 from ..parsing.events import Done, Event
 from ..parsing.shapes import CallId, anthropic_message
 from ..parsing.sse import AnthropicEvents, encode_sse
-from ..parsing.telling import ToldEvents
 from .dialect import Dialect, Frames, Head, Reply
-from .endings import finish_reason, told, usage_of
+from .endings import finish_reason, telling, told, usage_of
 from .messages_request import read_messages
 from .requests import Request, RequestError
 from .token_fields import TokenFields, tokentrace_fields
 
 QUIET: Final = 32
-"""How many pieces of a call that is not told yet may pass before a ping shows that the stream is alive."""
+"""How many pieces of a call may pass untold before a ping shows that the stream is alive."""
 
 _STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
@@ -85,7 +89,7 @@ class MessagesFrames:
 
     def __init__(self, head: Head, call_id: CallId) -> None:
         self._head: Final = head
-        self._telling: Final = ToldEvents(calls_allowed=head.request.calls_allowed)
+        self._telling: Final = telling(head)
         self._quiet = 0
         self._events: Final = AnthropicEvents(
             id=f"msg_{head.id}",
@@ -101,7 +105,7 @@ class MessagesFrames:
 
     def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
         said = self._events.feed(self._telling.feed(events))
-        self._quiet = 0 if said or not self._telling.holding else self._quiet + 1
+        self._quiet = 0 if said or not self._telling.calling else self._quiet + 1
         if self._quiet >= QUIET:
             said, self._quiet = [{"type": "ping"}], 0
         return _encoded(said)

@@ -11,6 +11,8 @@ What Claude Code sends beside the conversation is treated so:
   (``output_config`` of a system message) is listed as a wish, for it would change the beginning.
 - ``context_management`` would have the server leave out some of what is sent. Nothing is left out: unless its edits
   keep everything, it is listed as a wish.
+- Input that it could not read as JSON it repeats as ``__unparsedToolInput``, with the text that it was told; that is
+  read as the answer said it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any, Final
 
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
+from ..parsing.partial import PartialObject
 from .chat_request import UNSERVED, schema_structure, template_variables
 from .hints import thinking_hints
 from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
@@ -34,6 +37,8 @@ _HARMLESS: Final = (
     "anthropic_version", "user_profile_id", "workspace_id", "diagnostics", "fallbacks", "fallback_credit_token",
 )  # fmt: skip
 """Fields that say nothing about the tokens that are sampled."""
+
+_UNPARSED: Final = "__unparsedToolInput"
 
 _KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
 """An edit that leaves everything where it is."""
@@ -76,6 +81,7 @@ def read_messages(body: Any, headers: Mapping[str, str], *, counting: bool = Fal
         token_ids=bool(fields),
         continued=messages[-1]["role"] == "assistant",
         calls_allowed=allowed,
+        object_arguments=True,
         structure=structure,
         variables=template_variables(said),
         hints=hints,
@@ -94,7 +100,7 @@ def _messages(said: Body, deferred: Mapping[str, Mapping[str, Any]], wishes: lis
         made = check_messages(from_anthropic(given))
     if any(isinstance(message, Mapping) and message.get("output_config") for message in given):
         wishes.append("messages.output_config")
-    made = [_defined(message, deferred) for message in made if message != {"role": "system", "content": ""}]
+    made = [_defined(_as_told(message), deferred) for message in made if message != {"role": "system", "content": ""}]
     if not made:
         raise RequestError("says nothing; give at least one message with content", field="messages")
     return made
@@ -113,6 +119,24 @@ def _system(said: Body) -> tuple[list[Mapping[str, Any]], list[str]]:
 def _is_billing(block: Any) -> bool:
     text = block.get("text") if isinstance(block, Mapping) else None
     return isinstance(text, str) and text.startswith(BILLING)
+
+
+def _as_told(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message in which input that Claude Code could not read is what the answer had in its place."""
+    calls = message.get("tool_calls") or ()
+    if not any(_UNPARSED in call["function"]["arguments"] for call in calls):
+        return message
+    return {**message, "tool_calls": [_call_as_told(call) for call in calls]}
+
+
+def _call_as_told(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    match call["function"]["arguments"]:
+        case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
+            if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # else it kept the beginning only
+                read = PartialObject()
+                read.feed(raw)
+                return {**call, "function": {**call["function"], "arguments": read.value()}}
+    return call
 
 
 def _defined(message: Mapping[str, Any], deferred: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

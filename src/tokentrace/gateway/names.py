@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+from ..parsing.response import ParsedResponse
 from ..parsing.shapes import CallId
 
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -29,3 +31,19 @@ def call_ids_of(id: str, choice: int) -> CallId:
         return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest)
 
     return call_id
+
+
+def written_ids(response: ParsedResponse, call_id: CallId) -> dict[str, str]:
+    """For each call of which the agent was told an id before the model wrote one: the one that the model wrote."""
+    return {call_id(call.index): call.id for call in response.tool_calls if call.late_id and call.id}
+
+
+def with_written_ids(messages: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Messages in which results name their calls by the ids that the model wrote, as a turn's notes have them."""
+    written = notes.get("written_ids") or {}
+    return [
+        {**message, "tool_call_id": written[message["tool_call_id"]]}
+        if written and message.get("tool_call_id") in written
+        else message
+        for message in messages
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ async def read_json(request: Request, most: int, default: Any) -> Any:
 def parse_json(raw: bytes) -> Any:
     """The value of JSON text; RequestError where it is none."""
     try:
-        return json.loads(raw, parse_constant=_no_constant)
+        return json.loads(raw, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
@@ -46,6 +47,13 @@ def parse_json(raw: bytes) -> Any:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is more than a number can be")
+    return number
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -83,6 +83,8 @@ class Request:
     """The last message is an assistant's, and is to be gone on with."""
     calls_allowed: bool = True
     """False for tool_choice "none": what the model writes as calls is content, as written."""
+    object_arguments: bool = False
+    """Whether a call's arguments have to be told as an object: what is not JSON is left out of them."""
     structure: Mapping[str, Any] | None = None
     """What the content has to be: ``{"type": "json_object"}`` or ``{"type": "json_schema", "schema": {…}}``."""
     prompt_ids: Ids | None = None

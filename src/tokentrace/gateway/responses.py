@@ -7,8 +7,8 @@ all, a message without text, so that clients have something to repeat.
 Reasoning is given whole, as ``reasoning_text``, and never summarised. Where ``reasoning.encrypted_content`` is asked
 for, it is there besides as an opaque string: clients that keep nothing else of it bring it back.
 
-In a stream, logprobs come with the messages when they are done, which is at the end; deltas have none. Calls are told
-when they are finished, reasoning and content as they come.
+In a stream, logprobs come with the messages when they are done, which is at the end; deltas have none. Reasoning, text
+and the arguments of calls are told as they come.
 
 What an answer needs of its request beside messages and tools is in `Request.echo` too, so that a stored response can
 be given again.
@@ -27,9 +27,8 @@ from ..parsing.response import Finish
 from ..parsing.responses_sse import Item, ResponsesEvents
 from ..parsing.shapes import CallId, ItemId, responses_items
 from ..parsing.sse import encode_sse
-from ..parsing.telling import ToldEvents
 from .dialect import Dialect, Frames, Head, Reply
-from .endings import finish_reason, told, usage_of
+from .endings import finish_reason, telling, told, usage_of
 from .logprobs import logprob_entries
 from .requests import Request, RequestError
 from .responses_request import PREFIX, read_responses
@@ -96,7 +95,7 @@ class ResponsesFrames:
 
     def __init__(self, head: Head, call_id: CallId) -> None:
         self._head: Final = head
-        self._told: Final = ToldEvents(calls_allowed=head.request.calls_allowed)
+        self._told: Final = telling(head)
         self._events: Final = ResponsesEvents(
             call_id=call_id,
             item_id=_item_ids(head),

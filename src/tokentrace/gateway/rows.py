@@ -111,7 +111,7 @@ class SessionRows:
             "session": self.info.id,
             "state": str(self.info.state),
             "cause": branch.cause,
-            "cause_detail": cause.detail if cause is not None and branch.cause else "",
+            "cause_detail": _utf8(cause.detail) if cause is not None and branch.cause else "",
             "parent": branch.parent,
             "shared": branch.start,
             "turns": [self._turn(recorded) for recorded in own],
@@ -137,14 +137,14 @@ class SessionRows:
             "finish_reason": recorded.finish_reason,
             "reward": as_float(reward) if is_number(reward) else None,
             "dialect": notes.get("dialect"),
-            "model": notes.get("model"),
+            "model": _utf8(notes.get("model")),
             "response": notes.get("response"),
             "choice": notes.get("choice"),
-            "stopped_by": notes.get("stopped_by"),
+            "stopped_by": _utf8(notes.get("stopped_by")),
             "reused": notes.get("reused"),
             "time": notes.get("time"),
             "seconds": notes.get("seconds"),
-            **{name: [str(each) for each in notes.get(name) or ()] for name in _LISTS},
+            **{name: [_utf8(str(each)) for each in notes.get(name) or ()] for name in _LISTS},
         }
 
     # -- what engines say of tokens
@@ -263,3 +263,8 @@ def _text(value: Any) -> str:
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":"))
     return text
+
+
+def _utf8(text: str | None) -> str | None:
+    """A text as columns can hold it: half surrogate pairs, which agents can send, are written as escapes."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")

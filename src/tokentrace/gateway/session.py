@@ -23,8 +23,10 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
+from .broken_calls import readable_calls, render_readably
 from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
 from .matching import Key, Meaning, call_ids, chain, identical, meaning, reasoning
+from .names import with_written_ids
 from .store import TurnRecord
 
 Message = Mapping[str, Any]
@@ -177,7 +179,7 @@ class Session:
             fitting = [number for number in numbers if self._repeats(number, echo)] or fitting
         if len(fitting) > 1 and len({self._stream(self.turns[number]).tobytes() for number in fitting}) > 1:
             return None
-        turns = [self.turns[number] for number in fitting]
+        turns = [self.turns[number] for number in reversed(fitting)]  # of like tokens, what was told last was heard
         return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
 
     def _repeats(self, number: int, echo: Messages) -> bool:
@@ -213,7 +215,7 @@ class Session:
         self, asked: Asked, keys: list[Key], base: Recorded, count: int, ambiguous: bool
     ) -> Placement | str:
         """The prompt after a recorded turn; why it cannot be had where the bridge is refused."""
-        new = list(asked.messages[count:])
+        new = with_written_ids(asked.messages[count:], base.notes)
         stream = self._stream(base)
         repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
@@ -227,7 +229,7 @@ class Session:
         prompt, completion = stream[: base.start], stream[base.start :]
         bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
         if isinstance(bridged, BridgeRefusal):
-            before = self.conversation(base.number)[:-1]
+            before = readable_calls(self.conversation(base.number)[:-1])
             bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools, messages=before)
         if isinstance(bridged, BridgeRefusal):
             return str(bridged)
@@ -247,14 +249,10 @@ class Session:
 
     def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
         """The prompt of a conversation that goes on from no recorded turn."""
-        rendered = asked.renderer.render(
-            asked.messages,
-            tools=asked.tools,
-            add_generation_prompt=not asked.continued,
-            continue_final_message=asked.continued,
-        )
+        how = {"add_generation_prompt": not asked.continued, "continue_final_message": asked.continued}
+        rendered, unread = render_readably(asked.renderer, asked.messages, tools=asked.tools, **how)
         ids = np.asarray(rendered.ids, np.int32)
-        notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost))
+        notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
         spans = owner_spans(rendered.messages, len(ids))
         wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
         return Placement(
@@ -395,6 +393,11 @@ class Session:
                     placed.new_ids, placed.kinds, message_spans=placed.spans, messages=added, branch=base.branch
                 )
                 return base.branch
+            position = base.stop + len(placed.new_ids)
+            if np.array_equal(trajectory.stream(base.branch)[base.stop : position], placed.new_ids):
+                if position == self._tip(base.branch):  # what was sampled of it was nothing
+                    return base.branch
+                return trajectory.branch_at(position, cause=cause, branch=base.branch)
             return trajectory.branch_at(
                 base.stop,
                 placed.new_ids,

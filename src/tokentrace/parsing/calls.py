@@ -214,27 +214,33 @@ class CallParser:
             yield from self._pairs.tree(attempt)
 
     def _head(self, attempt: Attempt) -> Reading[bool]:
-        """The fields before the arguments; whether it got to the arguments."""
+        """The fields before the arguments, reported together; whether it got to the arguments."""
         calls, reader, output = self.calls, self.reader, self.output
+        name: str | None = None
+        call_id: str | None = None
+        problem = ""
         for (lead, field), marks in zip(calls.head, calls.after_field, strict=True):
             if not (yield from reader.skip_all(lead)):
-                attempt.fail(CallStatus.MALFORMED, "the call does not begin as calls do")
-                return False
+                problem = "the call does not begin as calls do"
+                break
             start = reader.at
             found = yield from reader.find(marks)
             text = output.text(start, reader.at).strip()
             if found is None:
                 text = ""  # there may be more of it
             if field == "name":
-                output.name_call(attempt, text)
-            elif calls.grammar.id_is_name:
-                match = _NAME_IN_ID.fullmatch(text)
-                output.name_call(attempt, match[1] if match else None, text)
+                name = text
             else:
-                attempt.id = text or None
+                call_id = text
+                match = _NAME_IN_ID.fullmatch(text) if calls.grammar.id_is_name else None
+                name = match[1] if match else name
             if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):
-                attempt.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
-                return False
+                problem = "the call breaks off before its arguments"
+                break
+        output.name_call(attempt, name, call_id)
+        if problem:
+            attempt.fail(CallStatus.MALFORMED, problem)
+            return False
         if not (yield from reader.skip_all(calls.begin)):
             attempt.fail(CallStatus.MALFORMED, "something else stands where the arguments should begin")
             return False

@@ -54,6 +54,8 @@ class Attempt:
     """Whether its arguments have to be a JSON object."""
     ragged: bool = False
     """Whether its contents did not show where it ends."""
+    late_id: bool = False
+    """Whether its id came after its name was reported."""
     misplaced: str = ""
     """Why a call cannot stand where this one does."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
@@ -159,7 +161,8 @@ class Output:
 
     def name_call(self, attempt: Attempt, name: str | None, call_id: str | None = None) -> None:
         """The name is known: report it, and the arguments that have been waiting for it."""
-        attempt.id = attempt.id or _SURROGATE.sub("\ufffd", call_id or "") or None
+        if call_id and not attempt.id:
+            attempt.id, attempt.late_id = _SURROGATE.sub("\ufffd", call_id), attempt.named
         attempt.name = attempt.name or _SURROGATE.sub("\ufffd", name or "") or None
         if attempt.name is None or attempt.named or not attempt.announced:
             return
@@ -224,6 +227,7 @@ class Output:
             raw=self.text(max(attempt.start, self.base), stop),
             raw_arguments=attempt.raw_values,
             span=self.span(attempt.start, stop),
+            late_id=attempt.late_id,
         )
         self.calls.append(call)
         between = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""

@@ -78,6 +78,10 @@ class ParsedToolCall:
     raw_arguments: dict[str, str]
     """The text of each value as it was written, in formats that write them one by one."""
     span: TokenRange
+    late_id: bool = field(default=False, compare=False)
+    """Whether its id came after its name and arguments, too late for a stream."""
+    told: bool = field(default=False, compare=False)
+    """Whether a client is told that it is a call, whatever its status. See `parsing.telling`."""
 
     @property
     def ok(self) -> bool:

@@ -14,7 +14,7 @@ from .shapes import (
     CallId,
     ItemId,
     call_item,
-    expressible,
+    call_item_status,
     message_item,
     numbered_call_id,
     numbered_item_id,
@@ -31,7 +31,8 @@ class ResponsesEvents:
     """The events of a response's items, in OpenAI's Responses. Put together they are its `shapes.responses_items`.
 
     They may have more calls than that: those announced that turned out not to be `expressible`, which are done as
-    incomplete. `finished` is asked for every item before it is said to be done, and may add to it.
+    incomplete; `telling.ToldEvents` leaves none. `finished` is asked for every item before it is said to be done, and
+    may add to it.
 
     With `hold_messages`, messages are done only at the end, when `close` is given them whole, logprobs included: which
     tokens a text is made of is not certain before.
@@ -96,7 +97,7 @@ class ResponsesEvents:
             case ArgumentsDelta(index, text) if text and self._writing == index:
                 return [self._delta(len(self._items) - 1, text)]
             case CallFinished(index, call) if self._writing == index:
-                return self._end(None if expressible(call) else "incomplete")
+                return self._end(call_item_status(call))
         return []
 
     def _text(self, kind: str, prefix: str, make: Callable[[str, str], Item], text: str) -> list[dict[str, Any]]:

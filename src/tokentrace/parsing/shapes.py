@@ -44,7 +44,12 @@ def numbered_item_id(kind: str, at: int) -> str:
 
 
 def expressible(call: ParsedToolCall) -> bool:
-    """Whether a message can have the call: it has a name and arguments, and they are not in doubt."""
+    """Whether a message can have the call: it has a name and arguments, and they are not in doubt.
+
+    A call of which a client was told (`parsing.telling`) is in the message in any case.
+    """
+    if call.told:
+        return True
     return call.status in _SAID and call.name is not None and call.arguments is not None
 
 
@@ -180,7 +185,9 @@ def _responses_item(
 ) -> dict[str, Any]:
     if stretch.call is not None:
         call = stretch.call
-        return call_item(make_id("fc", at), _id(call, call_id), str(call.name), call.arguments_text)
+        return call_item(
+            make_id("fc", at), _id(call, call_id), str(call.name), call.arguments_text, call_item_status(call)
+        )
     if stretch.kind is PartKind.REASONING:
         return reasoning_item(make_id("rs", at), stretch.text)
     item = message_item(make_id("msg", at), stretch.text, "incomplete" if stretch.cut_off else "completed")
@@ -204,6 +211,11 @@ def call_item(id: str, call_id: str, name: str, arguments: str, status: str = "c
     """A call as an output item."""
     call = {"call_id": call_id, "name": name, "arguments": arguments}
     return {"type": "function_call", "id": id, **call, "status": status}
+
+
+def call_item_status(call: ParsedToolCall) -> str:
+    """What the item of a call that has ended says of it: incomplete if the completion ended inside of it."""
+    return "incomplete" if call.status is CallStatus.TRUNCATED or not expressible(call) else "completed"
 
 
 def _id(call: ParsedToolCall, call_id: CallId | None) -> str:

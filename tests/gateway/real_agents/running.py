@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.assets import AssetError
-from tests.gateway.agents.install import environment
+from tests.gateway.real_agents.install import environment
 
 SCRIPTS = Path(__file__).parent
 QUIET = {

@@ -1,6 +1,6 @@
 """The environments of the agents: their requirements are not ours, nor each other's.
 
-`python -m tests.gateway.agents.install` makes them beside the other assets (`tests/assets`), where they are not there
+`python -m tests.gateway.real_agents.install` makes them beside the other assets (`tests/assets`), if they are not there
 yet. Every package is pinned, so that pip has nothing to resolve, and several pips fetch at once.
 """
 
@@ -45,7 +45,9 @@ def environment(name: str) -> Path:
     """The Python of an environment; AssetError where it is not installed."""
     folder = folder_of(name)
     if not (folder / ".installed").exists():
-        raise AssetError(f"the agents' environment {name} is not there; run: python -m tests.gateway.agents.install")
+        raise AssetError(
+            f"the agents' environment {name} is not there; run: python -m tests.gateway.real_agents.install"
+        )
     return _python(folder)
 
 

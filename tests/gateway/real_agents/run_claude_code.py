@@ -1,10 +1,10 @@
-"""Claude Code, through claude-agent-sdk, which brings it: a tool of ours, three questions in one conversation."""
+"""Claude Code, through claude-agent-sdk, which brings it: a tool of ours, one conversation in one or more sittings."""
 
 import asyncio
 import os
 
 from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, create_sdk_mcp_server, tool
-from task import QUESTIONS, Run, runs
+from task import Run, runs
 from task import weather as tell_weather
 
 
@@ -28,12 +28,14 @@ async def talk(run: Run) -> None:
         },
         stderr=lambda line: print("stderr:", line),
     )
-    async with ClaudeSDKClient(options=options) as client:
-        for question in QUESTIONS:
-            await client.query(question)
-            async for message in client.receive_response():
-                if isinstance(message, ResultMessage):
-                    print(repr(message.result), message.session_id)
+    for questions in run.sittings:
+        async with ClaudeSDKClient(options=options) as client:
+            for question in questions:
+                await client.query(question)
+                async for message in client.receive_response():
+                    if isinstance(message, ResultMessage):
+                        print(repr(message.result), message.session_id)
+                        options.resume = message.session_id
 
 
 async def main() -> None:

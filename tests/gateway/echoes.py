@@ -73,7 +73,8 @@ class Bench:
         """Send a conversation; the model samples the script. Returns the reply as the agent is told it."""
         wire = json.loads(json.dumps(list(messages)))
         placed = self.session.place(self.asked(wire, tools))
-        assert json.loads(b"".join(placed.wire())) == placed.ids.tolist()
+        parts = placed.wire() if callable(placed.wire) else placed.wire
+        assert json.loads(b"".join(parts)) == placed.ids.tolist()
         ids = self.completion(script, tools)
         response = self.renderer.parse_response(ids, tools=tools, prompt_ids=placed.ids)
         number = len(self.turns)

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SYSTEM = "You tell the weather."
 QUESTIONS = ["What is the weather in Zürich?", "And in Bern and Basel?", "Thank you!"]
@@ -17,6 +17,8 @@ class Run:
     dialect: str
     stream: bool
     key: str = "none"
+    sittings: list[list[str]] = field(default_factory=lambda: [QUESTIONS])
+    """What is asked, for agents that can be closed and opened again in between."""
 
     @property
     def openai(self) -> str:

@@ -1,0 +1,547 @@
+"""Whatever is sent, the answer says what is wrong with it, in the words of the API that was asked."""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.gateway.bodies import JSON
+from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.gateway.talking import counting, pocket
+from tests.support import FULL
+from tokentrace.engines import ScriptedEngine
+from tokentrace.gateway.gateway import Limits
+from tokentrace.gateway.keys import Role, add_key
+
+BODY_LIMIT = 2**20
+CONTROLS = ["<|end|>", "<|turn|>", "<|bos|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+RAW = {
+    "@@infinite": "1e999",
+    "@@nan": "NaN",
+    "@@digits": "9" * 5000,
+    "@@many": "9" * 400,
+    "@@deep": "[" * 5000 + "]" * 5000,
+    "@@deep object": '{"a":' * 300 + "1" + "}" * 300,
+    "@@half": '"\\ud800 x"',
+    "@@other half": '"\\udfff"',
+    "@@nul": '"\\u0000"',
+    "@@twice": '{"type":"text","type":"image"}',
+    "@@long": json.dumps("long " * 40_000),
+    "@@odd": '"\u202e\u0301\U0001f469\u200d\U0001f680\\u2028"',
+}
+"""What JSON can say and Python's writer does not."""
+NASTY = st.sampled_from([*RAW, *CONTROLS, "", " ", "\r\nx: y", "é", -1, 0, 2**31, 2**63, 2**64, -0.0, 1e308, [], {}])
+CALL = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": '{"formula": "1+1"}'}}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "What is 1 + 1?"}]},
+    {"role": "assistant", "content": "I compute.", "reasoning_content": "Hm.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "2"},
+]
+TOOL = TOOLS[0]["function"]
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "m",
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "tool_choice": "auto",
+        "max_tokens": 8,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "n": 2,
+        "seed": 3,
+        "stop": ["zz"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "response_format": {"type": "text"},
+        "metadata": {"a": "b"},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
+        "parallel_tool_calls": False,
+        "return_token_ids": True,
+        "user": "u",
+    },
+    "/v1/messages": {
+        "model": "m",
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "What is 1 + 1?"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "tool_use", "id": "c1", "name": "compute", "input": {"formula": "1+1"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]},
+        ],
+        "tools": [{"name": "compute", "description": "Computes.", "input_schema": TOOL["parameters"]}],
+        "tool_choice": {"type": "auto"},
+        "max_tokens": 8,
+        "temperature": 0.5,
+        "top_k": 4,
+        "stop_sequences": ["zz"],
+        "stream": True,
+        "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "metadata": {"user_id": "u"},
+    },
+    "/v1/responses": {
+        "model": "m",
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "What is 1 + 1?"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "c1", "name": "compute", "arguments": '{"formula": "1+1"}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        ],
+        "tools": [{"type": "function", **TOOL}],
+        "tool_choice": "auto",
+        "max_output_tokens": 16,
+        "stream": True,
+        "store": True,
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "text"}},
+        "previous_response_id": None,
+        "include": ["reasoning.encrypted_content"],
+    },
+    "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "logprobs": 1}},
+    "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "Hello"}]},
+}
+ADMIN: dict[str, dict[str, Any]] = {
+    "/sessions": {"metadata": {"task": 1}, "settings": {"max_turns": 3, "sampling": {"temperature": 1}}},
+    "/sessions/adm/rewards": {"rewards": [{"reward": 1.0, "turn": 0}, {"grade": "good"}]},
+    "/sessions/adm/seal": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(errors: list[str]) -> None:
+    errors.clear()
+
+
+@pytest.fixture(scope="module")
+def errors() -> Iterator[list[str]]:
+    """What a test's requests made the gateway log as failures."""
+    found: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(self.format(record))
+
+    listener = Listener(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("tokentrace.gateway", "uvicorn.error", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(listener)
+    yield found
+    for logger in loggers:
+        logger.removeHandler(listener)
+
+
+@pytest.fixture(scope="module")
+def served(errors: list[str]) -> Iterator[Served]:
+    size = pocket().tokenizer.vocabulary.size
+    limits = Limits(body_bytes=BODY_LIMIT)
+    engine = lambda: ScriptedEngine(counting, vocab_size=size, piece=3, record=False)  # noqa: E731
+    with gateway_server(engine, limits=limits) as served:
+        yield served
+
+
+def written(value: Any) -> bytes:
+    """A body, with what stands for itself in the place of its name."""
+    text = json.dumps(value)
+    for name, raw in RAW.items():
+        text = text.replace(json.dumps(name), raw)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def places_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, item in inner for place in places_in(item, (*at, key)))]
+
+
+@st.composite
+def mutated(draw: st.DrawFn, good: dict[str, Any]) -> Any:
+    """A good body in which a few things were changed, added or taken away."""
+    body = copy.deepcopy(good)
+    for _ in range(draw(st.integers(1, 3))):
+        places = places_in(body)
+        *way, last = draw(st.sampled_from(places[1:])) if len(places) > 1 else ["x"]
+        holder = body
+        for key in way:
+            holder = holder[key]
+        match draw(st.sampled_from(["put", "put", "put", "take", "again", "add"])):
+            case "put":
+                holder[last] = draw(NASTY | JSON)
+            case "take" if len(places) > 1:
+                del holder[last]
+            case "again" if isinstance(holder, list):
+                holder.insert(last, copy.deepcopy(holder[last]))
+            case _ if isinstance(holder, dict):
+                holder[draw(st.sampled_from(["", "x", "é", "role", "type", "name", "\r\n", *CONTROLS]))] = draw(NASTY)
+    return body
+
+
+def sent(served: Served, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.getheader("content-type", ""), response.read()
+    finally:
+        connection.close()
+
+
+def check_told(path: str, status: int, kind: str, raw: bytes) -> None:
+    """An answer is one that the API's own clients read, or an error that they do."""
+    assert status < 500, (status, raw[:500])
+    if "event-stream" in kind:
+        frames = [frame for frame in raw.decode().split("\n\n") if frame.strip()]
+        last = frames[-1]
+        assert "[DONE]" in last or "message_stop" in last or "response." in last or "error" in last, last
+        return
+    if status >= 400:
+        error = json.loads(raw)
+        assert isinstance(error["error"]["message"], str), error
+        assert error["error"]["type"], error
+        assert (error.get("type") == "error") == (path.startswith("/v1/messages")), error
+
+
+examples = settings(
+    max_examples=2000 if FULL else 60,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),  # each try is a request: no shrinking
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_no_body_makes_it_fail(served: Served, errors: list[str], path: str) -> None:
+    def send(body: bytes) -> None:
+        status, kind, raw = sent(served, "POST", f"/sessions/f{path}", body, {"content-type": "application/json"})
+        check_told(path, status, kind, raw)
+        assert not errors, (errors, body[:2000])
+
+    good = GOOD[path]
+    status, _, raw = sent(served, "POST", f"/sessions/f{path}", written(good), {})
+    assert status == 200, raw
+    for place in places_in(good)[1:]:  # each field once with each of these
+        for value in (None, {"a": 1}, "@@half", CONTROLS[0]):
+            body = copy.deepcopy(good)
+            holder: Any = body
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = value
+            send(written(body))
+
+    @examples
+    @given(mutated(good))
+    def mutate(body: Any) -> None:
+        send(written(body))
+
+    @examples
+    @given(JSON | NASTY)
+    def anything(body: Any) -> None:
+        send(written(body))
+
+    mutate()
+    anything()
+    for odd in (
+        b"",
+        b"\xff\xfe",
+        b"{",
+        b'{"a"}',
+        b"null",
+        b"\xef\xbb\xbf{}",
+        b"[" * 100_000,
+        b"{" * BODY_LIMIT,
+        b"x" * 3,
+    ):
+        send(odd)
+
+
+@pytest.mark.parametrize("path", ADMIN)
+def test_no_body_makes_the_routes_of_administrators_fail(served: Served, errors: list[str], path: str) -> None:
+    served.call("POST", "/sessions/adm/v1/chat/completions", {"messages": MESSAGES[:2], "max_tokens": 3})
+
+    @settings(examples, max_examples=400 if FULL else 40)
+    @given(mutated(ADMIN[path]) | JSON | NASTY)
+    def mutate(body: Any) -> None:
+        check_told(path, *sent(served, "POST", path, written(body), {}))
+        check_told(path, *sent(served, "PATCH", "/sessions/adm", written(body), {}))
+        check_told(path, *sent(served, "GET", "/sessions/adm", None, {}))
+        check_told(path, *sent(served, "GET", "/sessions/adm/rows", None, {}))
+        assert not errors, (errors, body)
+
+    mutate()
+
+
+SEGMENTS = st.sampled_from(
+    [
+        "sessions",
+        "v1",
+        "chat",
+        "completions",
+        "messages",
+        "count_tokens",
+        "responses",
+        "models",
+        "inference",
+        "f",
+        "generate",
+        "admin",
+        "rewards",
+        "seal",
+        "rows",
+        "tokens",
+        "turns",
+        "0",
+        "-1",
+        "healthz",
+        "readyz",
+        "metrics",
+        "..",
+        ".",
+        "a.b",
+        "a%2Fb",
+        "%2e%2e",
+        "%00",
+        "%ff",
+        "%F0%9F%97%BC",
+        "é",
+        "x" * 300,
+        "",
+        "a%20b",
+        "%",
+        "~",
+        "a;b",
+    ]
+)
+QUERIES = st.sampled_from(
+    [
+        "",
+        "?beta=true",
+        "?format=%00",
+        "?format=arrow",
+        "?state=odd",
+        "?search=%ff%00'\"--",
+        "?a=1&a=2&",
+        "?limit=-1",
+        "?limit=" + "9" * 5000,
+        "?start=1e9",
+        "?branch=x",
+        "?stop=%EF%BC%93",
+        "?session=%00",
+        "?" + "x" * 5000,
+    ]
+)
+HEADERS = st.dictionaries(
+    st.sampled_from(
+        [
+            "x-tokentrace-session",
+            "x-session-id",
+            "x-stainless-retry-count",
+            "idempotency-key",
+            "origin",
+            "host",
+            "x",
+            "authorization",
+            "x-api-key",
+            "content-type",
+            "accept",
+            "anthropic-version",
+            "traceparent",
+            "if-none-match",
+            "sec-fetch-site",
+            "anthropic-beta",
+            "x-claude-code-session-id",
+            "accept-encoding",
+            "baggage",
+            "tracestate",
+        ]
+    ),
+    st.sampled_from(
+        [
+            "",
+            " ",
+            "1",
+            "²",
+            "9" * 5000,
+            "-1",
+            "ÿ",
+            "é",
+            "a b",
+            "http://[",
+            "[",
+            "localhost",
+            "127.0.0.1:x",
+            "Bearer ",
+            "Bearer é",
+            "Basic ====",
+            "Basic w6k6w6k=",
+            "Basic /////w==",
+            "../..",
+            "s" * 200,
+            "00-" + "0" * 32,
+            "*/*",
+        ]
+    ),
+    max_size=4,
+)
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, errors: list[str]) -> Iterator[tuple[Served, str]]:
+    path = tmp_path_factory.mktemp("keys") / "gateway.keys"
+    key = add_key(path, Role.ADMIN)
+    with gateway_server(lambda: ScriptedEngine(counting), keys=path, create_sessions=True) as served:
+        yield served, key
+
+
+def test_no_path_and_no_header_makes_it_fail(served: Served, keyed: tuple[Served, str], errors: list[str]) -> None:
+    guarded, key = keyed
+    known = [*GOOD, *(f"/sessions/f{path}" for path in GOOD), *ADMIN, "/sessions/f", "/sessions/f/rows", "/admin/pause"]
+    paths = st.sampled_from(known) | st.lists(SEGMENTS, max_size=5).map(lambda parts: "/" + "/".join(parts))
+    methods = st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "ODD"])
+    small = written({"messages": MESSAGES[:2], "max_tokens": 3})
+
+    @settings(examples, max_examples=4000 if FULL else 150)
+    @given(methods, paths, QUERIES, HEADERS, st.sampled_from([None, small, b"{}"]))
+    def send(method: str, path: str, query: str, headers: dict[str, str], body: bytes | None) -> None:
+        if path.startswith(("/admin", "//")):
+            return  # would pause it for all
+        encoded = (path + query).encode("utf-8").decode("latin-1")
+        for gateway, more in ((served, {}), (guarded, {}), (guarded, {"authorization": f"Bearer {key}"})):
+            status, kind, raw = raw_sent(gateway, method, encoded, {**headers, **more}, body)
+            assert status < 500, (method, path, query, headers, raw[:300])
+            if status >= 400 and method != "HEAD" and "json" in kind:
+                told = json.loads(raw)["error"]
+                assert told["message"]
+                assert told["type"]
+            assert not errors, (errors, method, path, query, headers)
+
+    send()
+
+
+def raw_sent(
+    served: Served, method: str, path: str, headers: dict[str, str], body: bytes | None
+) -> tuple[int, str, bytes]:
+    """As it is, whatever Python's client thinks of it."""
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    try:
+        connection._validate_path = lambda url: None  # type: ignore[attr-defined]
+        connection._encode_request = lambda request: request.encode("latin-1")  # type: ignore[attr-defined]
+        connection.putrequest(method, path, skip_host="host" in headers, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value.encode("latin-1", "replace"))
+        if body is not None:
+            connection.putheader("content-length", str(len(body)))
+        connection.endheaders(body)
+        response = connection.getresponse()
+        return response.status, response.getheader("content-type", ""), response.read()
+    finally:
+        connection.close()
+
+
+MALFORMED = [
+    b"\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n{}",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: \xb2\r\n\r\n{}",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 40 + b"\r\n\r\n{}",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Length: 3\r\n\r\n0\r\n\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\nx: \x00\r\n\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
+    b"GET /" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /sessions/cut/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+    b"POST /sessions/cut/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+    b"Content-Length: 2\r\n\r\n{}",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    bytes(range(256)) * 40,
+]
+
+
+@pytest.mark.parametrize("at", range(len(MALFORMED)))
+def test_what_is_not_http_harms_nobody(served: Served, errors: list[str], at: int) -> None:
+    address = urlsplit(served.url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=10) as connection:
+        try:
+            connection.sendall(MALFORMED[at])
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        except (ConnectionResetError, BrokenPipeError):
+            answer = b""
+    assert not answer or answer.split(b" ")[1] < b"5", answer[:300]
+    assert served.call("GET", "/healthz")[0] == 200
+    assert not errors, errors
+
+
+# -- what users type is text
+
+
+def with_text(path: str, text: str) -> dict[str, Any]:
+    """A body that has a text everywhere where users, tools and schemas have their say."""
+    body = copy.deepcopy(GOOD[path])
+    spoken = {"text", "output", "description"}
+    for place in places_in(body):
+        holder: Any = body
+        for key in place[:-1]:
+            holder = holder[key]
+        own = isinstance(holder, dict) and holder.get("type") == "summary_text"  # the model's own reasoning
+        in_system = own or place[:1] == ("system",) or (place[:2] == ("messages", 0) and path.endswith("completions"))
+        in_result = place[-1:] == ("content",) and isinstance(holder, dict) and holder.get("role") == "tool"
+        in_result = in_result or (place[-1:] == ("content",) and holder.get("type") == "tool_result")
+        if place and not in_system and (place[-1] in spoken or in_result) and isinstance(holder[place[-1]], str):
+            holder[place[-1]] = f"a {text} b"
+    return body
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_control_tokens_that_users_and_tools_type_stay_text(served: Served, path: str) -> None:
+    controls = np.array(sorted(pocket().tokenizer.vocabulary.added), np.int32)
+
+    def counts(text: str) -> tuple[int, list[int]]:
+        before = len(served.prompts)
+        status, _, raw = sent(served, "POST", f"/sessions/typed{path}", written(with_text(path, text)), {})
+        assert status == 200, raw
+        prompt = np.array(served.prompts[before], np.int32)
+        return len(prompt), prompt[np.isin(prompt, controls)].tolist()
+
+    length, plain = counts("plain")
+    assert plain
+    for text in CONTROLS:
+        longer, found = counts(text)
+        assert found == plain, text
+        assert longer > length, text
+
+
+@pytest.mark.parametrize(
+    "id", ["..", ".", ".a", "a%2Fb", "a/b", "%C3%A9", "a%20b", "a%00", "-a", "x" * 129, "a%0Ab", "a?b", "%F0%9F%97%BC"]
+)
+def test_what_may_not_be_a_session_is_none(served: Served, id: str) -> None:
+    body = {"messages": MESSAGES[:2], "max_tokens": 3}
+    for path in ("/v1/chat/completions", "/rewards", "/seal", "/rows"):
+        method = "GET" if path == "/rows" else "POST"
+        status, _, raw = sent(served, method, f"/sessions/{id}{path}", written(body) if method == "POST" else None, {})
+        assert status in (400, 404, 405), (path, raw)
+    assert sent(served, "GET", f"/sessions/{id}", None, {})[0] in (400, 404)
+    listed = {each["id"] for each in served.call("GET", "/sessions")[1]["sessions"]}
+    assert all(each.isascii() and "/" not in each for each in listed)
