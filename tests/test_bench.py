@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import sys
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench import gateway
 from bench.bridge import RESULT_BYTES, grow, memory, mostly_sampled, results
 from bench.conversations import sources, tools
 from bench.parse import TOOL, completion, story
@@ -81,3 +86,23 @@ def test_a_prompt_that_is_not_the_recorded_stream_is_found() -> None:
     watch.see(np.array([1, 2, 9], np.int32))
     with pytest.raises(AssertionError, match="1 of 1 prompts"):
         check(summary, [rollout], watch.seen)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU time of another process is read from /proc")
+@pytest.mark.parametrize("stream", [False, True])
+def test_turns_of_a_gateway_are_measured_and_their_prompts_are_exact(stream: bool, tmp_path: Path) -> None:
+    found = asyncio.run(gateway.turns("qwen3", tmp_path / "store.db", 1_500, stream))
+    lengths = [turn.tokens for turn in found]
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] >= 1_500 > lengths[-2]
+    assert all(turn.gateway > 0 and turn.raw > 0 and turn.seconds > 0 for turn in found)
+    with pytest.raises(AssertionError, match="1 of 1 prompts are not what is stored"):
+        asyncio.run(gateway.check(tmp_path / "store.db", Counter({(1_500, 7): 1})))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CPU time of another process is read from /proc")
+def test_many_sessions_of_a_gateway_are_exact(tmp_path: Path) -> None:
+    found = asyncio.run(gateway.many("qwen3", tmp_path / "store.db", 3))
+    assert found.turns == len(found.times) == 3 * gateway.TURNS
+    assert found.tokens > found.turns * 100
+    assert found.stored > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from transformers.utils import get_json_schema
 from tests.conversations import HI
 from tokentrace import InputError, create_renderer
 from tokentrace.conversation.functions import function_schema
-from tokentrace.conversation.messages import check_tools
+from tokentrace.conversation.messages import KnownTools, check_tools, tools_text
 from tokentrace.pocket import POCKET
 
 
@@ -131,3 +132,15 @@ def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:
 
 
 HI_TOOL = {"name": "hi"}
+
+
+def test_known_tools_are_checked_once_and_are_the_same_to_a_renderer() -> None:
+    tools = [HI_TOOL]
+    known = KnownTools(tools, json.dumps(tools))
+    assert check_tools(known) is known == check_tools(tools)
+    assert tools_text(known) == tools_text(tools) == json.dumps(known)
+    renderer = create_renderer(POCKET)
+    asked = [{"role": "user", "content": "Hi"}]
+    assert renderer.render_ids(asked, tools=known) == renderer.render_ids(asked, tools=tools)
+    with pytest.raises(InputError, match="a tool schema needs a name"):
+        KnownTools([{"type": "function", "function": {}}], "[]")

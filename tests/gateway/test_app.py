@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import openai
 import pytest
 
 from tests.gateway.server import TOOLS, Served, gateway_server
-from tokentrace.engines import SamplingParams, VLLMEngine
+from tokentrace.engines import EmbeddedEngine, SamplingParams, VLLMEngine
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +128,30 @@ def test_samples_of_one_prompt_share_all_of_it(served: Served) -> None:
     prompts = state["tree"][0]["start"] + state["tree"][3]["start"] - state["tree"][0]["stop"]
     assert state["tokens"] == sampled + prompts
     assert len(served.rows("shared")) == state["rows"] == 5
+
+
+def test_only_answers_whose_pieces_matter_are_asked_for_in_pieces() -> None:
+    asked: list[str] = []
+
+    class Watched(EmbeddedEngine):
+        async def generate(self, *given: Any, **options: Any) -> Any:
+            asked.append("whole")
+            return await super().generate(*given, **options)
+
+        def stream(self, *given: Any, **options: Any) -> Any:
+            asked.append("pieces")
+            return super().stream(*given, **options)
+
+    body = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+    with gateway_server(lambda: Watched(seed=0)) as served:
+        for more in ({}, {"stream": True}, {"stop": ["\n\n\n"]}):
+            status, answer = served.call("POST", "/sessions/pieces/v1/chat/completions", {**body, **more})
+            assert status == 200, answer
+        served.run(served.app.gateway.resume(7))
+        assert served.call("POST", "/sessions/pieces/v1/chat/completions", body)[0] == 200
+        engine = (
+            served.app.gateway.engine
+        )  # of one that does not tell, when a token arrives says which weights it is of
+        engine.capabilities = replace(engine.capabilities, versions=False)
+        assert served.call("POST", "/sessions/pieces/v1/chat/completions", body)[0] == 200
+    assert asked == ["whole", "pieces", "pieces", "whole", "pieces"]
