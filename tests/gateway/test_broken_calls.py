@@ -18,7 +18,8 @@ from tests.parsing.forms import ids_of
 from tokentrace import create_renderer
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.gateway.broken_calls import readable_calls
+from tokentrace.errors import InputError
+from tokentrace.gateway.broken_calls import readable_calls, render_readably
 from tokentrace.gateway.names import call_ids_of, written_ids
 from tokentrace.parsing.shapes import openai_message
 from tokentrace.parsing.telling import told_response
@@ -181,3 +182,16 @@ def test_only_arguments_that_are_not_json_are_read_anew() -> None:
         assert readable_calls([message(fine)])[0] == message(fine)
     for broken, value in (('{"a": 1, "b', {"a": 1}), ("[1]", {}), ('{"a": 1, "a": 2}', {"a": 2}), ('{"a": NaN}', {})):
         assert readable_calls([ASK, message(broken)]) == [ASK, message(value)]
+
+
+def test_a_template_that_reads_mappings_is_shown_what_can_be_read() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "here", "x": oh'}}
+    messages: list[Any] = [ASK, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    renderer = Bench("qwen3-coder").renderer
+    with pytest.raises(InputError, match="not valid JSON"):
+        renderer.render(messages, tools=WEATHER)
+    rendered, notes = render_readably(renderer, messages, tools=WEATHER)
+    assert "here" in rendered.text
+    assert [note.partition(":")[0] for note in notes] == ["message 1"]
+    with pytest.raises(InputError):
+        render_readably(renderer, [{"role": "user", "content": 7}])
