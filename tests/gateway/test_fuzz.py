@@ -220,7 +220,7 @@ def check_told(path: str, status: int, kind: str, raw: bytes) -> None:
 
 
 examples = settings(
-    max_examples=2000 if FULL else 60,
+    max_examples=2000 if FULL else 30,
     deadline=None,
     database=None,
     phases=(Phase.explicit, Phase.generate),  # each try is a request: no shrinking
@@ -277,7 +277,7 @@ def test_no_body_makes_it_fail(served: Served, errors: list[str], path: str) -> 
 def test_no_body_makes_the_routes_of_administrators_fail(served: Served, errors: list[str], path: str) -> None:
     served.call("POST", "/sessions/adm/v1/chat/completions", {"messages": MESSAGES[:2], "max_tokens": 3})
 
-    @settings(examples, max_examples=400 if FULL else 40)
+    @settings(examples, max_examples=400 if FULL else 25)
     @given(mutated(ADMIN[path]) | JSON | NASTY)
     def mutate(body: Any) -> None:
         check_told(path, *sent(served, "POST", path, written(body), {}))
@@ -418,7 +418,7 @@ def test_no_path_and_no_header_makes_it_fail(served: Served, keyed: tuple[Served
     methods = st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "ODD"])
     small = written({"messages": MESSAGES[:2], "max_tokens": 3})
 
-    @settings(examples, max_examples=4000 if FULL else 150)
+    @settings(examples, max_examples=4000 if FULL else 100)
     @given(methods, paths, QUERIES, HEADERS, st.sampled_from([None, small, b"{}"]))
     def send(method: str, path: str, query: str, headers: dict[str, str], body: bytes | None) -> None:
         if path.startswith(("/admin", "//")):
