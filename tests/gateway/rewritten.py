@@ -244,6 +244,29 @@ CASES: dict[str, Case] = {
     "a sub-agent without instructions": Case(
         [user("Write a title for this chat, at most five words.")], C.SUB_AGENT, 0
     ),
+    "opencode asks for a title, then begins": Case(
+        [system(), user(TASK)],
+        C.SUB_AGENT,
+        0,
+        "begins like this",
+        recorded=[
+            system("You are a title generator. You output ONLY a thread title. Nothing else."),
+            user("Generate a title for this conversation:"),
+            user(TASK),
+            reply("Parser fails on empty input"),
+        ],
+    ),
+    "opencode asks for a title, without instructions": Case(
+        [user("Hello there, this is a question."), user(TASK)],
+        C.SUB_AGENT,
+        0,
+        recorded=[user("Generate a title for this:"), user("Be brief."), user(TASK), reply("Parser fails")],
+    ),
+    "a window under other instructions that begins with a reply": Case(
+        [system("You are a reviewer. Be strict."), *RECORDED[2:10]],
+        C.COMPACTION,
+        0,
+    ),
     # retries
     "the same again": Case(RECORDED[:-1], C.RETRY, None, "sent again"),
     "back to an earlier point": Case(RECORDED[:4], C.RETRY, None, "goes back"),

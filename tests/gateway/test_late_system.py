@@ -1,4 +1,4 @@
-"""System messages in the middle: as they are where the template writes them, else as a user's."""
+"""Instructions stay as they are where the template writes them; else they are the system's, or a user's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.conversations import assistant, developer, system, user
+from tests.assets import FAMILIES
+from tests.conversations import GET_WEATHER, assistant, developer, system, user
+from tests.gateway.echoes import Bench, say
+from tests.gateway.server import gateway_server
+from tests.parsing.forms import families
+from tests.support import make_renderer
 from tokentrace import Renderer, create_renderer
 from tokentrace.gateway.late_system import with_late_instructions
 from tokentrace.pocket import POCKET
@@ -27,7 +32,19 @@ DROPS = (
     + "{% endif %}{% endfor %}"
     + PROMPT
 )
+NO_DEVELOPER = "{% for message in messages if message.role != 'developer' %}" + TURN + "{% endfor %}" + PROMPT
+NO_INSTRUCTIONS = (
+    "{% for message in messages if message.role in ('user', 'assistant') %}" + TURN + "{% endfor %}" + PROMPT
+)
 LATE = [system("1A"), user("2b"), system("3C"), assistant("4d"), user("5e"), system("6F")]
+
+
+ANEW = ("mistral-nemo",)
+"""Families that write the system prompt before the last question: each turn is rendered anew."""
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
 
 
 def renderer(template: str | None) -> Renderer:
@@ -48,9 +65,105 @@ def test_others_get_them_as_a_users(template: str) -> None:
     assert [int(digit) for digit in text if digit.isdigit()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_instructions_at_the_beginning_stay() -> None:
-    messages = [system("A"), system("B"), user("c")]
-    assert with_late_instructions(renderer(REFUSES), messages) is messages
+# -- at the beginning
+
+
+def test_instructions_at_the_beginning_stay_where_they_are_written() -> None:
+    for messages in ([system("A"), user("c")], [developer("A"), user("c")], [system("A"), developer("B"), user("c")]):
+        assert with_late_instructions(renderer(None), messages) is messages
+    messages = [system("A"), system("B"), system("C"), user("d")]
+    assert with_late_instructions(renderer(HOISTS), messages) is messages
+
+
+@pytest.mark.parametrize("template", [REFUSES, DROPS], ids=["refuses", "drops"])
+def test_further_ones_are_joined_to_the_first(template: str) -> None:
+    made = renderer(template)
+    messages = [system("A"), system("B"), system([text("C"), text("D")]), user("d"), system("E")]
+    assert with_late_instructions(made, [*messages[:2], user("d")]) == [system("A\n\nB"), user("d")]
+    assert with_late_instructions(made, messages) == [system("A\n\nB\n\nC\nD"), user("d"), user("E")]
+
+
+def test_what_would_be_lost_or_replaced_by_joining_is_a_users() -> None:
+    named = {**system("B"), "name": "ann"}
+    shown = with_late_instructions(renderer(REFUSES), [system("A"), named, user("c")])
+    assert shown == [system("A"), {**user("B"), "name": "ann"}, user("c")]
+    picture = [{"type": "image", "image": "a.png"}]
+    shown = with_late_instructions(renderer(REFUSES), [system("A"), system(picture), user("c")])
+    assert shown == [system("A"), user(picture), user("c")]
+    shown = with_late_instructions(renderer(REFUSES), [system("A"), system("B"), user("c")], apart=1)
+    assert shown == [system("A"), user("B"), user("c")]
+
+
+def test_a_developer_is_the_system_where_it_is_not_written() -> None:
+    made = renderer(NO_DEVELOPER)
+    assert with_late_instructions(made, [developer("A"), user("b")]) == [system("A"), user("b")]
+    shown = with_late_instructions(made, [system("A"), developer("B"), developer("C"), user("d")])
+    assert shown == [system("A"), system("B"), system("C"), user("d")]
+
+
+def test_what_has_no_place_stays() -> None:
+    messages = [developer("A"), system("B"), user("c")]
+    assert with_late_instructions(renderer(NO_INSTRUCTIONS), messages) is messages
+
+
+@pytest.mark.parametrize("begin", ["d", "s d", "s s", "d d", "d s", "s d s d"])
+@pytest.mark.parametrize("template", [None, REFUSES, HOISTS, DROPS, NO_DEVELOPER, NO_INSTRUCTIONS])
+def test_later_messages_change_nothing_and_what_was_shown_is_shown_again(template: str | None, begin: str) -> None:
+    made = renderer(template)
+    roles = {"s": system, "d": developer}
+    first = [*(roles[role](f"{at}A") for at, role in enumerate(begin.split())), user("9b")]
+    shown = with_late_instructions(made, first)
+    more = [assistant("c"), user("d"), system("E"), developer("F")]
+    assert with_late_instructions(made, [*first, *more])[: len(shown)] == shown
+    assert with_late_instructions(made, shown) == shown
+
+
+@families(FAMILIES)
+def test_the_words_reach_every_family(any_family: str) -> None:
+    made = make_renderer(any_family)
+    first, second, third = "Apples1 are red.", "Bananas2 are not.", "Grapes3 may be."
+    for begin in (
+        [developer(first)],
+        [system(first), developer(second)],
+        [system(first), system(second)],
+        [developer(first), developer(second), system(third)],
+    ):
+        shown = with_late_instructions(made, [*begin, user("Which?4")])
+        for tools in (None, [GET_WEATHER]):
+            wrote = made.render(shown, tools=tools, add_generation_prompt=True)
+            said = made.tokenizer.decode(wrote.ids)
+            places = [said.find(word) for word in (*(message["content"] for message in begin), "Which?4")]
+            assert -1 not in places, (shown, said)
+            assert places == sorted(places), (shown, said)
+
+
+@pytest.mark.parametrize("template", [None, REFUSES, DROPS, NO_DEVELOPER])
+def test_a_conversation_with_a_developer_is_one_row(template: str | None) -> None:
+    made = renderer(template)
+    said: list[dict[str, Any]] = [developer("Be brief1."), system("Be kind2."), user("Hello3")]
+    with gateway_server(renderer=made) as served:
+        for question in ("How are you?", "And now?", ""):
+            body = {"model": "pocket", "messages": said, "max_tokens": 8}
+            status, answer = served.call("POST", "/sessions/one/v1/chat/completions", body)
+            assert status == 200, answer
+            said += [answer["choices"][0]["message"], user(question)]
+        (row,) = served.rows("one")
+    assert len(row["turns"]) == 3
+    wrote = made.tokenizer.decode(row["input_ids"])
+    assert [wrote.count(word) for word in ("Be brief1.", "Be kind2.", "Hello3")] == [1, 1, 1]
+
+
+@families([name for name in FAMILIES if name not in ANEW])
+def test_a_conversation_with_a_developer_goes_on(any_family: str) -> None:
+    bench = Bench(any_family)
+    said: list[Any] = [system("Be kind."), developer("Be brief."), user("Hello")]
+    for question in ("How are you?", "And now?"):
+        said.append(bench.ask(with_late_instructions(bench.renderer, said), say("Fine."), None))
+        said.append(user(question))
+    assert len(bench.session.trajectory.branches) == 1
+
+
+# -- in the middle
 
 
 def test_roles_are_tried_one_by_one() -> None:

@@ -325,10 +325,16 @@ class _Difference:
         return len(self.ours) > 1 and len(self.theirs) > 1 and self.ours[1] == self.theirs[1]
 
     def _keeps_later(self) -> bool:
-        """Whether a later message is one that was recorded further on: what is between was replaced."""
+        """Whether a later message is one that was recorded further on: what is between was replaced.
+
+        Something has to have been answered up to there. opencode asks for a title with the user's question as the
+        second message, then begins the conversation with it.
+        """
         places = {mark: at for at, mark in enumerate(self.theirs)}
+        roles = [message.get("role") for message in self.recorded[self.shared :]]
+        answered = roles.index("assistant") if "assistant" in roles else len(roles)
         return any(
-            places.get(mark, 0) > at and _is_telling(self.sent[self.shared + at])
+            places.get(mark, 0) > at and places[mark] >= answered and _is_telling(self.sent[self.shared + at])
             for at, mark in enumerate(self.ours)
             if at
         )

@@ -235,13 +235,16 @@ def _said_by_model(message: Mapping[str, Any]) -> Any:
 
 
 def _model_content(content: Any) -> tuple[str, list[Any]]:
-    """The text of a content and its other parts. A model writes one text: parts of it are joined with nothing."""
+    """The text of a content and its other parts. A model writes one text: parts of it are joined with nothing.
+
+    Of a text part only the text counts: @openai/agents repeats the message's role, reasoning and calls in it.
+    """
     if isinstance(content, str) or not content:
         return content or "", []
     texts: list[str] = []
     others: list[Any] = []
     for part in content if isinstance(content, (list, tuple)) else [content]:
-        text = part if isinstance(part, str) else _text_of(part)
+        text = part if isinstance(part, str) else _words_of(part, "text")
         if text is not None:
             texts.append(text)
         elif not isinstance(part, Mapping) or part.get("type") not in REASONING_PARTS:
@@ -305,18 +308,25 @@ def _content(content: Any) -> Any:
 
 def _text_of(part: Any) -> str | None:
     """The text of a part that is nothing but text; None for any other."""
-    if not isinstance(part, Mapping):
+    text = _words_of(part)
+    if text is None:
         return None
-    kind = part.get("type")
-    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-    text = part.get(name) if name else None
-    if not isinstance(text, str):
-        return None
+    name = TEXT_PARTS[part["type"]]
     if len(part) > 2 and any(
         _says(value) and key not in NOISE and key not in ("type", name) for key, value in part.items()
     ):
         return None
     return text
+
+
+def _words_of(part: Any, untyped: str | None = None) -> str | None:
+    """The text of a text part, whatever else it has; None for any other part. `untyped`: the type of one without."""
+    if not isinstance(part, Mapping):
+        return None
+    kind = part.get("type") or untyped
+    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    text = part.get(name) if name else None
+    return text if isinstance(text, str) else None
 
 
 def _part(part: Any) -> Any:
