@@ -20,8 +20,9 @@ from ..settings import as_float
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .channels import unpack_channels
-from .session import Recorded, Session
+from .session import Session
 from .store import Label, SessionInfo, TurnRecord
+from .turns import Recorded
 
 LAYOUT: Final = Layout(parts=False, logprobs=True, rollout=True)
 REWARD: Final = "reward"

@@ -9,16 +9,15 @@ then adds the turn: prompt and completion at once, or nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..engines.protocol import Completion
-from ..rendering.renderer import Renderer
 from ..study.seams import BridgeRefusal
-from ..tokens.kinds import Kind, Kinds
+from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
@@ -28,92 +27,11 @@ from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
 from .matching import Key, Meaning, call_ids, chain, identical, meaning, reasoning
 from .names import with_written_ids
 from .store import TurnRecord
+from .turns import Asked, Message, Messages, Placement, Recorded
 
-Message = Mapping[str, Any]
-Messages = Sequence[Message]
 _UNFINISHED = ("length", "abort")
 _FEW = 3
 """Among so many recorded conversations the one is looked for that a request was made of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks to be continued."""
-
-    messages: Messages
-    tools: Sequence[Mapping[str, Any]] | None
-    renderer: Renderer
-    """With the template variables of the request."""
-    root: Key
-    """The key of tools and template variables: conversations under another one share no turn."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    continued: bool = False
-    """The last message, an assistant's, is to be gone on with."""
-    instructions: int = 0
-    """How many messages at the beginning are instructions for this request alone."""
-    prompt_ids: Ids | None = None
-    """The prompt itself, where it is given as ids; there are no messages then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A turn of the session: what it answered, and where its tokens are."""
-
-    number: int
-    base: int | None
-    """The turn that it went on from."""
-    kept: int
-    """How many messages of that turn's conversation it kept."""
-    messages: tuple[Message, ...]
-    """The messages that came after those."""
-    reply: Message
-    """As the agent was told it, in OpenAI's shape."""
-    before: Key
-    """The key of the conversation without the reply, and…"""
-    key: Key
-    """…with it."""
-    root: Key
-    depth: int
-    """How many messages the conversation has with the reply."""
-    branch: int
-    start: int
-    stop: int
-    """Where the reply's tokens are in the stream of the branch."""
-    finish_reason: str
-    cause: Cause | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known of it: the dialect, what its echo needed repaired, how long it took."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """A prompt, and what it was made of."""
-
-    asked: Asked
-    keys: list[Key]
-    base: Recorded | None
-    ids: Ids
-    new_ids: Ids
-    """What comes after the base's stream; the whole prompt where there is no base."""
-    kinds: Kinds | Kind
-    spans: list[tuple[int, int, int]]
-    wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
-    """The prompt as JSON text in pieces."""
-    continues: bool = False
-    """The base's own turn goes on: it had been cut off."""
-    ambiguous: bool = False
-    refusal: str = ""
-    """Why the bridge from a turn that fits was refused."""
-    edited: int | None = None
-    """The message whose reasoning is not what was sampled, though all else in it is."""
-    repairs: tuple[str, ...] = ()
-    """How the agent's echo of the reply that it goes on from differs from it."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def reused(self) -> int:
-        """How many tokens of the prompt came from the record."""
-        return len(self.ids) - len(self.new_ids)
 
 
 @dataclass(slots=True)
@@ -137,25 +55,27 @@ class Session:
         if asked.prompt_ids is not None:
             return self._given(asked, asked.prompt_ids)
         keys = self._keys(asked)
-        ambiguous, refusal, edited = False, "", None
+        ambiguous, refusal = False, ""
+        edited: int | None = None
+        rewritten: int | None = None
         for count in range(len(asked.messages), 0, -1):
             found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
-            if not found:
+            if not found or (edited is not None and count > edited):
                 continue
-            same_thought = [number for number in found if _same_thought(asked.messages[count - 1], self.turns[number])]
-            if not same_thought:
-                edited = count - 1
-                continue
-            base = self._the_one(same_thought, asked.messages[:count])
+            base = self._the_one(found, asked.messages[:count])
             if base is None:
                 ambiguous = True
                 continue
+            edited = self._rethought(base, asked.messages[:count])
+            if edited is not None:
+                rewritten = edited
+                continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return replace(placed, edited=edited)
+                return replace(placed, edited=rewritten)
             refusal = placed
             break
-        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=edited)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=rewritten)
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -181,6 +101,15 @@ class Session:
             return None
         turns = [self.turns[number] for number in reversed(fitting)]  # of like tokens, what was told last was heard
         return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
+
+    def _rethought(self, base: Recorded, echo: Messages) -> int | None:
+        """The first message of an echo whose reasoning is not what was sampled; left out and white space are fine."""
+        for at, (said, recorded) in enumerate(zip(echo, self.conversation(base.number), strict=True)):
+            if said is not recorded and said.get("role") == "assistant":
+                thought = reasoning(said)
+                if thought and thought != (sampled := reasoning(recorded)) and thought.split() != sampled.split():
+                    return at
+        return None
 
     def _repeats(self, number: int, echo: Messages) -> bool:
         for said, recorded in zip(echo, self.conversation(number), strict=True):
@@ -280,6 +209,8 @@ class Session:
         base, keys = placed.base, placed.keys
         if not self.turns or (base is not None and base.stop == self._tip(base.branch)):
             return None
+        if placed.choice:
+            return Cause(BranchCause.RETRY, None, f"choice {placed.choice} of one request")
         if placed.ambiguous:
             return Cause(BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed")
         if placed.asked.prompt_ids is not None:
@@ -291,6 +222,8 @@ class Session:
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
         asked, sent = placed.asked, placed.asked.messages
+        if asked.continued:  # what was begun for the model is no reply of its own
+            sent, keys = sent[:-1], keys[:-1]
         shared = self._known(keys)
         if all(message.get("role") in INSTRUCTIONS for message in sent[:shared]):
             for root, (tools, variables) in list(self.roots.items())[-_FEW:]:
@@ -479,12 +412,6 @@ class Session:
             notes=info["notes"],
         )
         self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
-
-
-def _same_thought(echo: Message, turn: Recorded) -> bool:
-    """Whether an echo has the reasoning that was sampled, white space aside, or none."""
-    said = reasoning(echo)
-    return not said or said.split() == reasoning(turn.reply).split()
 
 
 def _shared(one: Messages, other: Messages) -> int:
