@@ -35,6 +35,30 @@ def _packed(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
+_CALLED = {"name": "read_file", "arguments": '{"path": "lib/module.py"}'}
+_CHATTED = _packed(
+    {
+        "id": "chatcmpl-fake",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "fake",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "tool_calls",
+                "message": {
+                    "role": "assistant",
+                    "content": "Nothing leaks so far.",
+                    "tool_calls": [{"id": "call00001", "type": "function", "function": _CALLED}],
+                },
+            }
+        ],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 60, "total_tokens": 61},
+    }
+)
+"""What every chat is answered with."""
+
+
 @lru_cache(maxsize=4096)
 def _choice(ids: tuple[int, ...], alternatives: int, reason: str | None, stop: int | None, total: int) -> bytes:
     """A choice of an answer: these ids, of which the last ends it for a reason."""
@@ -194,6 +218,9 @@ class _Served(asyncio.Protocol):
                 self._task = asyncio.create_task(answer)
                 return
             self._answer("200 OK", self._whole(choices, rest))
+            return
+        if method == "POST" and path == "/v1/chat/completions":  # for proxies that know no tokens; never streamed
+            self._answer("200 OK", _CHATTED)
             return
         page = self._engine.page(path) if method == "GET" else b"{}" if path.endswith("abort_requests") else None
         self._answer("200 OK" if page is not None else "404 Not Found", page or b'{"detail":"Not Found"}')

@@ -12,6 +12,8 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
+import socket
 import statistics
 import tempfile
 import time
@@ -123,7 +125,7 @@ async def served(
     """The engine and the gateway."""
     answer = scripted_answer(tokentrace.create_renderer(str(family_dir(family))))
     engine_command = python(
-        "bench.fake_engine", "--answers", json.dumps([answer]), "--piece", str(piece), "--first-delay", str(delay)
+        "bench.fake_engine", "--answers", json.dumps([answer]), "--piece", str(piece), "--delay", str(delay)
     )
     async with running(*engine_command) as engine:
         serve = ("serve", "--dev", "--engine", engine.url, "-t", str(family_dir(family)), "--port", "0", "-q")
@@ -207,7 +209,7 @@ async def check(store: Path, seen: Mapping[tuple[int, int], int]) -> int:
 async def first_bytes(family: str, store: Path, count: int, length: int) -> list[float]:
     """Seconds from the engine's first event to the agent's first byte, in sessions that begin at a length."""
     found: list[float] = []
-    async with served(family, store, delay=0.01) as (engine, gateway):
+    async with served(family, store, delay=0.002) as (engine, gateway):
         lines, client = itertools.cycle(sources()), Client(gateway.url)
         for session in range(-(-count // _TURNS_STREAMED)):
             talk = Talk(lines)
@@ -267,6 +269,33 @@ async def many(family: str, store: Path, sessions: int) -> Load:
     return Load(sessions, len(times), seconds, cpu, times, grown, tokens, stored)
 
 
+# -- (d) a proxy that records nothing
+
+
+async def proxied(command: str, folder: Path, length: int) -> list[tuple[int, float]]:
+    """CPU time a turn of LiteLLM's proxy, by the bytes of the request, for conversations of the same kind."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found: list[tuple[int, float]] = []
+    async with running(*python("bench.fake_engine")) as engine:
+        served = {"model": "openai/fake", "api_base": f"{engine.url}/v1", "api_key": "none"}
+        config = folder / "litellm.yaml"
+        config.write_text(json.dumps({"model_list": [{"model_name": "bench", "litellm_params": served}]}))
+        given = (command, "--config", str(config), "--host", "127.0.0.1", "--port", str(port))
+        alone = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
+        async with running(*given, url=f"http://127.0.0.1:{port}", environment=alone) as proxy:
+            talk, client = Talk(itertools.cycle(sources())), Client(proxy.url)
+            while len(body := talk.body(stream=False)) < length * CHARACTERS_PER_TOKEN:
+                before = proxy.cpu()
+                reply = await client.post(_CHAT, body)
+                await asyncio.sleep(10 * _SETTLING)  # it counts and logs after the answer
+                found.append((len(body), proxy.cpu() - before))
+                talk.take(reply, stream=False)
+            client.close()
+    return found
+
+
 # -- what came out
 
 
@@ -295,6 +324,15 @@ def run(family: str, quick: bool, console: Console) -> None:
         f"{many_found.stored / many_found.tokens:.1f} bytes a token in the store"
     )
     console.print(load)
+    command = shutil.which("litellm")
+    if command is None:
+        console.print("LiteLLM: not measured, there is no command litellm on the PATH")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        passed = asyncio.run(proxied(command, Path(folder), lengths[-1]))
+    for part in (passed[:9], passed[-9:]):
+        size, spent = (statistics.median(values) for values in zip(*part, strict=True))
+        console.print(f"LiteLLM, which records nothing: {spent * 1e3:.2f} ms of CPU time a turn of {size:,.0f} bytes")
 
 
 def _turns_table(family: str, found: Sequence[Turn], lengths: Sequence[int], stream: bool) -> Table:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 100
 """How often a turn is written where others write to the same session at the same time."""
 Result = TypeVar("Result")
+_FIRST = 8
+"""After each of so many pieces others get their turn: as many as it takes to open a stream."""
 Feed = Callable[[int, Sequence[Event], Delta | None], None]
 """Takes what a choice says, as it arrives."""
 
@@ -168,6 +170,8 @@ class Answer:
                 if stops.found is not None:
                     last = await self._ended(choice, stream, delta)
                     break
+                if request.stream and len(pieces) <= _FIRST:
+                    await asyncio.sleep(0)  # of pieces that arrive together the first is sent before the rest is read
         rest = [event for event in parser.finish() if not isinstance(event, Done)]
         response = parser.response
         if stops.found is None:
