@@ -194,9 +194,9 @@ class Answer:
             return delta if delta.finish_reason is not None else None
         with contextlib.suppress(EngineError):
             await engine.abort(f"{self.head.id}-{choice}")
-            async for delta in stream:
-                if delta.finish_reason is not None:
-                    return delta
+            async for more in stream:
+                if more.finish_reason is not None:
+                    return more
         return None
 
     def _deltas(self, choice: int, placed: Placement, sampling: SamplingParams) -> AsyncGenerator[Delta]:

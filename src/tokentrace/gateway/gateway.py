@@ -20,6 +20,7 @@ import numpy as np
 
 from ..conversation.messages import KnownTools
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
+from ..errors import shown
 from ..rendering.renderer import Renderer
 from ..study.memory import Memory
 from .answering import Answer, reasoning_tokens, unhurried
@@ -341,7 +342,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """A place among those that are answered at once; RequestError where too many wait already."""
-        if self._waiting >= self.limits.waiting:
+        if self._waiting >= self.limits.waiting and (self._slots.locked() or self.paused):
             raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
         self._waiting += 1
         try:

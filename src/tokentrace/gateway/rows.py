@@ -120,6 +120,8 @@ class SessionRows:
             "session_labels": _text([asdict(label) for label in self.labels]),
             "messages": _text(self.session.conversation(last.number)),
             "tools": None if tools is None else _text(tools),
+            "tokenizer": last.notes.get("tokenizer"),
+            "template": last.notes.get("template"),
             **self._side_channels(along, len(sample)),
         }
 
@@ -251,6 +253,8 @@ def session_fields() -> list[Any]:
         pa.field("session_labels", pa.string()),
         pa.field("messages", pa.string()),
         pa.field("tools", pa.string()),
+        pa.field("tokenizer", pa.string()),
+        pa.field("template", pa.string()),
         *(pa.field(name, pa.list_(type_())) for name, (type_, _) in _CHANNELS.items()),
         pa.field("channels", pa.string()),
     ]

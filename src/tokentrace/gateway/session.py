@@ -107,7 +107,8 @@ class Session:
         for at, (said, recorded) in enumerate(zip(echo, self.conversation(base.number), strict=True)):
             if said is not recorded and said.get("role") == "assistant":
                 thought = reasoning(said)
-                if thought and thought != (sampled := reasoning(recorded)) and thought.split() != sampled.split():
+                # some clients keep only the last piece of what was streamed
+                if thought and not " ".join(reasoning(recorded).split()).endswith(" ".join(thought.split())):
                     return at
         return None
 

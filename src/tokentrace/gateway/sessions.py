@@ -67,6 +67,9 @@ class SessionSettings:
 def _sampling(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not set(value) <= set(_SAMPLING):
         raise RequestError(f"may have {', '.join(_SAMPLING)}, not {shown(value)}", field="settings.sampling")
+    hottest = value.get("temperature")
+    if isinstance(hottest, int | float) and hottest > 2:
+        raise RequestError(f"must be a number from 0 to 2, not {shown(hottest)}", field="settings.sampling.temperature")
     try:
         SamplingParams(**{"max_tokens": 1, **value})
     except EngineError as error:
