@@ -325,7 +325,8 @@ def _cut_end(piece: Delta, last: Delta | None, count: int) -> Delta:
 
 
 def _cut(delta: Delta, kept: int) -> Delta:
-    channels = {name: values[:kept] for name, values in delta.channels.items()}
+    gone = len(delta.ids) - kept  # a channel may be of this piece, or, in the last one, of the whole completion
+    channels = {name: values[: len(values) - gone] for name, values in delta.channels.items()}
     return Delta(
         delta.ids[:kept],
         delta.logprobs[:kept],

@@ -37,6 +37,8 @@ from .store import State, Store
 from .telemetry import Tracing
 from .turns import Asked, Placement, Recorded
 
+_RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""What the template is given of a request in other ways."""
 _INLINE: Final = 20_000
 """Up to so many new characters a prompt is made at once; more of them, or a whole one, in a thread of its own."""
 
@@ -176,12 +178,19 @@ class Gateway:
     def _check_variables(self, request: Request) -> None:
         """RequestError for a template variable that the template does not read: it would be set in vain."""
         template = self.renderer.study(request.tools or None).template
-        for name in request.variables:
+        control = self.renderer.tokenizer.vocabulary.control_pattern
+        for name, value in request.variables.items():
+            field = f"chat_template_kwargs.{name[:80]}"
+            if name in _RESERVED or name in self.renderer.tokenizer.variables:
+                raise RequestError("is not a request's to set", field=field, code="unsupported_parameter")
+            if control is not None and control.search(json.dumps(value, ensure_ascii=False)):
+                problem = "spells a control token, which a request's variables may not"
+                raise RequestError(problem, field=field, code="invalid_value")
             if name not in template.reads:
                 near = difflib.get_close_matches(name, template.variables, 1)
                 meant = f"; did you mean {near[0]}?" if near else f" (it reads {', '.join(sorted(template.variables))})"
                 problem = f"the chat template does not read {shown(name)}{meant}"
-                raise RequestError(problem, field=f"chat_template_kwargs.{name[:80]}", code="unsupported_parameter")
+                raise RequestError(problem, field=field, code="unsupported_parameter")
 
     def _hints(self, request: Request) -> dict[str, Any]:
         """Of what a request would like the template to know, what the template reads."""
@@ -245,7 +254,10 @@ class Gateway:
         limits = [self.limits.max_tokens, request.max_tokens, forced.pop("max_tokens", None)]
         limits.append(None if room is None else room - length)
         if settings.max_sampled_tokens is not None:
-            limits.append(settings.max_sampled_tokens - live.info.sampled)
+            limits.append((settings.max_sampled_tokens - live.info.sampled) // request.n)
+            if limits[-1] < 1:
+                problem = f"{request.n} choices do not fit into the tokens that session {live.info.id} has left"
+                raise RequestError(problem, status=403, code="budget_exhausted")
         chosen = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -364,7 +376,7 @@ class Gateway:
     async def within_budget(self, id: str, turns: int) -> AsyncIterator[None]:
         """Hold room for some turns of a session; RequestError where those under way already take what is left of it."""
         live = await self.sessions.get(id)
-        self._check_open(live, self._reserved[id])
+        self._check_open(live, self._reserved[id] + turns - 1)
         self._reserved[id] += turns
         try:
             yield

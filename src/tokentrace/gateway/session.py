@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..engines.protocol import Completion
+from ..errors import InputError
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
@@ -24,7 +25,7 @@ from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from .broken_calls import readable_calls, render_readably
 from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
-from .matching import Key, Meaning, call_ids, chain, identical, meaning, reasoning
+from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, reasoning, strict_meaning
 from .names import with_written_ids
 from .store import TurnRecord
 from .turns import Asked, Message, Messages, Placement, Recorded
@@ -40,6 +41,8 @@ class Session:
 
     trajectory: Trajectory
     means: Meaning = meaning
+    matcher: str = Matcher.NORMAL
+    """What `means` is called: keys that were made by another one are made anew."""
     turns: list[Recorded] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     """Tools and template variables by their key."""
@@ -53,6 +56,7 @@ class Session:
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
         if asked.prompt_ids is not None:
+            self._check_open_end(asked.prompt_ids, "token_ids")
             return self._given(asked, asked.prompt_ids)
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
@@ -103,14 +107,34 @@ class Session:
         return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
 
     def _rethought(self, base: Recorded, echo: Messages) -> int | None:
-        """The first message of an echo whose reasoning is not what was sampled; left out and white space are fine."""
+        """The first of the assistant's messages in an echo that is not what was recorded, though its key is.
+
+        That is one with other reasoning than was sampled; left out and white space are fine. Or one that the agent
+        wrote itself, written another way: its tokens come of what is sent.
+        """
+        sampled = self._sampled(base)
         for at, (said, recorded) in enumerate(zip(echo, self.conversation(base.number), strict=True)):
             if said is not recorded and said.get("role") == "assistant":
+                if at not in sampled:
+                    if strict_meaning(said) != strict_meaning(recorded):
+                        return at
+                    continue
                 thought = reasoning(said)
                 # some clients keep only the last piece of what was streamed
                 if thought and not " ".join(reasoning(recorded).split()).endswith(" ".join(thought.split())):
                     return at
         return None
+
+    def _sampled(self, turn: Recorded) -> set[int]:
+        """Which messages of a turn's conversation were sampled."""
+        places = {turn.depth - 1}
+        limit = turn.kept
+        while turn.base is not None:
+            turn = self.turns[turn.base]
+            if turn.depth <= limit:
+                places.add(turn.depth - 1)
+            limit = min(limit, turn.kept)
+        return places
 
     def _repeats(self, number: int, echo: Messages) -> bool:
         for said, recorded in zip(echo, self.conversation(number), strict=True):
@@ -149,7 +173,7 @@ class Session:
         stream = self._stream(base)
         repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
-            if new or base.finish_reason not in _UNFINISHED:
+            if new or base.finish_reason not in _UNFINISHED or base.notes.get("stopped_by"):
                 return "the last message is to be gone on with: what came before it is rendered with it"
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
@@ -182,12 +206,25 @@ class Session:
         how = {"add_generation_prompt": not asked.continued, "continue_final_message": asked.continued}
         rendered, unread = render_readably(asked.renderer, asked.messages, tools=asked.tools, **how)
         ids = np.asarray(rendered.ids, np.int32)
+        if asked.continued:
+            self._check_open_end(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
         spans = owner_spans(rendered.messages, len(ids))
         wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
         return Placement(
             asked, keys, None, ids, ids, Kind.PROMPT, spans, wire, False, ambiguous, refusal, notes=notes
         )  # fmt: skip
+
+    def _check_open_end(self, ids: Ids, field: str) -> None:
+        """InputError for a prompt that is a recorded stream to its end, where the model had ended its turn itself."""
+        if not self.turns:
+            return
+        branch = self.trajectory.shared_prefix(ids).extends
+        if branch < 0 or self._tip(branch) != len(ids):
+            return
+        last = self.trajectory.turns(branch)[-1]
+        if len(last) and last.finish_reason not in _UNFINISHED:
+            raise InputError("is a recorded turn to its end, which the model ended itself: add a message", field=field)
 
     def _given(self, asked: Asked, ids: Ids) -> Placement:
         """A prompt of ids: it is what it is."""
@@ -218,7 +255,7 @@ class Session:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
         if placed.edited is not None:
-            said = f"message {placed.edited} (assistant): its reasoning is not what was sampled"
+            said = f"message {placed.edited} (assistant): its reasoning is another, or words that were given are"
             return Cause(BranchCause.EDIT, placed.edited, said)
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
@@ -308,8 +345,9 @@ class Session:
             cause=cause,
             notes={**notes, "repairs": list(placed.repairs), "notes": list(placed.notes), "reused": placed.reused},
         )
-        info = self._info(turn, asked)
-        self._add(turn, [*placed.keys[: len(own) + 1], turn.key], asked.tools, asked.variables)
+        keys = [*placed.keys[: len(own) + 1], turn.key]
+        info = self._info(turn, asked, keys[turn.kept :])
+        self._add(turn, keys, asked.tools, asked.variables)
         records = tuple(write_records(self.trajectory, first))
         sampled = len(completion.ids)
         return turn, TurnRecord(turn.number, first, records, info, sampled=sampled, prompted=len(placed.ids))
@@ -361,13 +399,15 @@ class Session:
 
     # -- to the store and back
 
-    def _info(self, turn: Recorded, asked: Asked) -> dict[str, Any]:
+    def _info(self, turn: Recorded, asked: Asked, keys: Sequence[Key]) -> dict[str, Any]:
         info: dict[str, Any] = {
             "base": turn.base,
             "kept": turn.kept,
             "messages": [dict(message) for message in turn.messages],
             "reply": dict(turn.reply),
             "root": turn.root.hex(),
+            "matcher": self.matcher,
+            "keys": [key.hex() for key in keys],
             "branch": turn.branch,
             "start": turn.start,
             "stop": turn.stop,
@@ -386,7 +426,9 @@ class Session:
         root = bytes.fromhex(info["root"])
         base = None if info["base"] is None else self.turns[info["base"]]
         kept, messages = info["kept"], tuple(info["messages"])
-        if base is None or kept < base.depth - 1:
+        if info["matcher"] == self.matcher:  # as they were when the agent's own ids were there
+            keys = [bytes.fromhex(key) for key in info["keys"][:-1]]
+        elif base is None or kept < base.depth - 1:
             past = [] if base is None else self.conversation(base.number)[:kept]
             keys = chain(root, [*past, *messages], self.means)
         elif kept == base.depth:
