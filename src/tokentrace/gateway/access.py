@@ -16,7 +16,7 @@ from .requests import RequestError
 from .sessions import ID
 from .store import Store
 
-SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id")
+SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
 """Headers that name a session; the first that is there counts."""
 
 

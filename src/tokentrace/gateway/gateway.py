@@ -30,6 +30,7 @@ from .late_system import with_late_instructions
 from .matching import root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
+from .references import with_references
 from .requests import Request, RequestError
 from .sessions import Live, Sessions
 from .stops import cut_response
@@ -211,7 +212,8 @@ class Gateway:
         return self._renderers[key]
 
     async def _with_previous(self, live: Live, request: Request) -> Request:
-        """A request with the conversation of the response that it goes on from."""
+        """A request with the conversation of the response that it goes on from, and the items that it refers to."""
+        request = await with_references(self.store, self.sessions, live.info.id, request)
         if request.previous is None:
             return request
         number = await self.store.turn_named(live.info.id, response_name(request.previous))
