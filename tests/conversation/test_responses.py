@@ -197,6 +197,30 @@ def test_a_result_answers_a_call() -> None:
     assert from_responses([{"type": "function_call_output", "output": "x"}]) == [{"role": "tool", "content": "x"}]
 
 
+def test_references_are_part_of_the_turn_and_are_named() -> None:
+    def refer(id: str) -> dict[str, Any]:
+        return {"type": "item_reference", "id": id}
+
+    found: dict[int, list[str]] = {}
+    items = [USER, refer("rs_a_0"), call("c1"), result("c1"), refer("fc_a_2"), result("c7"), {"id": "msg_b_0"}, USER]
+    made = from_responses(items, "Be brief.", references=found)
+    assert [message["role"] for message in made] == [
+        "system",
+        *("user", "assistant", "tool", "tool", "assistant", "user"),
+    ]
+    assert found == {2: ["rs_a_0", "fc_a_2"], 5: ["msg_b_0"]}
+    assert [each["id"] for each in made[2]["tool_calls"]] == ["c1"]
+    with pytest.raises(InputError, match="'msg_1'"):
+        from_responses([USER, refer("msg_1")], references={})
+    with pytest.raises(InputError, match="'msg_a_0'"):
+        from_responses([USER, refer("msg_a_0")])
+
+
+def test_functions_of_a_namespace_are_called_by_both_names() -> None:
+    made = from_responses([USER, call(name="read", namespace="mcp__files__"), call(name="spawn", namespace="agents")])
+    assert [each["function"]["name"] for each in made[1]["tool_calls"]] == ["mcp__files__read", "agents__spawn"]
+
+
 def nested(depth: int) -> Any:
     return functools.reduce(lambda inner, _: [inner], range(depth), [])
 
@@ -227,7 +251,8 @@ REFUSED: dict[str, tuple[Any, str, str | None]] = {
     "call without name": ([USER, call(name=None)], "missing", "name"),  # type: ignore[arg-type]
     "arguments that are no text": ([USER, call(arguments={})], "string", "arguments"),  # type: ignore[arg-type]
     "call without id": ([USER, call(id=None)], "missing", "call_id"),  # type: ignore[arg-type]
-    "namespace": ([USER, call(namespace="n")], "namespaces", "namespace"),
+    "namespace": ([USER, call(namespace=1)], "string", "namespace"),
+    "reference by a number": ([USER, {"type": "item_reference", "id": 1}], "string", "id"),
     "result without output": ([USER, call() | result(output=None)], "no function_call", "call_id"),
     "damaged": ([USER, thought(encrypted_content=sealed("abc")[:-1])], "received", "encrypted_content"),
     "not an item": ([USER, 7], "mapping", None),

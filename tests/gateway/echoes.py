@@ -14,8 +14,9 @@ from tokentrace import Renderer, trajectory_samples
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import TemplateError
 from tokentrace.gateway.matching import root_key
-from tokentrace.gateway.session import Asked, Recorded, Session
+from tokentrace.gateway.session import Session
 from tokentrace.gateway.store import TurnRecord
+from tokentrace.gateway.turns import Asked, Recorded
 from tokentrace.parsing.shapes import openai_message
 from tokentrace.trajectory import Trajectory
 

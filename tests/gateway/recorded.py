@@ -13,8 +13,9 @@ from tokentrace import Renderer
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.gateway.channels import pack_channels
 from tokentrace.gateway.matching import root_key
-from tokentrace.gateway.session import Asked, Recorded, Session
+from tokentrace.gateway.session import Session
 from tokentrace.gateway.store import SessionInfo, State, Store
+from tokentrace.gateway.turns import Asked, Recorded
 from tokentrace.parsing.shapes import openai_message
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan

@@ -75,16 +75,20 @@ class Served:
 
 def remembering(engine: Engine, prompts: list[list[int]]) -> Engine:
     """The engine, writing down every prompt that it is given."""
-    inner = engine._stream
 
-    def stream(request: Any) -> Any:
-        prompts.append([int(each) for each in request.prompt_ids])
-        if request.wire is not None:
-            wire = request.wire() if callable(request.wire) else request.wire
-            assert json.loads(b"".join(wire)) == prompts[-1]
-        return inner(request)
+    def note(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(request: Any) -> Any:
+            prompts.append([int(each) for each in request.prompt_ids])
+            if request.wire is not None:
+                wire = request.wire() if callable(request.wire) else request.wire
+                assert json.loads(b"".join(wire)) == prompts[-1]
+            return inner(request)
 
-    engine._stream = stream  # type: ignore[method-assign]
+        return noted
+
+    if type(engine)._generate is not Engine._generate:  # otherwise it is a stream, collected
+        engine._generate = note(engine._generate)  # type: ignore[method-assign]
+    engine._stream = note(engine._stream)  # type: ignore[method-assign]
     return engine
 
 

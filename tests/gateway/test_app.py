@@ -155,3 +155,85 @@ def test_only_answers_whose_pieces_matter_are_asked_for_in_pieces() -> None:
         engine.capabilities = replace(engine.capabilities, versions=False)
         assert served.call("POST", "/sessions/pieces/v1/chat/completions", body)[0] == 200
     assert asked == ["whole", "pieces", "pieces", "whole", "pieces"]
+
+
+def conversation(served: Served, session: str, questions: list[str]) -> list[Any]:
+    """What an agent has after some questions, each answered by the model, with a tool where it calls one."""
+    path, messages = f"/sessions/{session}/v1/chat/completions", []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        for _ in range(4):
+            body = {"model": "m", "messages": messages, "tools": TOOLS}
+            messages.append(served.call("POST", path, body)[1]["choices"][0]["message"])
+            if not messages[-1].get("tool_calls"):
+                break
+            for call in messages[-1]["tool_calls"]:
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": "391"})
+    return messages
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_reasoning_of_any_turn_may_not_be_rewritten(served: Served, which: int) -> None:
+    session = f"thoughts{which}"
+    messages = conversation(served, session, ["What is 17 * 23?", "And 5 + 6?", "And 7 + 8?"])
+    spoken = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    assert len(spoken) > 2
+    at = spoken[which]
+    messages[at] = {**messages[at], "reasoning_content": "Something else entirely."}
+    body = {"model": "m", "messages": [*messages, {"role": "user", "content": "Thanks."}], "tools": TOOLS}
+    assert served.call("POST", f"/sessions/{session}/v1/chat/completions", body)[0] == 200
+    last = served.state(session)["tree"][-1]
+    assert (last["cause"]["cause"], last["cause"]["message"]) == ("edit", at)
+
+
+def test_the_last_words_of_reasoning_are_reasoning_left_out(served: Served) -> None:
+    """As a client keeps them that takes the last piece of a stream for the whole."""
+    messages = conversation(served, "last-words", ["What is 17 * 23?"])
+    spoken = [at for at, message in enumerate(messages) if message.get("reasoning_content")]
+    for at in spoken:
+        messages[at] = {**messages[at], "reasoning_content": messages[at]["reasoning_content"][-4:]}
+    body = {"model": "m", "messages": [*messages, {"role": "user", "content": "And 5 + 6?"}], "tools": TOOLS}
+    assert served.call("POST", "/sessions/last-words/v1/chat/completions", body)[0] == 200
+    state = served.state("last-words")
+    assert state["rows"] == 1
+    assert state["tree"][-1]["repairs"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_said_of_it(served: Served, stream: bool) -> None:
+    path = f"/sessions/stopped-{stream}/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "What is 17 * 23?"}], "stop": [" "], "stream": stream}
+    assert served.call("POST", path, body)[0] == 200
+    [turn] = served.state(f"stopped-{stream}")["tree"]
+    live = served.run(served.app.gateway.sessions.get(f"stopped-{stream}"))
+    [recorded] = live.session.trajectory.turns(0)
+    if turn["stopped_by"] is not None:
+        assert recorded.finish_reason == "abort"
+    assert recorded.logprobs_kind == "processed"
+    assert recorded.version == 0
+    assert recorded.cached_tokens is not None
+    [row] = served.rows(f"stopped-{stream}")
+    assert row["tokenizer"]
+    assert row["template"]
+
+
+def test_choices_and_begun_answers_are_told_apart(served: Served) -> None:
+    path = "/sessions/choices/v1/chat/completions"
+    assert served.call("POST", path, {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "n": 2})[0] == 200
+    assert served.state("choices")["tree"][1]["cause"]["detail"] == "choice 1 of one request"
+    begun = [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": "The answer"}]
+    for _ in range(2):
+        body = {"messages": begun, "max_tokens": 20}
+        assert served.call("POST", "/sessions/begun/v1/messages", body)[0] == 200
+    assert served.state("begun")["tree"][1]["cause"]["cause"] == "retry"
+
+
+def test_what_nobody_reads_is_refused_and_errors_have_an_id(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"enable_thinkin": False}}
+    status, answer = served.call("POST", "/sessions/typo/v1/chat/completions", body)
+    assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs.enable_thinkin")
+    status, answer = served.call("POST", "/sessions/typo/v1/v1/chat/completions", body)
+    assert status == 404
+    assert "/v1 twice" in answer["error"]["message"]
+    status, answer = served.call("POST", "/sessions/typo/v1/messages", {"messages": []})
+    assert (status, bool(answer["request_id"])) == (400, True)

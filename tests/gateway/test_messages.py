@@ -402,6 +402,7 @@ def test_counting_needs_no_limit() -> None:
         ("output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}),
         ("mcp_servers", {"mcp_servers": [{"url": "x"}]}),
         ("container", {"container": "c"}),
+        ("thread", {"thread": {"type": "continue", "previous_message_id": "msg_1"}, "messages": []}),
         ("min_p", {"min_p": 0.5}),
         ("x-tokentrace-token-ids", {"return_token_id_information": True}),
     ],
@@ -413,6 +414,8 @@ def test_what_cannot_be_served_is_refused_by_name(field: str, body: dict[str, An
     said = MESSAGES.error(refused.value)
     assert said["error"]["type"] == "invalid_request_error"
     assert said["error"]["message"].startswith(f"{field}: ")
+    threads = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert said["error"].get("details") == (threads if field == "thread" else None)
 
 
 @settings(max_examples=300, deadline=None)

@@ -181,6 +181,20 @@ def test_keys_are_kept_as_hashes(keyed: tuple[Served, str, str], tmp_path: Path)
         pass
 
 
+def test_a_key_counts_as_soon_as_it_is_in_the_file_and_until_it_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    admin = add_key(path, Role.ADMIN)
+    before = path.read_text()
+    with gateway_server(keys=path) as served:
+        later = add_key(path, Role.ADMIN)
+        assert served.call("GET", "/sessions", None, bearer(later))[0] == 200
+        path.write_text("nonsense that is no key\n")
+        assert served.call("GET", "/sessions", None, bearer(later))[0] == 200
+        path.write_text(before)
+        assert served.call("GET", "/sessions", None, bearer(later))[0] == 401
+        assert served.call("GET", "/sessions", None, bearer(admin))[0] == 200
+
+
 def test_without_keys_only_this_machine_is_served() -> None:
     with pytest.raises(InputError, match="say who may use"):
         ServeSettings()
@@ -214,7 +228,14 @@ def test_budgets_and_forced_sampling() -> None:
         assert first["usage"]["completion_tokens"] == 7
         assert first["choices"][0]["finish_reason"] == "length"
         assert served.call("POST", path, SUM)[0] == 403
-        for wrong in ({"max_turns": -1}, {"nonsense": 1}, {"sampling": {"temperature": "hot"}}, {"matcher": "odd"}, []):
+        for wrong in (
+            {"max_turns": -1},
+            {"nonsense": 1},
+            {"sampling": {"temperature": "hot"}},
+            {"matcher": "odd"},
+            {"sampling": {"temperature": 20}},
+            [],
+        ):
             status, answer = served.call("POST", "/sessions", {"settings": wrong})
             assert status == 400, (wrong, answer)
 
@@ -225,6 +246,15 @@ def test_a_prompt_that_does_not_fit_is_refused_as_clients_know_it() -> None:
         status, answer = served.call("POST", "/sessions/long/v1/chat/completions", body)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert served.state("long")["turns"] == 0
+
+
+def test_a_budget_of_turns_holds_for_requests_at_once() -> None:
+    with gateway_server() as served:
+        served.call("POST", "/sessions", {"id": "few", "settings": {"max_turns": 3}})
+        calls = [in_thread(lambda: served.call("POST", "/sessions/few/v1/chat/completions", SUM)) for _ in range(8)]
+        statuses = sorted(result()[0] for result in calls)
+        assert statuses == [200, 200, 200, 403, 403, 403, 403, 403]
+        assert served.state("few")["turns"] == 3
 
 
 # -- load and disconnects

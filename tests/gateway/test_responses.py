@@ -449,16 +449,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     **{
         kind: ({"tools": [LOOK, {"type": kind}]}, "tools.1.type", kind)
         for kind in (
-            *("web_search", "web_search_preview", "file_search", "computer_use_preview", "computer", "mcp", "custom"),
-            *(
-                "code_interpreter",
-                "image_generation",
-                "local_shell",
-                "shell",
-                "apply_patch",
-                "namespace",
-                "tool_search",
-            ),
+            *("computer_use_preview", "computer", "mcp", "custom", "local_shell", "shell", "apply_patch"),
+            *("web_searches", "my_web_search", "web_search_preview_1"),
         )
     },
 }

@@ -135,7 +135,7 @@ def test_what_cannot_be_served_is_refused(served: Served) -> None:
             agent.ask([ASK, {"type": "item_reference", "id": "msg_1"}])
         assert refused.value.param == "input.1"
         with pytest.raises(openai.BadRequestError) as refused:
-            agent.ask([ASK], tools=[{"type": "web_search"}])
+            agent.ask([ASK], tools=[{"type": "custom", "name": "patch"}])
         assert refused.value.param == "tools.0.type"
         with pytest.raises(openai.BadRequestError, match="image"):
             agent.ask([{"role": "user", "content": [picture]}])

@@ -285,6 +285,32 @@ def test_messages(served: Served, opened: ExitStack, stage: Stage, ask: Callable
     check_one_row(served, stage, session)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_runner_of_tools_goes_on_without_threads(
+    served: Served, opened: ExitStack, stage: Stage, stream: bool
+) -> None:
+    """Its first request would have a thread; what it is told makes it send the whole conversation instead."""
+    session = f"runner-{stream}"
+    stage.stories[session] = STORY
+    client = opened.enter_context(
+        anthropic.Anthropic(base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0)
+    )
+    sent: list[Any] = []
+    client._client.event_hooks["request"].append(lambda request: sent.append(json.loads(request.content)))
+
+    @anthropic.beta_tool(name="compute")
+    def compute(formula: str) -> str:
+        """Computes a formula."""
+        return dict(zip(("17*23", "Zürich"), RESULTS, strict=True))[formula]
+
+    runner: Any = client.beta.messages.tool_runner(
+        model="pocket", max_tokens=500, tools=[compute], messages=[{"role": "user", "content": QUESTION}], stream=stream
+    )
+    assert runner.until_done().content[-1].text.strip() == "It is 391. 🌞"
+    assert ["thread" in body for body in sent] == [True, False, False]
+    check_one_row(served, stage, session)
+
+
 def test_messages_not_blocking(served: Served, stage: Stage) -> None:
     session = "messages-not-blocking"
     stage.stories[session] = STORY

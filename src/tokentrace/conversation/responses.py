@@ -63,7 +63,22 @@ def unsealed(content: str) -> str | None:
         raise ValueError(f"cannot be decoded: {error}") from None
 
 
-def from_responses(items: Any, instructions: str | None = None, *, open_calls: bool = False) -> list[Mapping[str, Any]]:
+def in_namespace(namespace: str, name: str) -> str:
+    """What a model knows a function of a namespace by; Codex puts the two together in the same way.
+
+    >>> in_namespace("mcp__files__", "read"), in_namespace("agents", "spawn")
+    ('mcp__files__read', 'agents__spawn')
+    """
+    return namespace + name if namespace.endswith("_") or name.startswith("_") else f"{namespace}__{name}"
+
+
+def from_responses(
+    items: Any,
+    instructions: str | None = None,
+    *,
+    open_calls: bool = False,
+    references: dict[int, list[str]] | None = None,
+) -> list[Mapping[str, Any]]:
     """The input of a request, a string or a list of items, after its `instructions`, as messages.
 
     - Reasoning is the ``reasoning_content`` of the turn it belongs to: the item's content, else what `sealed` put into
@@ -71,10 +86,13 @@ def from_responses(items: Any, instructions: str | None = None, *, open_calls: b
     - Texts of a turn's messages are one content, with nothing in between. Of other messages several parts stay parts.
     - The result of a function is a tool message. It has to answer a call that came before, unless `open_calls` says
       that there is more of the conversation than this.
+    - A function in a namespace is called by the name that `in_namespace` makes.
+    - A reference to an item that `item_id` named is part of a turn like the item itself. What it stands for is not
+      known here: `references` is given its id, by the number of the turn's message. Without `references` it is refused.
     - Images, files and audio stay parts, as they are; it is the renderer that refuses them.
     - Ids, status, phase, annotations and logprobs of items say nothing to a model and are left out.
 
-    Refuses custom tools, tools that OpenAI itself runs, references to items, and compacted items, by name.
+    Refuses custom tools, tools that OpenAI itself runs, and compacted items, by name.
     """
     made: list[Mapping[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
@@ -83,7 +101,7 @@ def from_responses(items: Any, instructions: str | None = None, *, open_calls: b
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    reading = _Reading(made, open_calls)
+    reading = _Reading(made, open_calls, references)
     for at, item in enumerate(items):
         place = Place(at)
         reading.take(place, place.mapping(item))
@@ -93,12 +111,17 @@ def from_responses(items: Any, instructions: str | None = None, *, open_calls: b
 class _Reading:
     """The messages that the items so far have become."""
 
-    def __init__(self, made: list[Mapping[str, Any]], open_calls: bool) -> None:
+    def __init__(
+        self, made: list[Mapping[str, Any]], open_calls: bool, references: dict[int, list[str]] | None
+    ) -> None:
         self.made = made
         self._open_calls = open_calls
+        self._references = references
         self._called: set[str] = set()
         self._turn: dict[str, Any] | None = None
-        """The assistant's last message, as long as more may belong to it."""
+        """The assistant's last message, as long as more may belong to it, and…"""
+        self._at = 0
+        """…its number."""
         self._response: str | None = None
         """Which response that message is from, as far as its items say."""
         self._answered = False
@@ -120,8 +143,7 @@ class _Reading:
             case "function_call_output":
                 self._result(place, item)
             case "item_reference":
-                problem = "items are not kept by id; send the item itself, or go on from previous_response_id"
-                raise place.error(f"item_reference: {problem}")
+                self._reference(place, item)
             case kind:
                 problem = f"items of type {shown(kind)} are not served; those that are: {_SERVED}"
                 raise place.at("type").error(problem)
@@ -151,6 +173,15 @@ class _Reading:
         self._answered = True
         self.made.append({**made, "content": _content(_parts(place.at("output"), item.get("output")))})
 
+    def _reference(self, place: Place, item: Mapping[str, Any]) -> None:
+        id = place.string(item, "id")
+        if self._references is None or response_of_item(id) is None:
+            problem = f"there is no item {shown(id)} here; send the item itself, or go on from previous_response_id"
+            raise place.error(f"item_reference: {problem}")
+        self._own(item)
+        self._references.setdefault(self._at, []).append(id)
+        self._open_calls = True
+
     def _own(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """The assistant's message that an item is part of.
 
@@ -162,6 +193,7 @@ class _Reading:
         same = response is not None and response == self._response
         if self._turn is None or other or (self._answered and not same):
             self._turn, self._response, self._answered = {"role": "assistant", "content": ""}, None, False
+            self._at = len(self.made)
             self.made.append(self._turn)
         self._response = self._response or response
         return self._turn
@@ -195,9 +227,10 @@ def _texts(place: Place, parts: Any) -> str:
 
 
 def _call(place: Place, item: Mapping[str, Any]) -> dict[str, Any]:
+    name = place.string(item, "name")
     if item.get("namespace") is not None:
-        raise place.at("namespace").error("functions in namespaces are not served")
-    function = {"name": place.string(item, "name"), "arguments": place.string(item, "arguments")}
+        name = in_namespace(place.string(item, "namespace"), name)
+    function = {"name": name, "arguments": place.string(item, "arguments")}
     return {"id": place.string(item, "call_id"), "type": "function", "function": function}
 
 

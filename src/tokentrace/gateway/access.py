@@ -16,9 +16,8 @@ from .requests import RequestError
 from .sessions import ID
 from .store import Store
 
-SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id")
+SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
 """Headers that name a session; the first that is there counts."""
-_SAFE: Final = ("GET", "HEAD", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,11 @@ class Access:
     store: Store
     keys: Keys | None
 
-    async def caller(self, method: str, headers: Mapping[str, str]) -> Caller:
+    async def caller(self, headers: Mapping[str, str]) -> Caller:
         """Who sent a request; RequestError where that is nobody who may."""
         given = _key(headers)
         if self.keys is None or _is_browser(headers):
-            _check_origin(method, headers, loopback=self.keys is None)
+            _check_origin(headers, loopback=self.keys is None)
         if self.keys is None:
             return Caller(Role.ADMIN)
         if not given:
@@ -102,7 +101,7 @@ def _is_browser(headers: Mapping[str, str]) -> bool:
     return headers.get("authorization", "").lower().startswith("basic ")
 
 
-def _check_origin(method: str, headers: Mapping[str, str], *, loopback: bool) -> None:
+def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
     """Refuse what another site makes a browser on this machine send: browsers add keys by themselves, or need none."""
     host = headers.get("host", "")
     if loopback and not _is_loopback(host):
@@ -112,7 +111,7 @@ def _check_origin(method: str, headers: Mapping[str, str], *, loopback: bool) ->
     origin = headers.get("origin")
     if origin and _host(origin) != host:
         raise RequestError(f"requests of other sites ({shown(origin)}) are refused", status=403, code="forbidden")
-    if method not in _SAFE and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise RequestError("requests of other sites are refused", status=403, code="forbidden")
 
 

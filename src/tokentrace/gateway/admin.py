@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -191,6 +192,13 @@ def _only(body: Body, names: str) -> None:
         raise RequestError(f"there is {names} to say here, not {', '.join(body.unread)}")
 
 
+def _is_reward(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
 def _labels(value: Any, turns: int) -> list[Label]:
     """Rewards and labels: ``{"reward": 1.0}``, with a ``turn`` if it is a turn's; several as a list, ``rewards``."""
     given = value.get("rewards") if isinstance(value, Mapping) and "rewards" in value else [value]
@@ -207,7 +215,7 @@ def _labels(value: Any, turns: int) -> list[Label]:
         if not named:
             raise RequestError('has no value: {"reward": 1.0}, or another name', field=f"rewards.{at}")
         for name, label in named.items():
-            if name == "reward" and (isinstance(label, bool) or not isinstance(label, int | float)):
+            if name == "reward" and not _is_reward(label):
                 raise RequestError(f"must be a number, not {shown(label)}", field=f"rewards.{at}.reward")
             labels.append(Label(str(name)[:200], label, turn))
     return labels

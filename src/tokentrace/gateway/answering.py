@@ -30,9 +30,9 @@ from .dialect import Dialect, Head, Reply
 from .endings import told as told_response
 from .names import call_ids_of, response_name, written_ids
 from .requests import Request, RequestError
-from .session import Message, Placement, Recorded
 from .stops import StopTexts, cut_response
 from .store import Closed, Conflict, Missing, StoreError, Taken
+from .turns import Message, Placement, Recorded
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -75,7 +75,7 @@ class Answer:
             self._tell_again(feed)
             return self.replies
         try:
-            async with self.gateway.slot():
+            async with self.gateway.slot(), self.gateway.within_budget(self.session, self.request.n):
                 self.replies = await self._sampled(feed)
             if self.claim is not None:
                 self.claim.end((self.head, self.replies))
@@ -145,6 +145,7 @@ class Answer:
         stops = StopTexts(request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
+        last: Delta | None = None
         count, began = 0, time.perf_counter()
         async with contextlib.aclosing(self._deltas(choice, placed, sampling)) as stream:
             async for delta in stream:
@@ -167,6 +168,7 @@ class Answer:
                 pieces.append(piece)
                 feed(choice, events, piece)
                 if stops.found is not None:
+                    last = await self._ended(choice, stream, delta)
                     break
                 if request.stream and len(pieces) <= _FIRST:
                     await asyncio.sleep(0)  # of pieces that arrive together the first is sent before the rest is read
@@ -177,13 +179,25 @@ class Answer:
             feed(choice, told if stops.found is not None else [*told, *stops.flush()], None)
         if stops.found is not None:
             response = cut_response(response, stops.length)
-            pieces[-1] = replace(pieces[-1], finish_reason=pieces[-1].finish_reason or FinishReason.ABORT)
+            pieces[-1] = _cut_end(pieces[-1], last, count)
         completion = joined(pieces)
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
         gateway.metrics.sampled(completion, time.perf_counter() - began)
         call_id = call_ids_of(self.head.id, choice)
         return Reply(response, completion, call_id, reasoning_tokens(response), stops.found)
+
+    async def _ended(self, choice: int, stream: AsyncGenerator[Delta], delta: Delta) -> Delta | None:
+        """The last piece of a completion that is not wanted any more: it says what is true of the whole."""
+        engine = self.gateway.engine
+        if delta.finish_reason is not None or not engine.capabilities.aborts:
+            return delta if delta.finish_reason is not None else None
+        with contextlib.suppress(EngineError):
+            await engine.abort(f"{self.head.id}-{choice}")
+            async for more in stream:
+                if more.finish_reason is not None:
+                    return more
+        return None
 
     def _deltas(self, choice: int, placed: Placement, sampling: SamplingParams) -> AsyncGenerator[Delta]:
         """The completion in pieces; in one where nobody looks at the pieces, which costs much less."""
@@ -221,6 +235,8 @@ class Answer:
             "choice": choice,
             "dialect": self.dialect.name,
             "model": self.head.model,
+            "tokenizer": placed.asked.renderer.tokenizer.digest[:16],
+            "template": ",".join(digest[:16] for digest in placed.asked.renderer.template_digests().values()),
             "created": self.head.created,
             "time": time.time(),
             "seconds": round(seconds, 4),
@@ -242,7 +258,11 @@ class Answer:
             async with gateway.sessions.held(self.session) as live:
                 try:
                     turn, record = live.session.commit(
-                        placed, reply.completion, message, notes=notes, sampling=self.sampling.described()
+                        replace(placed, choice=choice),
+                        reply.completion,
+                        message,
+                        notes=notes,
+                        sampling=self.sampling.described(),
                     )
                     record = replace(record, channels=pack_channels(reply.completion.channels))
                     began = time.perf_counter()
@@ -288,8 +308,25 @@ def request_error(error: EngineError | StoreError) -> RequestError:
     return RequestError(f"the engine failed: {error}", status=502, code="engine")
 
 
+def _cut_end(piece: Delta, last: Delta | None, count: int) -> Delta:
+    """The last piece of a completion that was cut after `count` tokens, with what the engine said of the whole."""
+    if piece is last:
+        return piece
+    if last is None:
+        return replace(piece, finish_reason=FinishReason.ABORT)
+    versions = tuple(span._replace(stop=min(span.stop, count)) for span in last.versions if span.start < count)
+    return replace(
+        piece,
+        finish_reason=FinishReason.ABORT,
+        versions=versions,
+        cached_tokens=last.cached_tokens,
+        logprobs_kind=last.logprobs_kind,
+    )
+
+
 def _cut(delta: Delta, kept: int) -> Delta:
-    channels = {name: values[:kept] for name, values in delta.channels.items()}
+    gone = len(delta.ids) - kept  # a channel may be of this piece, or, in the last one, of the whole completion
+    channels = {name: values[: len(values) - gone] for name, values in delta.channels.items()}
     return Delta(
         delta.ids[:kept],
         delta.logprobs[:kept],

@@ -23,9 +23,10 @@ from .answering import Answer, request_error
 from .chat import CHAT
 from .dialect import Dialect
 from .gateway import Gateway
-from .keys import Caller
+from .keys import Caller, Role
 from .logs import Log
 from .messages import MESSAGES, count_answer, read_count
+from .names import random_id
 from .page.routes import PageRoutes
 from .reading import json_response, parse_json, read_body
 from .requests import RequestError
@@ -106,6 +107,8 @@ class App:
                 known = self._failed(error)
                 status = known.status
                 details = {**request.scope.get("tokentrace", {}), "problem": known.code or type(error).__name__}
+                details |= {"field": known.field} if known.field else {}
+                details |= {"session": request.path_params["session"]} if "session" in request.path_params else {}
                 return self._error(known, dialect, request)
             finally:
                 self.gateway.metrics.requests.labels(path, str(status)).inc()
@@ -114,8 +117,7 @@ class App:
         return Route(path, handle, methods=[method])
 
     async def _caller(self, request: HTTPRequest, public: bool) -> Caller:
-        headers = _headers(request)
-        return await self.access.caller("GET" if public else request.method, headers)
+        return Caller(Role.AGENT) if public else await self.access.caller(_headers(request))
 
     # -- the dialects' routes
 
@@ -194,7 +196,7 @@ class App:
             case InputError():
                 place = f"messages.{error.message}" if error.message is not None else ""
                 field = ".".join(part for part in (place, error.field) if part) or None
-                return RequestError(str(error), field=field, code="invalid_value")
+                return RequestError(error.problem, field=field, code="invalid_value")
             case StoreError() | EngineError():
                 return request_error(error)
             case TokentraceError():
@@ -203,24 +205,43 @@ class App:
         return RequestError("the gateway failed; its log says how", status=500, code="internal")
 
     def _error(self, error: RequestError, dialect: Dialect, request: HTTPRequest) -> Response:
-        headers = {}
+        id = random_id()
+        headers = {"x-request-id": id, "request-id": id}
         if error.retry_after is not None:
             headers["retry-after"] = f"{error.retry_after:g}"
         if error.status == 401:
             headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'
-        return json_response(dialect.error(error), error.status, headers)
+        body = dialect.error(error)
+        if "request_id" in body:
+            body["request_id"] = id
+        return json_response(body, error.status, headers)
 
     async def _not_found(self, request: HTTPRequest, error: Exception) -> Response:
         """Paths and methods that are none: said only to those who may ask."""
         assert isinstance(error, HTTPException)
         try:
             await self._caller(request, public=False)
-            known = RequestError(f"there is no {request.method} {request.url.path}", status=error.status_code)
+            known = RequestError(
+                f"there is no {request.method} {request.url.path[:200]}{_hint(request.url.path)}",
+                status=error.status_code,
+                code="no_route",
+            )
         except TokentraceError as problem:
             known = self._failed(problem)
         response = self._error(known, CHAT, request)
         response.headers.update(error.headers or {})
         return response
+
+
+def _hint(path: str) -> str:
+    """What somebody who asked for this path probably wanted."""
+    if "/v1/v1/" in path:
+        return ": the base URL has /v1 twice; Anthropic's clients add it themselves, OpenAI's want it in the base URL"
+    if path.endswith("/v1/completions"):
+        return ": only chat is served; prompts of ids go to /inference/v1/generate"
+    if path.endswith(("/chat/completions", "/responses", "/messages")):
+        return ": is /v1 missing from the base URL? It is http://…/sessions/ID/v1 for OpenAI's clients"
+    return ""
 
 
 def _admin_only(endpoint: Endpoint) -> Endpoint:

@@ -272,7 +272,7 @@ class _Difference:
             )
             lengths = f"{len(self.old_text)} characters became {len(self.text)}"
             more = f"; and {later} more after it" if later else ""
-            return self._is(BranchCause.TRIMMED_RESULTS, f"the result was cut, {lengths}{more}")
+            return self._is(BranchCause.TRIMMED_RESULTS, f"the result was cut or blanked, {lengths}{more}")
         if is_nonce(self.text, self.old_text):
             return self._is(BranchCause.NONCE, "only a number, a date or an id in the result changed")
         return self._is(BranchCause.EDIT, self._edit_words())

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -18,6 +20,7 @@ import numpy as np
 
 from ..conversation.messages import KnownTools
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
+from ..errors import shown
 from ..rendering.renderer import Renderer
 from ..study.memory import Memory
 from .answering import Answer, reasoning_tokens, unhurried
@@ -27,13 +30,16 @@ from .late_system import with_late_instructions
 from .matching import root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
+from .references import with_references
 from .requests import Request, RequestError
-from .session import Asked, Placement, Recorded
 from .sessions import Live, Sessions
 from .stops import cut_response
 from .store import State, Store
 from .telemetry import Tracing
+from .turns import Asked, Placement, Recorded
 
+_RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""What the template is given of a request in other ways."""
 _INLINE: Final = 20_000
 """Up to so many new characters a prompt is made at once; more of them, or a whole one, in a thread of its own."""
 
@@ -81,6 +87,7 @@ class Gateway:
     _slots: asyncio.Semaphore = field(init=False)
     _waiting: int = 0
     _renderers: dict[str, Renderer] = field(default_factory=dict)
+    _reserved: Counter[str] = field(default_factory=Counter)
     _tools: Memory = field(default_factory=lambda: Memory(most=64))
 
     def __post_init__(self) -> None:
@@ -141,6 +148,7 @@ class Gateway:
             return await unhurried(asyncio.ensure_future(asyncio.to_thread(live.session.place, asked)))
 
     def _asked(self, request: Request) -> Asked:
+        self._check_variables(request)
         variables = {**request.variables, **self._hints(request)}
         renderer = self.renderer_with(variables)
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
@@ -168,6 +176,23 @@ class Gateway:
             return tools
         return self._tools.once(text, lambda: KnownTools(tools, text))
 
+    def _check_variables(self, request: Request) -> None:
+        """RequestError for a template variable that the template does not read: it would be set in vain."""
+        template = self.renderer.study(request.tools or None).template
+        control = self.renderer.tokenizer.vocabulary.control_pattern
+        for name, value in request.variables.items():
+            field = f"chat_template_kwargs.{name[:80]}"
+            if name in _RESERVED or name in self.renderer.tokenizer.variables:
+                raise RequestError("is not a request's to set", field=field, code="unsupported_parameter")
+            if control is not None and control.search(json.dumps(value, ensure_ascii=False)):
+                problem = "spells a control token, which a request's variables may not"
+                raise RequestError(problem, field=field, code="invalid_value")
+            if name not in template.reads:
+                near = difflib.get_close_matches(name, template.variables, 1)
+                meant = f"; did you mean {near[0]}?" if near else f" (it reads {', '.join(sorted(template.variables))})"
+                problem = f"the chat template does not read {shown(name)}{meant}"
+                raise RequestError(problem, field=field, code="unsupported_parameter")
+
     def _hints(self, request: Request) -> dict[str, Any]:
         """Of what a request would like the template to know, what the template reads."""
         if not request.hints:
@@ -187,7 +212,8 @@ class Gateway:
         return self._renderers[key]
 
     async def _with_previous(self, live: Live, request: Request) -> Request:
-        """A request with the conversation of the response that it goes on from."""
+        """A request with the conversation of the response that it goes on from, and the items that it refers to."""
+        request = await with_references(self.store, self.sessions, live.info.id, request)
         if request.previous is None:
             return request
         number = await self.store.turn_named(live.info.id, response_name(request.previous))
@@ -204,12 +230,12 @@ class Gateway:
         own, new = request.messages[: request.instructions], request.messages[request.instructions :]
         return replace(request, messages=[*own, *past, *new])
 
-    def _check_open(self, live: Live) -> None:
+    def _check_open(self, live: Live, under_way: int = 0) -> None:
         info, settings = live.info, live.settings
         if info.state is not State.OPEN:
             raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
         most = self.limits.turns if settings.max_turns is None else min(self.limits.turns, settings.max_turns)
-        if info.turns >= most:
+        if info.turns + under_way >= most:
             raise RequestError(f"session {info.id} has had its {most} turns", status=403, code="budget_exhausted")
         if settings.max_sampled_tokens is not None and info.sampled >= settings.max_sampled_tokens:
             budget = f"its {settings.max_sampled_tokens} sampled tokens"
@@ -230,7 +256,10 @@ class Gateway:
         limits = [self.limits.max_tokens, request.max_tokens, forced.pop("max_tokens", None)]
         limits.append(None if room is None else room - length)
         if settings.max_sampled_tokens is not None:
-            limits.append(settings.max_sampled_tokens - live.info.sampled)
+            limits.append((settings.max_sampled_tokens - live.info.sampled) // request.n)
+            if limits[-1] < 1:
+                problem = f"{request.n} choices do not fit into the tokens that session {live.info.id} has left"
+                raise RequestError(problem, status=403, code="budget_exhausted")
         chosen = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -327,7 +356,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """A place among those that are answered at once; RequestError where too many wait already."""
-        if self._waiting >= self.limits.waiting:
+        if self._waiting >= self.limits.waiting and (self._slots.locked() or self.paused):
             raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
         self._waiting += 1
         try:
@@ -344,6 +373,19 @@ class Gateway:
             self._slots.release()
             if not self.in_flight:
                 self._idle.set()
+
+    @contextlib.asynccontextmanager
+    async def within_budget(self, id: str, turns: int) -> AsyncIterator[None]:
+        """Hold room for some turns of a session; RequestError where those under way already take what is left of it."""
+        live = await self.sessions.get(id)
+        self._check_open(live, self._reserved[id] + turns - 1)
+        self._reserved[id] += turns
+        try:
+            yield
+        finally:
+            self._reserved[id] -= turns
+            if not self._reserved[id]:
+                del self._reserved[id]
 
     @property
     def waiting(self) -> int:
@@ -367,6 +409,8 @@ class Gateway:
         """Let requests go on, with new weights if a version is given."""
         if version is not None:
             self.version = version
+            if isinstance(getattr(self.engine, "version", None), str | int):  # an engine in this process
+                self.engine.version = version  # type: ignore[attr-defined]
         if self.engine.capabilities.pauses and self.paused:
             await self.engine.resume()
         self._open.set()

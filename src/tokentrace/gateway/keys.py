@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -25,7 +26,7 @@ class Role(StrEnum):
     AGENT = "agent"
     """Sampling, in any session whose name it knows."""
     SESSION = "session"
-    """Sampling in one session, whose key it is, and rewarding it."""
+    """Sampling in one session, whose key it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +50,25 @@ def new_key() -> str:
 
 
 class Keys:
-    """The keys of a file: a line each, ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments."""
+    """The keys of a file: a line each, ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments.
 
-    def __init__(self, callers: dict[str, Caller]) -> None:
-        self._callers = callers
+    A file that changes is read again; one that cannot be read then changes nothing.
+    """
+
+    def __init__(self, callers: dict[str, Caller], path: Path | None = None) -> None:
+        self._callers, self._path = callers, path
+        self._seen = _changed(path)
 
     @classmethod
     def read(cls, path: Path) -> Keys:
         """Read a file of keys; InputError names the line that is wrong."""
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: {error}; make a file of keys with: tokentrace keys {path} --admin") from error
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not a file of keys: it is not text") from None
+        except OSError as error:
+            problem = f"{path}: {error.strerror}; make a file of keys with: tokentrace keys {path} --admin"
+            raise InputError(problem) from error
         callers: dict[str, Caller] = {}
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.lstrip().startswith("#"):
@@ -74,11 +82,25 @@ class Keys:
             callers["sha256:" + match[2]] = Caller(Role(match[1]), name=match[3] or "")
         if not any(caller.role is Role.ADMIN for caller in callers.values()):
             raise InputError(f"{path}: has no admin key, so nobody could read what is recorded; add one with --admin")
-        return cls(callers)
+        return cls(callers, path)
 
     def caller(self, hashed: str) -> Caller | None:
         """Who a key belongs to, by its hash."""
+        changed = _changed(self._path)
+        if self._path is not None and changed is not None and changed != self._seen:
+            self._seen = changed
+            with contextlib.suppress(InputError):
+                self._callers = Keys.read(self._path)._callers
         return self._callers.get(hashed)
+
+
+def _changed(path: Path | None) -> tuple[int, int] | None:
+    """What tells whether a file is another than before."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size)
 
 
 def add_key(path: Path, role: Role, name: str = "") -> str:

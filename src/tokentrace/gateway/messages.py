@@ -63,7 +63,8 @@ class Messages:
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Anthropic's error object."""
-        return {"type": "error", "error": {"type": error.kind, "message": str(error)}, "request_id": None}
+        details = {} if error.details is None else {"details": dict(error.details)}
+        return {"type": "error", "error": {"type": error.kind, "message": str(error), **details}, "request_id": None}
 
 
 MESSAGES: Final[Dialect] = Messages()

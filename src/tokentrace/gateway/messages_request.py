@@ -44,12 +44,17 @@ _KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
 """An edit that leaves everything where it is."""
 
 
+_NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""What makes clients that know of threads send the whole conversation instead, from then on."""
+
+
 def read_messages(body: Any, headers: Mapping[str, str], *, counting: bool = False) -> Request:
     """A body of ``POST /v1/messages``, or with `counting` of ``/v1/messages/count_tokens``, which has no limit.
 
     RequestError names the field that cannot be served.
     """
     said = Body(body)
+    said.refuse("thread", (), "there are no threads here; send the whole conversation", _NO_THREADS)
     wishes: list[str] = []
     shown, deferred = _tools(said, wishes)
     messages = _messages(said, deferred, wishes)
@@ -59,7 +64,6 @@ def read_messages(body: Any, headers: Mapping[str, str], *, counting: bool = Fal
         said.refuse(name, harmless, NOT_OFFERED)
     said.refuse("mcp_servers", ([],), "nothing here connects to servers of tools")
     said.refuse("container", (), "there are no containers here")
-    said.refuse("thread", (), "there are no threads here; send the whole conversation")
     said.skip(*_HARMLESS)
     hints, structure = _output(said, wishes)
     limit = said.whole("max_tokens", 1)

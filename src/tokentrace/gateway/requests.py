@@ -25,7 +25,10 @@ _KINDS: Final[Mapping[int, str]] = {
 
 
 class RequestError(TokentraceError):
-    """A request that is not answered. `status` is that of HTTP, `field` is what is wrong in the body."""
+    """A request that is not answered. `status` is that of HTTP, `field` is what is wrong in the body.
+
+    `details` is what clients of one dialect read by program.
+    """
 
     def __init__(
         self,
@@ -35,8 +38,10 @@ class RequestError(TokentraceError):
         status: int = 400,
         code: str = "",
         retry_after: float | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         self.problem, self.field, self.status, self.code, self.retry_after = problem, field, status, code, retry_after
+        self.details = details
         super().__init__(f"{field}: {problem}" if field else problem)
 
     @property
@@ -97,6 +102,8 @@ class Request:
     """Template variables that are set only where the template reads them (reasoning effort, thinking on or off)."""
     previous: str | None = None
     """The id of the response that this one goes on from: its conversation comes before `messages`."""
+    references: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Assistants' messages that are not there whole, by their number: the ids of the items that stand for the rest."""
     instructions: int = 0
     """How many messages at the beginning are instructions for this request alone: 0 or 1."""
     stored: bool = True
@@ -174,12 +181,12 @@ class Body:
             raise RequestError(f"must be at most {most} strings, none of them empty", field=name)
         return value
 
-    def refuse(self, name: str, harmless: Sequence[Any], why: str) -> None:
+    def refuse(self, name: str, harmless: Sequence[Any], why: str, details: Mapping[str, Any] | None = None) -> None:
         """Refuse a field that would change what is sampled and cannot be served; harmless values are fine."""
         self._read.add(name)
         value = self._body.get(name)
         if value is not None and value not in harmless:
-            raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter")
+            raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter", details=details)
 
     def skip(self, *names: str) -> None:
         """Fields that nothing has to read, because they change nothing that is sampled or recorded."""

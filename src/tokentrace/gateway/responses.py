@@ -128,6 +128,7 @@ class ResponsesFrames:
         )
 
     def _frames(self, events: Sequence[dict[str, Any]]) -> list[str]:
+        events = [{**each, "item": _named(self._head, each["item"])} if "item" in each else each for each in events]
         return [encode_sse(event, event=event["type"]) for event in events]
 
 
@@ -201,8 +202,17 @@ def _item_ids(head: Head) -> ItemId:
 
 def _finished(head: Head, item: Item) -> Item:
     if item["type"] != "reasoning" or not head.request.echo.get("encrypted"):
-        return item
+        return _named(head, item)
     return {**item, "encrypted_content": sealed(item["content"][0]["text"])}
+
+
+def _named(head: Head, item: Item) -> Item:
+    """A call as the client knows its function: by its namespace and its name there."""
+    spaced = head.request.echo.get("namespaces") or {}
+    if item["type"] != "function_call" or "namespace" in item or item["name"] not in spaced:
+        return item
+    namespace, name = spaced[item["name"]]
+    return {**item, "name": name, "namespace": namespace}
 
 
 def _ways(head: Head) -> Sequence[str]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..conversation.place import Place
 from ..conversation.responses import from_responses
-from ..conversation.values import check_depth
 from ..errors import shown
 from .chat_request import UNSERVED, schema_structure, template_variables
 from .hints import thinking_hints
 from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
+from .responses_tools import read_tools
 from .token_fields import HEADER, TokenFields, asked_fields
 
 PREFIX: Final = "resp_"
@@ -50,8 +49,9 @@ def read_responses(body: Any, headers: Mapping[str, str]) -> Request:
     ignored: list[str] = []
     previous = _previous(said)
     instructions = said.get("instructions", str, "a string")
-    messages = _messages(said, instructions, open_calls=previous is not None)
-    tools = _tools(said)
+    references: dict[int, list[str]] = {}
+    messages = _messages(said, instructions, references, open_calls=previous is not None)
+    tools, namespaces = read_tools(said, wishes)
     choice = _tool_choice(said, tools, wishes)
     included = _included(said)
     top_logprobs = said.whole("top_logprobs", 0, 20)
@@ -84,6 +84,7 @@ def read_responses(body: Any, headers: Mapping[str, str]) -> Request:
         "metadata": _metadata(said),
         "encrypted": _ENCRYPTED in included,
         "token_fields": [way.value for way in ways],
+        **({"namespaces": namespaces} if namespaces else {}),
         **{name: said.get(name, str, "a string") for name in ("user", "safety_identifier", "prompt_cache_key")},
     }
     return Request(
@@ -104,6 +105,7 @@ def read_responses(body: Any, headers: Mapping[str, str]) -> Request:
         variables=template_variables(said),
         hints=hints,
         previous=previous,
+        references={at: tuple(ids) for at, ids in references.items()},
         instructions=1 if instructions else 0,
         stored=said.flag("store", True),
         ignored=(*said.unread, *ignored),
@@ -133,40 +135,14 @@ def _previous(said: Body) -> str | None:
     return found
 
 
-def _messages(said: Body, instructions: str | None, *, open_calls: bool) -> list[Mapping[str, Any]]:
+def _messages(
+    said: Body, instructions: str | None, references: dict[int, list[str]], *, open_calls: bool
+) -> list[Mapping[str, Any]]:
     given = said.get("input", (str, list), "a string or a list of items")
     if given is None:
         raise RequestError("is missing; send a string or a list of items", field="input")
     with refusing("input"):
-        return from_responses(given, instructions, open_calls=open_calls)
-
-
-def _tools(said: Body) -> list[dict[str, Any]]:
-    given = said.get("tools", list, "a list of tools", [])
-    with refusing():
-        return [_tool(Place(field=f"tools.{at}"), tool) for at, tool in enumerate(given)]
-
-
-def _tool(place: Place, tool: Any) -> dict[str, Any]:
-    """A function in the shape of chat completions. Whether it is ``strict`` is not shown to the model."""
-    tool = place.mapping(tool)
-    if (kind := place.string(tool, "type")) != "function":
-        raise place.at("type").error(f"tools of type {shown(kind)} are not served; only functions are")
-    if tool.get("function") is not None:
-        place = place.at("function")
-        tool = place.mapping(tool["function"])
-    for name in ("defer_loading", "async"):
-        if tool.get(name):
-            raise place.at(name).error("is not served; leave it out")
-    made: dict[str, Any] = {"name": place.string(tool, "name")}
-    if tool.get("description") is not None:
-        made["description"] = place.string(tool, "description")
-    if tool.get("parameters") is not None:
-        if not isinstance(tool["parameters"], Mapping):
-            raise place.at("parameters").wrong(tool["parameters"], "a JSON schema")
-        check_depth(tool["parameters"], place.at("parameters"))
-        made["parameters"] = tool["parameters"]
-    return {"type": "function", "function": made}
+        return from_responses(given, instructions, open_calls=open_calls, references=references)
 
 
 def _tool_choice(said: Body, tools: list[dict[str, Any]], wishes: list[str]) -> Any:

@@ -20,8 +20,9 @@ from ..settings import as_float
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .channels import unpack_channels
-from .session import Recorded, Session
+from .session import Session
 from .store import Label, SessionInfo, TurnRecord
+from .turns import Recorded
 
 LAYOUT: Final = Layout(parts=False, logprobs=True, rollout=True)
 REWARD: Final = "reward"
@@ -119,6 +120,8 @@ class SessionRows:
             "session_labels": _text([asdict(label) for label in self.labels]),
             "messages": _text(self.session.conversation(last.number)),
             "tools": None if tools is None else _text(tools),
+            "tokenizer": last.notes.get("tokenizer"),
+            "template": last.notes.get("template"),
             **self._side_channels(along, len(sample)),
         }
 
@@ -250,6 +253,8 @@ def session_fields() -> list[Any]:
         pa.field("session_labels", pa.string()),
         pa.field("messages", pa.string()),
         pa.field("tools", pa.string()),
+        pa.field("tokenizer", pa.string()),
+        pa.field("template", pa.string()),
         *(pa.field(name, pa.list_(type_())) for name, (type_, _) in _CHANNELS.items()),
         pa.field("channels", pa.string()),
     ]

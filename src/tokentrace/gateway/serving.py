@@ -50,7 +50,9 @@ class ServeSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        if self.dev == (self.keys is not None):
+        if self.dev and self.keys is not None:
+            raise InputError("--dev is for use without keys: give --dev or --keys FILE, not both")
+        if not self.dev and self.keys is None:
             raise InputError(
                 "say who may use the gateway: --keys FILE (make one with: tokentrace keys FILE --admin), or --dev for "
                 "everybody on this machine, without keys"

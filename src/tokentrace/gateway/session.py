@@ -9,111 +9,30 @@ then adds the turn: prompt and completion at once, or nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..engines.protocol import Completion
-from ..rendering.renderer import Renderer
+from ..errors import InputError
 from ..study.seams import BridgeRefusal
-from ..tokens.kinds import Kind, Kinds
+from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from .broken_calls import readable_calls, render_readably
 from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
-from .matching import Key, Meaning, call_ids, chain, identical, meaning, reasoning
+from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, reasoning, strict_meaning
 from .names import with_written_ids
 from .store import TurnRecord
+from .turns import Asked, Message, Messages, Placement, Recorded
 
-Message = Mapping[str, Any]
-Messages = Sequence[Message]
 _UNFINISHED = ("length", "abort")
 _FEW = 3
 """Among so many recorded conversations the one is looked for that a request was made of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks to be continued."""
-
-    messages: Messages
-    tools: Sequence[Mapping[str, Any]] | None
-    renderer: Renderer
-    """With the template variables of the request."""
-    root: Key
-    """The key of tools and template variables: conversations under another one share no turn."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    continued: bool = False
-    """The last message, an assistant's, is to be gone on with."""
-    instructions: int = 0
-    """How many messages at the beginning are instructions for this request alone."""
-    prompt_ids: Ids | None = None
-    """The prompt itself, where it is given as ids; there are no messages then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A turn of the session: what it answered, and where its tokens are."""
-
-    number: int
-    base: int | None
-    """The turn that it went on from."""
-    kept: int
-    """How many messages of that turn's conversation it kept."""
-    messages: tuple[Message, ...]
-    """The messages that came after those."""
-    reply: Message
-    """As the agent was told it, in OpenAI's shape."""
-    before: Key
-    """The key of the conversation without the reply, and…"""
-    key: Key
-    """…with it."""
-    root: Key
-    depth: int
-    """How many messages the conversation has with the reply."""
-    branch: int
-    start: int
-    stop: int
-    """Where the reply's tokens are in the stream of the branch."""
-    finish_reason: str
-    cause: Cause | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known of it: the dialect, what its echo needed repaired, how long it took."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """A prompt, and what it was made of."""
-
-    asked: Asked
-    keys: list[Key]
-    base: Recorded | None
-    ids: Ids
-    new_ids: Ids
-    """What comes after the base's stream; the whole prompt where there is no base."""
-    kinds: Kinds | Kind
-    spans: list[tuple[int, int, int]]
-    wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
-    """The prompt as JSON text in pieces."""
-    continues: bool = False
-    """The base's own turn goes on: it had been cut off."""
-    ambiguous: bool = False
-    refusal: str = ""
-    """Why the bridge from a turn that fits was refused."""
-    edited: int | None = None
-    """The message whose reasoning is not what was sampled, though all else in it is."""
-    repairs: tuple[str, ...] = ()
-    """How the agent's echo of the reply that it goes on from differs from it."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def reused(self) -> int:
-        """How many tokens of the prompt came from the record."""
-        return len(self.ids) - len(self.new_ids)
 
 
 @dataclass(slots=True)
@@ -122,6 +41,8 @@ class Session:
 
     trajectory: Trajectory
     means: Meaning = meaning
+    matcher: str = Matcher.NORMAL
+    """What `means` is called: keys that were made by another one are made anew."""
     turns: list[Recorded] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     """Tools and template variables by their key."""
@@ -135,27 +56,30 @@ class Session:
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
         if asked.prompt_ids is not None:
+            self._check_open_end(asked.prompt_ids, "token_ids")
             return self._given(asked, asked.prompt_ids)
         keys = self._keys(asked)
-        ambiguous, refusal, edited = False, "", None
+        ambiguous, refusal = False, ""
+        edited: int | None = None
+        rewritten: int | None = None
         for count in range(len(asked.messages), 0, -1):
             found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
-            if not found:
+            if not found or (edited is not None and count > edited):
                 continue
-            same_thought = [number for number in found if _same_thought(asked.messages[count - 1], self.turns[number])]
-            if not same_thought:
-                edited = count - 1
-                continue
-            base = self._the_one(same_thought, asked.messages[:count])
+            base = self._the_one(found, asked.messages[:count])
             if base is None:
                 ambiguous = True
                 continue
+            edited = self._rethought(base, asked.messages[:count])
+            if edited is not None:
+                rewritten = edited
+                continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return replace(placed, edited=edited)
+                return replace(placed, edited=rewritten)
             refusal = placed
             break
-        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=edited)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=rewritten)
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -181,6 +105,36 @@ class Session:
             return None
         turns = [self.turns[number] for number in reversed(fitting)]  # of like tokens, what was told last was heard
         return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
+
+    def _rethought(self, base: Recorded, echo: Messages) -> int | None:
+        """The first of the assistant's messages in an echo that is not what was recorded, though its key is.
+
+        That is one with other reasoning than was sampled; left out and white space are fine. Or one that the agent
+        wrote itself, written another way: its tokens come of what is sent.
+        """
+        sampled = self._sampled(base)
+        for at, (said, recorded) in enumerate(zip(echo, self.conversation(base.number), strict=True)):
+            if said is not recorded and said.get("role") == "assistant":
+                if at not in sampled:
+                    if strict_meaning(said) != strict_meaning(recorded):
+                        return at
+                    continue
+                thought = reasoning(said)
+                # some clients keep only the last piece of what was streamed
+                if thought and not " ".join(reasoning(recorded).split()).endswith(" ".join(thought.split())):
+                    return at
+        return None
+
+    def _sampled(self, turn: Recorded) -> set[int]:
+        """Which messages of a turn's conversation were sampled."""
+        places = {turn.depth - 1}
+        limit = turn.kept
+        while turn.base is not None:
+            turn = self.turns[turn.base]
+            if turn.depth <= limit:
+                places.add(turn.depth - 1)
+            limit = min(limit, turn.kept)
+        return places
 
     def _repeats(self, number: int, echo: Messages) -> bool:
         for said, recorded in zip(echo, self.conversation(number), strict=True):
@@ -219,7 +173,7 @@ class Session:
         stream = self._stream(base)
         repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
-            if new or base.finish_reason not in _UNFINISHED:
+            if new or base.finish_reason not in _UNFINISHED or base.notes.get("stopped_by"):
                 return "the last message is to be gone on with: what came before it is rendered with it"
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
@@ -252,12 +206,25 @@ class Session:
         how = {"add_generation_prompt": not asked.continued, "continue_final_message": asked.continued}
         rendered, unread = render_readably(asked.renderer, asked.messages, tools=asked.tools, **how)
         ids = np.asarray(rendered.ids, np.int32)
+        if asked.continued:
+            self._check_open_end(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
         spans = owner_spans(rendered.messages, len(ids))
         wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
         return Placement(
             asked, keys, None, ids, ids, Kind.PROMPT, spans, wire, False, ambiguous, refusal, notes=notes
         )  # fmt: skip
+
+    def _check_open_end(self, ids: Ids, field: str) -> None:
+        """InputError for a prompt that is a recorded stream to its end, where the model had ended its turn itself."""
+        if not self.turns:
+            return
+        branch = self.trajectory.shared_prefix(ids).extends
+        if branch < 0 or self._tip(branch) != len(ids):
+            return
+        last = self.trajectory.turns(branch)[-1]
+        if len(last) and last.finish_reason not in _UNFINISHED:
+            raise InputError("is a recorded turn to its end, which the model ended itself: add a message", field=field)
 
     def _given(self, asked: Asked, ids: Ids) -> Placement:
         """A prompt of ids: it is what it is."""
@@ -280,17 +247,21 @@ class Session:
         base, keys = placed.base, placed.keys
         if not self.turns or (base is not None and base.stop == self._tip(base.branch)):
             return None
+        if placed.choice:
+            return Cause(BranchCause.RETRY, None, f"choice {placed.choice} of one request")
         if placed.ambiguous:
             return Cause(BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed")
         if placed.asked.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
         if placed.edited is not None:
-            said = f"message {placed.edited} (assistant): its reasoning is not what was sampled"
+            said = f"message {placed.edited} (assistant): its reasoning is another, or words that were given are"
             return Cause(BranchCause.EDIT, placed.edited, said)
         if placed.refusal:
             return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
         asked, sent = placed.asked, placed.asked.messages
+        if asked.continued:  # what was begun for the model is no reply of its own
+            sent, keys = sent[:-1], keys[:-1]
         shared = self._known(keys)
         if all(message.get("role") in INSTRUCTIONS for message in sent[:shared]):
             for root, (tools, variables) in list(self.roots.items())[-_FEW:]:
@@ -374,8 +345,9 @@ class Session:
             cause=cause,
             notes={**notes, "repairs": list(placed.repairs), "notes": list(placed.notes), "reused": placed.reused},
         )
-        info = self._info(turn, asked)
-        self._add(turn, [*placed.keys[: len(own) + 1], turn.key], asked.tools, asked.variables)
+        keys = [*placed.keys[: len(own) + 1], turn.key]
+        info = self._info(turn, asked, keys[turn.kept :])
+        self._add(turn, keys, asked.tools, asked.variables)
         records = tuple(write_records(self.trajectory, first))
         sampled = len(completion.ids)
         return turn, TurnRecord(turn.number, first, records, info, sampled=sampled, prompted=len(placed.ids))
@@ -427,13 +399,15 @@ class Session:
 
     # -- to the store and back
 
-    def _info(self, turn: Recorded, asked: Asked) -> dict[str, Any]:
+    def _info(self, turn: Recorded, asked: Asked, keys: Sequence[Key]) -> dict[str, Any]:
         info: dict[str, Any] = {
             "base": turn.base,
             "kept": turn.kept,
             "messages": [dict(message) for message in turn.messages],
             "reply": dict(turn.reply),
             "root": turn.root.hex(),
+            "matcher": self.matcher,
+            "keys": [key.hex() for key in keys],
             "branch": turn.branch,
             "start": turn.start,
             "stop": turn.stop,
@@ -452,7 +426,9 @@ class Session:
         root = bytes.fromhex(info["root"])
         base = None if info["base"] is None else self.turns[info["base"]]
         kept, messages = info["kept"], tuple(info["messages"])
-        if base is None or kept < base.depth - 1:
+        if info["matcher"] == self.matcher:  # as they were when the agent's own ids were there
+            keys = [bytes.fromhex(key) for key in info["keys"][:-1]]
+        elif base is None or kept < base.depth - 1:
             past = [] if base is None else self.conversation(base.number)[:kept]
             keys = chain(root, [*past, *messages], self.means)
         elif kept == base.depth:
@@ -479,12 +455,6 @@ class Session:
             notes=info["notes"],
         )
         self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
-
-
-def _same_thought(echo: Message, turn: Recorded) -> bool:
-    """Whether an echo has the reasoning that was sampled, white space aside, or none."""
-    said = reasoning(echo)
-    return not said or said.split() == reasoning(turn.reply).split()
 
 
 def _shared(one: Messages, other: Messages) -> int:

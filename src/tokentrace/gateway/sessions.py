@@ -67,6 +67,9 @@ class SessionSettings:
 def _sampling(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not set(value) <= set(_SAMPLING):
         raise RequestError(f"may have {', '.join(_SAMPLING)}, not {shown(value)}", field="settings.sampling")
+    hottest = value.get("temperature")
+    if isinstance(hottest, int | float) and hottest > 2:
+        raise RequestError(f"must be a number from 0 to 2, not {shown(hottest)}", field="settings.sampling.temperature")
     try:
         SamplingParams(**{"max_tokens": 1, **value})
     except EngineError as error:
@@ -104,6 +107,7 @@ class Sessions:
     ) -> None:
         self.store, self.create, self.kept = store, create, kept
         self._vocab_size = vocab_size
+        self._name = matcher or ""
         self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
         self._live: OrderedDict[str, Live] = OrderedDict()
 
@@ -132,7 +136,8 @@ class Sessions:
             means = MEANINGS[Matcher(settings.matcher)]
             if self._default is not None and settings.matcher == Matcher.NORMAL:
                 means = self._default
-            session = Session(Trajectory(name=id, vocab_size=self._vocab_size), means)
+            matcher = str(settings.matcher) if means is not self._default else f"custom:{self._name}"
+            session = Session(Trajectory(name=id, vocab_size=self._vocab_size), means, matcher)
             live = self._live.setdefault(id, Live(info, settings, session))
         self._live.move_to_end(id)
         while len(self._live) > self.kept:

@@ -73,10 +73,11 @@ def cut_response(response: ParsedResponse, length: int) -> ParsedResponse:
         if part.kind is not PartKind.CONTENT:
             parts.append(part)
             continue
-        parts.append(replace(part, text=part.text[:left]))
-        left -= len(part.text)
-        if left <= 0:
+        if left < len(part.text):  # the stop text begins in this one
+            parts.append(replace(part, text=part.text[:left]))
             break
+        parts.append(part)
+        left -= len(part.text)
     calls = response.tool_calls[: sum(part.call is not None for part in parts)]
     content = response.content[:length]
     return replace(response, content=content, tool_calls=calls, parts=parts, finish=Finish.STOP, open=None)

@@ -176,7 +176,8 @@ def _unsaid(item: Item) -> Item:
     """An item as it is before any of its text is known."""
     match item["type"]:
         case "function_call":
-            return call_item(item["id"], item["call_id"], item["name"], "")
+            begun = call_item(item["id"], item["call_id"], item["name"], "")
+            return {**begun, "namespace": item["namespace"]} if "namespace" in item else begun
         case "reasoning":
             return reasoning_item(item["id"], "")
     return message_item(item["id"], "")

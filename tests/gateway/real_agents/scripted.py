@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from tokentrace import Renderer
-from tokentrace.engines import Delta, GenerateRequest, SamplingParams, ScriptedEngine
+from tokentrace.engines import Completion, Delta, GenerateRequest, SamplingParams, ScriptedEngine
 from tokentrace.engines.scripted import Sampled
 from tokentrace.tokens.tokenizer import Ids
 
@@ -107,8 +107,14 @@ class StoryEngine(ScriptedEngine):
         super().__init__(lambda *_: [], vocab_size=stage.renderer.tokenizer.vocabulary.size)
         self._stage = stage
 
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        return await self._telling(request)._generate(request)
+
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        return self._telling(request)._stream(request)
+
+    def _telling(self, request: GenerateRequest) -> ScriptedEngine:
         def script(prompt: Ids, sampling: SamplingParams) -> Sampled:
             return self._stage.answer(str(request.session), prompt)
 
-        return ScriptedEngine(script, piece=5, vocab_size=self.capabilities.vocab_size)._stream(request)
+        return ScriptedEngine(script, piece=5, vocab_size=self.capabilities.vocab_size)

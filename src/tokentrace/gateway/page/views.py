@@ -17,8 +17,9 @@ from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
 from ...trajectory.turns import Turn
 from ..gateway import described
-from ..session import Recorded, Session
+from ..session import Session
 from ..store import Label
+from ..turns import Recorded
 
 TOKENS: Final = 4_000
 """The most tokens of one answer."""
