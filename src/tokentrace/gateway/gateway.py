@@ -156,7 +156,7 @@ class Gateway:
             digests = "ids"
         root = root_key(request.tools, variables, digests)
         return Asked(
-            with_late_instructions(renderer, request.messages),
+            with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
             self._known_tools(request.tools),
             renderer,
             root,
