@@ -189,7 +189,7 @@ def test_errors_are_one_line_with_the_place(config: Path, tmp_path: Path) -> Non
     config.write_text(RUN.replace("{kind: embedded}", nobody) + f"tokenizer: {POCKET}\n", encoding="utf-8")
     result = run(config, "-o", tmp_path / "out")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {config}, line 1: engine.url: http://127.0.0.1:9: ")
+    assert result.stderr.startswith(f"error: {config}, line 1: engine.url: http://127.0.0.1:9/props: no connection")
     assert run(tmp_path / "none.yaml").exit_code == 2
 
 

@@ -158,7 +158,7 @@ def test_lines_are_written_and_other_names_are_refused(chats: Path, tmp_path: Pa
     assert "█" in done.stdout
     refused = invoke(chats, "-o", tmp_path / "rows.csv")
     assert refused.exit_code == 2
-    assert ".parquet, .jsonl, .jsonl.gz, and 'rows.csv' is none of these" in refused.stderr
+    assert ".parquet, .arrow, .jsonl, .jsonl.gz, and 'rows.csv' is none of these" in refused.stderr
     assert not (tmp_path / "rows.csv").exists()
 
 
