@@ -41,7 +41,7 @@ def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, st
         Fault.GARBAGE: 502,
         Fault.WRONG_IDS: 502,
         Fault.FEW_LOGPROBS: 502,
-        Fault.DIES: 200 if stream else 502,
+        Fault.DIES: 200 if stream else 503,  # nothing was streamed: it may be asked again
         Breaks(0, EngineError("broken")): 502,
         Breaks(3, EngineError("broken")): 200 if stream else 502,
     }
