@@ -191,7 +191,7 @@ def newer_store(path: Path) -> None:
         (lambda path: path.write_bytes(b"not a database, but long enough to look like a header " * 40), "another kind"),
         (other_database, "the database of another program"),
         (newer_store, "a store of version 99, and this tokentrace reads version 1"),
-        (lambda path: path.mkdir(), "cannot be opened"),
+        (lambda path: path.mkdir(), "is a folder"),
         (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link, and not followed|cannot be opened"),
     ],
 )
@@ -207,8 +207,10 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: st
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"missing/store\.db cannot be opened: No such file"):
+    with pytest.raises(StoreError, match=r"there is no folder .*missing; make it first"):
         open_store(str(tmp_path / "missing" / "store.db"))
+    with pytest.raises(StoreError, match="is a folder: give the name of a file in it"):
+        open_store(str(tmp_path))
 
 
 def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:

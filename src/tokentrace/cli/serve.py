@@ -136,11 +136,15 @@ async def _connect(engine: str, kind: str, renderer: Renderer) -> Engine:
 
         return EmbeddedEngine()
     from ..engines.http import HTTPSettings
+    from ..engines.protocol import EngineError
     from ..engines.servers import connect
 
     patient = HTTPSettings(read_timeout=None)  # an agent that waits no longer goes away, and that ends the request
     addresses = [address.strip() for address in engine.split(",") if address.strip()]
-    return await connect(addresses, kind, settings=patient, vocab_size=renderer.tokenizer.vocabulary.size)
+    try:
+        return await connect(addresses, kind, settings=patient, vocab_size=renderer.tokenizer.vocabulary.size)
+    except EngineError as error:
+        raise InputError(f"{error}; is the engine running? --engine says where it is") from error
 
 
 def _loop_factory() -> Any:

@@ -38,6 +38,10 @@ def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) 
     `patience` is how many seconds a write waits for another process that holds the file.
     """
     if path is not None:
+        if Path(path).is_dir():
+            raise StoreError(f"{path} is a folder: give the name of a file in it")
+        if not Path(path).absolute().parent.is_dir():
+            raise StoreError(f"{path}: there is no folder {Path(path).absolute().parent}; make it first")
         return SQLStore(_SQLite(Path(path), patience, None))
     folder = Path(tempfile.mkdtemp(prefix="tokentrace-"))
     try:

@@ -1,0 +1,44 @@
+"""The command line of the gateway: what it says before it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tokentrace.cli import main
+from tokentrace.pocket import POCKET
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "say who may use the gateway"),
+        (["--dev", "--keys", "keys"], "not both"),
+        (["--dev", "--host", "0.0.0.0"], "this machine only"),
+        (["--dev", "--engine", "http://127.0.0.1:9"], "say which model the engine serves"),
+        (["--dev", "--tokenizer", str(POCKET)], "has a tokenizer of its own"),
+        (["--dev", "--engine", "http://127.0.0.1:9", "--engine-kind", "llamacpp", "-t", str(POCKET)], "is it running"),
+        (["--dev", "--store", "nowhere/store.db"], "make it first"),
+        (["--dev", "--matcher", "odd"], "strict, normal or module:function"),
+        (["--keys", "nowhere.keys"], "tokentrace keys nowhere.keys --admin"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value)[:40],
+)
+def test_what_cannot_be_served_is_said_in_one_line(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["serve", "--port", "0", *options])
+    assert result.exit_code == 2, result.output
+    assert said.replace("is it running", "is the engine running") in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_key_is_printed_once_and_its_hash_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    printed = CliRunner().invoke(main, ["keys", str(file), "--admin", "--name", "me"]).stdout.strip()
+    assert printed.startswith("tt-")
+    assert printed not in file.read_text()
+    assert CliRunner().invoke(main, ["keys", str(file)]).exit_code == 2
