@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import json
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ import numpy as np
 
 from ..conversation.messages import KnownTools
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
-from ..errors import shown
+from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
 from ..study.memory import Memory
 from .answering import Answer, reasoning_tokens, unhurried
@@ -38,8 +37,6 @@ from .store import State, Store
 from .telemetry import Tracing
 from .turns import Asked, Placement, Recorded
 
-_RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""What the template is given of a request in other ways."""
 _INLINE: Final = 20_000
 """Up to so many new characters a prompt is made at once; more of them, or a whole one, in a thread of its own."""
 
@@ -182,15 +179,12 @@ class Gateway:
         control = self.renderer.tokenizer.vocabulary.control_pattern
         for name, value in request.variables.items():
             field = f"chat_template_kwargs.{name[:80]}"
-            if name in _RESERVED or name in self.renderer.tokenizer.variables:
+            if name in OF_RENDER or name in self.renderer.tokenizer.variables:
                 raise RequestError("is not a request's to set", field=field, code="unsupported_parameter")
             if control is not None and control.search(json.dumps(value, ensure_ascii=False)):
                 problem = "spells a control token, which a request's variables may not"
                 raise RequestError(problem, field=field, code="invalid_value")
-            if name not in template.reads:
-                near = difflib.get_close_matches(name, template.variables, 1)
-                meant = f"; did you mean {near[0]}?" if near else f" (it reads {', '.join(sorted(template.variables))})"
-                problem = f"the chat template does not read {shown(name)}{meant}"
+            if problem := unread_variable(name, [template]):
                 raise RequestError(problem, field=field, code="unsupported_parameter")
 
     def _hints(self, request: Request) -> dict[str, Any]:

@@ -90,26 +90,29 @@ def create_renderer(
     )
 
 
-_OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """What `render` is given with each conversation."""
 
 
 def _check_variables(given: Mapping[str, Any], templates: Iterable[Template], settings: Collection[str]) -> None:
     """Raise RendererError for a variable that is no setting and that none of the templates reads."""
     some = list(templates)
-    read = frozenset[str]().union(*(template.reads for template in some)) - _OF_RENDER
     for name in given:
-        if name in read:
-            continue
-        if name in _OF_RENDER:
+        if name in OF_RENDER:
             raise RendererError(f"{name} goes with each conversation: pass it to render(), not to the renderer")
-        near = difflib.get_close_matches(name, [*settings, *read], 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in some)))) or "no variables"
-        raise RendererError(
-            f"{shown(name)} is no setting of a renderer, and the chat template does not read it{meant} "
-            f"(it reads {reads})"
-        )
+        if problem := unread_variable(name, some, settings):
+            raise RendererError(f"{shown(name)} is no setting of a renderer, and {problem}")
+
+
+def unread_variable(name: str, templates: Collection[Template], settings: Collection[str] = ()) -> str:
+    """That none of the templates reads a variable, and what may have been meant; nothing where one of them does."""
+    read = frozenset[str]().union(*(template.reads for template in templates)) - OF_RENDER
+    if name in read:
+        return ""
+    near = difflib.get_close_matches(name, [*settings, *read], 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in templates))))
+    return f"the chat template does not read it{meant} (it reads {reads or 'no variables'})"
 
 
 def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
