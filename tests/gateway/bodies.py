@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 import tokentrace.gateway
+from tokentrace.gateway.dialect import Dialect
+from tokentrace.gateway.requests import RequestError
 
 SCALARS = (
     st.none()
@@ -53,3 +56,16 @@ def fields_of(good: Mapping[str, Any], module: str) -> st.SearchStrategy[dict[st
     """A good body with some of the fields that a module reads, whatever they hold."""
     fields = st.dictionaries(st.sampled_from(words_of(module)), JSON, max_size=3)
     return st.builds(lambda more: {**good, **more}, fields)
+
+
+def check_read(dialect: Dialect, body: Any) -> None:
+    """A body is read, or refused with a status of its sender's and in words that JSON can hold; nothing else."""
+    refused, echo = None, {}
+    try:
+        echo = dict(dialect.read(body, {}).echo)
+    except RequestError as error:
+        refused = error
+    assert json.loads(json.dumps(echo, allow_nan=False)) == echo
+    if refused is not None:
+        assert 400 <= refused.status < 500
+        assert json.loads(json.dumps(dialect.error(refused)))["error"]["message"]

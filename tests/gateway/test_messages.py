@@ -28,7 +28,7 @@ from tests.gateway.answers import (
     streamed,
     written,
 )
-from tests.gateway.bodies import JSON, fields_of
+from tests.gateway.bodies import JSON, check_read, fields_of
 from tokentrace.conversation.shapes import from_anthropic
 from tokentrace.gateway.dialect import Head
 from tokentrace.gateway.messages import MESSAGES, QUIET, count_answer, read_count, signature
@@ -421,12 +421,7 @@ def test_what_cannot_be_served_is_refused_by_name(field: str, body: dict[str, An
 @settings(max_examples=300, deadline=None)
 @given(body=JSON | fields_of(ASK, "messages") | fields_of(claude_code(), "messages"))
 def test_no_body_is_more_than_refused(body: Any) -> None:
-    try:
-        request = MESSAGES.read(body, {})
-    except RequestError as error:
-        json.dumps(MESSAGES.error(error))
-    else:
-        json.dumps(request.echo)
+    check_read(MESSAGES, body)
 
 
 # -- errors

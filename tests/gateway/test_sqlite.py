@@ -214,9 +214,18 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
-    (tmp_path / "store.db").touch()
-    asyncio.run(open_store(str(tmp_path / "store.db")).close())
-    asyncio.run(open_store(str(tmp_path / "store.db")).close())
+    path = tmp_path / "store.db"
+    path.touch()
+
+    async def opened(made: bool) -> int:
+        store = open_store(str(path))
+        if made:
+            await store.create(session("one"))
+        found = await store.count()
+        await store.close()
+        return found
+
+    assert [asyncio.run(opened(made)) for made in (False, True, False)] == [0, 1, 1]
 
 
 READ_ONLY = """
