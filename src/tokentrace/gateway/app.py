@@ -29,7 +29,7 @@ from .messages import MESSAGES, count_answer, read_count
 from .names import random_id
 from .page.routes import PageRoutes
 from .reading import json_response, parse_json, read_body
-from .requests import RequestError
+from .requests import RequestError, refused_input
 from .responses import RESPONSES
 from .sending import StreamedAnswer, unless_gone
 from .store import StoreError
@@ -194,9 +194,7 @@ class App:
             case RequestError():
                 return error
             case InputError():
-                place = f"messages.{error.message}" if error.message is not None else ""
-                field = ".".join(part for part in (place, error.field) if part) or None
-                return RequestError(error.problem, field=field, code="invalid_value")
+                return refused_input(error)
             case StoreError() | EngineError():
                 return request_error(error)
             case TokentraceError():

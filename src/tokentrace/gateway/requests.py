@@ -56,9 +56,14 @@ def refusing(messages: str = "messages") -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        places = [messages] if error.message is not None or not error.field else []
-        places += [] if error.message is None else [str(error.message)]
-        raise RequestError(error.problem, field=".".join([*places, *filter(None, [error.field])])) from error
+        raise refused_input(error, messages) from error
+
+
+def refused_input(error: InputError, messages: str = "messages") -> RequestError:
+    """What is wrong with a conversation or with tools, as what is wrong with a body."""
+    places = [messages] if error.message is not None or not error.field else []
+    places += [] if error.message is None else [str(error.message)]
+    return RequestError(error.problem, field=".".join([*places, *filter(None, [error.field])]), code="invalid_value")
 
 
 @dataclass(frozen=True, slots=True)
