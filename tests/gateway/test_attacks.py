@@ -192,3 +192,31 @@ def test_health_may_be_public(tmp_path: Path) -> None:
 def test_a_reward_is_a_finite_number(served: Served, reward: Any) -> None:
     post(served, "rewarded", {"messages": [ASK]})
     assert served.call("POST", "/sessions/rewarded/rewards", {"reward": reward})[0] == 400
+
+
+def test_a_history_that_was_rendered_anew_goes_on_though_reasoning_is_left_out_later(served: Served) -> None:
+    """As agents do that send reasoning back with the newest reply alone."""
+    path = "/sessions/anew/v1/chat/completions"
+    messages: list[Any] = [ASK]
+    for turn in range(6):
+        body = {"model": "m", "messages": messages, "tools": TOOLS}
+        reply = served.call("POST", path, body)[1]["choices"][0]["message"]
+        calls = reply.get("tool_calls") or []
+        more = [{"role": "tool", "tool_call_id": call["id"], "content": "7"} for call in calls]
+        older = [{key: value for key, value in each.items() if key != "reasoning_content"} for each in messages]
+        messages = [*older, reply, *(more or [{"role": "user", "content": "And 5 + 6?"}])]
+        if turn == 2:
+            messages[0] = {"role": "user", "content": "Summary: sums were asked for. What is 3 + 4?"}
+    causes = [turn["cause"] and turn["cause"]["cause"] for turn in served.state("anew")["tree"]]
+    assert sum(cause is not None for cause in causes) == 1, causes
+
+
+def test_reasoning_that_is_rewritten_in_a_part_is_not_taken_for_what_was_sampled(served: Served) -> None:
+    """It is no echo, and as a message of its own it has a part that OpenAI's messages do not have."""
+    reply = post(served, "part", {"messages": [ASK]})[1]["choices"][0]["message"]
+    said = [{"type": "thinking", "thinking": "Zebras."}, {"type": "text", "text": reply["content"] or ""}]
+    calls = {"tool_calls": reply["tool_calls"]} if reply.get("tool_calls") else {}
+    echo = {"role": "assistant", "content": said, **calls}
+    status, answer = post(served, "part", {"messages": [ASK, echo, {"role": "user", "content": "Thanks."}]})
+    assert (status, answer["error"]["param"]) == (400, "messages.1.content.0")
+    assert served.state("part")["turns"] == 1

@@ -315,12 +315,15 @@ def _cut_end(piece: Delta, last: Delta | None, count: int) -> Delta:
     if last is None:
         return replace(piece, finish_reason=FinishReason.ABORT)
     versions = tuple(span._replace(stop=min(span.stop, count)) for span in last.versions if span.start < count)
+    # a channel that only the last piece has is of the whole completion
+    whole = {name: values[:count] for name, values in last.channels.items() if name not in piece.channels}
     return replace(
         piece,
         finish_reason=FinishReason.ABORT,
         versions=versions,
         cached_tokens=last.cached_tokens,
         logprobs_kind=last.logprobs_kind,
+        channels={**piece.channels, **whole},
     )
 
 

@@ -52,7 +52,7 @@ def new_key() -> str:
 class Keys:
     """The keys of a file: a line each, ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments.
 
-    A file that changes is read again; one that cannot be read then changes nothing.
+    A file that changes is read again. While it is not there, or not a file of keys, no key counts.
     """
 
     def __init__(self, callers: dict[str, Caller], path: Path | None = None) -> None:
@@ -87,20 +87,21 @@ class Keys:
     def caller(self, hashed: str) -> Caller | None:
         """Who a key belongs to, by its hash."""
         changed = _changed(self._path)
-        if self._path is not None and changed is not None and changed != self._seen:
-            self._seen = changed
+        if self._path is not None and changed != self._seen:
+            self._callers = {}
             with contextlib.suppress(InputError):
                 self._callers = Keys.read(self._path)._callers
+            self._seen = changed
         return self._callers.get(hashed)
 
 
-def _changed(path: Path | None) -> tuple[int, int] | None:
+def _changed(path: Path | None) -> tuple[int, ...] | None:
     """What tells whether a file is another than before."""
     try:
         found = None if path is None else path.stat()
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_size)
+    return None if found is None else (found.st_ino, found.st_ctime_ns, found.st_size)
 
 
 def add_key(path: Path, role: Role, name: str = "") -> str:

@@ -196,7 +196,14 @@ def call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 def reasoning(message: Mapping[str, Any]) -> str:
     """The reasoning that a message repeats, white space at its ends aside."""
-    return next((str(message[field]).strip() for field in REASONING if message.get(field)), "")
+    said = next((str(message[field]).strip() for field in REASONING if message.get(field)), "")
+    content = message.get("content")
+    if said or not isinstance(content, (list, tuple)):
+        return said
+    parts = [part for part in content if isinstance(part, Mapping) and part.get("type") in REASONING_PARTS]
+    return "".join(
+        str(part.get("thinking") or part.get("reasoning") or part.get("text") or "") for part in parts
+    ).strip()
 
 
 def identical(one: Any, other: Any) -> bool:

@@ -25,7 +25,7 @@ from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from .broken_calls import readable_calls, render_readably
 from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
-from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, reasoning, strict_meaning
+from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, next_key, reasoning, strict_meaning
 from .names import with_written_ids
 from .store import TurnRecord
 from .turns import Asked, Message, Messages, Placement, Recorded
@@ -49,6 +49,8 @@ class Session:
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
     _seen: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """For every message ever sent or replied: a turn, and how many messages of its conversation the key stands for."""
+    _spoken: set[Key] = field(default_factory=set)
+    """What the model said, each reply by itself."""
     _recent: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
 
     # -- finding the turn
@@ -66,13 +68,15 @@ class Session:
             found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
             if not found or (edited is not None and count > edited):
                 continue
-            base = self._the_one(found, asked.messages[:count])
+            echo = asked.messages[:count]
+            changes = {number: self._rethought(self.turns[number], echo) for number in found}
+            fitting = [number for number, change in changes.items() if change is None]
+            if not fitting:
+                edited = rewritten = max(change for change in changes.values() if change is not None)
+                continue
+            base = self._the_one(fitting, echo)
             if base is None:
                 ambiguous = True
-                continue
-            edited = self._rethought(base, asked.messages[:count])
-            if edited is not None:
-                rewritten = edited
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
@@ -110,12 +114,13 @@ class Session:
         """The first of the assistant's messages in an echo that is not what was recorded, though its key is.
 
         That is one with other reasoning than was sampled; left out and white space are fine. Or one that the agent
-        wrote itself, written another way: its tokens come of what is sent.
+        wrote itself, written another way: its tokens come of what is sent. What the model once said in this session
+        is its own wherever it stands, in a history that was rendered anew, too.
         """
         sampled = self._sampled(base)
         for at, (said, recorded) in enumerate(zip(echo, self.conversation(base.number), strict=True)):
             if said is not recorded and said.get("role") == "assistant":
-                if at not in sampled:
+                if at not in sampled and next_key(b"", self.means(said)) not in self._spoken:
                     if strict_meaning(said) != strict_meaning(recorded):
                         return at
                     continue
@@ -393,6 +398,7 @@ class Session:
         self.turns.append(turn)
         self.roots.setdefault(turn.root, (tools, dict(variables)))
         self._by_key.setdefault(turn.key, []).append(turn.number)
+        self._spoken.add(next_key(b"", self.means(turn.reply)))
         depth = turn.depth + 1 - len(keys)
         for at, key in enumerate(keys):
             self._seen.setdefault(key, (turn.number, depth + at))
