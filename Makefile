@@ -10,7 +10,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types assets bench coverage test-long test-vllm pre-commit clean
+.PHONY: demo test lint types assets bench coverage test-long test-vllm test-integrations pre-commit clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +61,12 @@ $(VLLM)/.vllm-$(VLLM_VERSION):
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm-$(VLLM_VERSION)
 	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v -rP
+
+# Trainers and libraries at their pinned versions: renderers and TRL here, the others in environments of their own (some GB
+# each, once). NAMES="verl tinker" runs these alone.
+test-integrations: assets
+	$(BIN)/python -m pytest tests/integrations tests/test_guides.py -n $(JOBS) --dist loadgroup -v -rs
+	$(BIN)/python -m tests.apart.run $(NAMES)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

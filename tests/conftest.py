@@ -19,9 +19,11 @@ from tokentrace.tokens import Tokenizer
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew instead of comparing")
     parser.addoption("--quick", action="store_true", help="only tests that need no assets and no optional package")
+    parser.addoption("--apart", action="store_true", help="run by tests.apart.run, in an integration's own environment")
     parser.addoption("--all", action="store_true", help="an error where a test file needs a package that is not here")
 
 
+APART = Path(__file__).parent / "apart"
 NOT_COLLECTED = pytest.StashKey[dict[str, list[str]]]()
 
 
@@ -29,6 +31,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """A test file that needs a package which is not installed is left out, and the summary says so."""
     if collection_path.suffix != ".py" or not collection_path.is_relative_to(Path(__file__).parent):
         return None
+    if APART in collection_path.parents and collection_path != APART / "run.py":
+        return None if config.getoption("--apart") else True
     if config.getoption("--quick") and needs_assets(collection_path):
         return True
     missing = missing_packages(collection_path)

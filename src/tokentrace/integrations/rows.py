@@ -1,0 +1,53 @@
+"""What several trainers want of a rollout: one row, cut where the model first spoke."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import SampleError
+from ..samples.sample import Sample
+from ..samples.trajectories import trajectory_samples
+from ..trajectory.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class PromptResponse:
+    """A row in two parts. The response begins with the first sampled token of the row, and has all that came after it:
+    later completions, and between them the template's tokens and tool results, whose mask is 0."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    """1 where a token carries loss."""
+    response_logprobs: list[float] | None
+    """The engine's, and 0.0 where nothing was sampled, as trainers want it; None where the engine told none."""
+
+
+def prompt_response(sample: Sample) -> PromptResponse:
+    """A row of a trajectory as prompt and response; `SampleError` where it has no token that carries loss."""
+    trained = np.flatnonzero(sample.mask)
+    if not len(trained):
+        raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
+    first = int(sample.completions[0].start) if sample.completions else int(trained[0])
+    logprobs = None if sample.logprobs is None else np.nan_to_num(sample.logprobs[first:], nan=0.0).tolist()
+    return PromptResponse(
+        sample.ids[:first].tolist(),
+        sample.ids[first:].tolist(),
+        sample.mask[first:].astype(int).tolist(),
+        logprobs,
+    )
+
+
+def only_sample(trajectory: Trajectory) -> Sample:
+    """The one row of a trajectory; `SampleError` where it has none, or several because its history was rewritten."""
+    samples = trajectory_samples(trajectory)
+    if len(samples) == 1:
+        return samples[0]
+    if not samples:
+        raise SampleError(f"{trajectory.name or 'the trajectory'}: nothing was sampled, so there is no row")
+    raise SampleError(
+        f"{trajectory.name or 'the trajectory'} has {len(samples)} rows, because its history was rewritten, and this "
+        "trainer takes one row for each rollout; one that takes several samples of a group can have them all"
+    )

@@ -1,0 +1,31 @@
+"""Every guide's code runs: here, or where the package that it is about is installed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.guides import GUIDES, run_guide
+
+
+def where_it_runs(page: Path) -> str:
+    """What the first line of a page says: ``<!-- runs in: here -->``, or a folder of `tests/apart/`."""
+    said = re.match(r"<!-- runs in: ([\w-]+) -->\n", page.read_text(encoding="utf-8"))
+    assert said, f"{page.name} does not say where its code runs"
+    return said[1]
+
+
+PAGES = {page.stem: where_it_runs(page) for page in sorted(GUIDES.glob("*.md")) if page.stem != "index"}
+
+
+@pytest.mark.parametrize("name", [name for name, where in PAGES.items() if where != "here"])
+def test_guide_is_run_by_tests_of_another_environment(name: str) -> None:
+    tests = (Path(__file__).parent / "apart" / PAGES[name]).glob("test_*.py")
+    assert any(f'run_guide("{name}"' in test.read_text(encoding="utf-8") for test in tests)
+
+
+@pytest.mark.parametrize("name", [name for name, where in PAGES.items() if where == "here"])
+def test_guide_runs(name: str, tmp_path: Path) -> None:
+    run_guide(name, tmp_path)
