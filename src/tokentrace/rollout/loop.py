@@ -307,6 +307,7 @@ class Agent:
                     request_id=f"{rollout.instance}-{rollout.turns}",
                     session=rollout.instance,
                     wire=rollout.trajectory.wire_parts,
+                    **_group(rollout.task),
                 )
             finally:
                 rollout.engine_seconds += self._clock() - began
@@ -416,6 +417,12 @@ def _check_settings(engine: Any, renderer: Any, sampling: Any, interaction: Any,
     ):
         if value is not None:
             instance(name, value, kind, InputError)
+
+
+def _group(task: Task) -> dict[str, str]:
+    """What tells the engine that several rollouts begin with the same prompt."""
+    group = task.metadata.get("group")
+    return {} if group is None else {"group": str(group)}
 
 
 def _call_id(turn: int, index: int) -> str:
