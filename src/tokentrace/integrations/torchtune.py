@@ -25,9 +25,9 @@ except ImportError as error:
 def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
     """Rows of ids and labels as torchtune's `SFTDataset`, or with `packed` as its `PackedDataset`.
 
-    `source` and `load_dataset` are what ``datasets.load_dataset`` takes: ``data_files``, ``split`` ("train" by default).
-    The recipe gives the tokenizer, of which only `max_seq_len` is used: a row that is longer is a SampleError when it is
-    read, as it would have to be cut.
+    `source` and `load_dataset` are what ``datasets.load_dataset`` takes: ``data_files``, ``split`` ("train" unless it
+    is given). The recipe gives the tokenizer, of which only `max_seq_len` is used: a longer row is a SampleError
+    when it is read, as it would have to be cut.
     """
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
