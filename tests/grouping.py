@@ -17,6 +17,7 @@ TOGETHER = (
     "tests/integrations/test_trl.py",
     "tests/live/test_llamacpp.py",
     "tests/pocket/test_training.py",
+    "tests/rollout/test_cluster.py",
 )
 """Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo, agents, a training run."""
 

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="What becomes of longer rows: reported and left out, or cut: after whole turns, on the right, on the left.",
 )
-@click.option("--labels", is_flag=True, help="Write a column of labels too (-100 where there is no loss).")
+@click.option(
+    "--labels/--no-labels", default=True, help="Without the column of labels, which trainers look for by that name."
+)
 @messages_column_option
 @click.option("--prompt-column", metavar="NAME", help="The column with the prompt, beside one with the completion.")
 @click.option("--completion-column", metavar="NAME", help="The column with the completion.")

@@ -47,7 +47,8 @@ _PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
 class Layout:
     """Which columns a file has beside those that all have."""
 
-    labels: bool = False
+    labels: bool = True
+    """What trainers read by that name; without it TRL trains every token of a row."""
     parts: bool = True
     logprobs: bool = False
     advantages: bool = False
