@@ -19,7 +19,8 @@ TOGETHER = (
     "tests/pocket/test_training.py",
     "tests/rollout/test_cluster.py",
 )
-"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo, agents, a training run."""
+"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
+agents, a training run."""
 
 _ORDER = list(FAMILIES)
 

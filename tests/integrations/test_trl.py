@@ -184,7 +184,9 @@ def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "rows.parquet"
 
 
-def sft_inputs(parquet: Path, folder: Path, data_collator: Any = None, *, trains: bool = False, **settings: Any) -> list[Any]:
+def sft_inputs(
+    parquet: Path, folder: Path, data_collator: Any = None, *, trains: bool = False, **settings: Any
+) -> list[Any]:
     """What reaches the loss in an epoch of SFTTrainer, which is computed only if it `trains`."""
     seen: list[dict[str, Any]] = []
 

@@ -61,7 +61,9 @@ def finished(*, branches: int = 1, sampled: bool = True, logprobs: Any = (-0.5, 
             record.branch([1, 2, 3 + branch], cause="compaction")
         record.append_completion([7, 8], logprobs, finish_reason="stop", **about)
     rows = trajectory_samples(record) if sampled else []
-    return Finished(rows, PROMPT, 1.0 if sampled else None, {"end": "answer" if sampled else "engine"}, ["it is down"])
+    return Finished(
+        rows, PROMPT, 1, 1.0 if sampled else None, {"end": "answer" if sampled else "engine"}, ["it is down"]
+    )
 
 
 def test_a_rollout_of_which_nothing_was_sampled_carries_no_loss(loop: BackgroundLoop) -> None:

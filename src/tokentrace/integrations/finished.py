@@ -20,6 +20,8 @@ class Finished:
     """One for each branch that has sampled tokens; none where nothing was sampled."""
     messages: Sequence[Mapping[str, Any]]
     """The whole conversation, prompt included."""
+    prompt: int
+    """How many of the messages were given."""
     reward: float | None
     """None where nobody gave one, and for rollouts that failed."""
     metrics: Mapping[str, Any]
@@ -28,7 +30,7 @@ class Finished:
 
 
 class Runs(Protocol):
-    """What runs rollouts: an `Agent`, a `GatewayAgent`, or anything else with such a method."""
+    """What runs rollouts: an `Agent`, or anything else with such a method."""
 
     async def run(
         self, task: Task, *, seed: int | None = None, patience: Patience | None = None
@@ -42,4 +44,4 @@ async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patienc
         return ended
     metrics = ended.metrics()
     rows = trajectory_samples(ended.trajectory) if ended.trajectory.num_sampled else []
-    return Finished(rows, ended.messages, metrics["reward"], metrics, ended.notes)
+    return Finished(rows, ended.messages, len(task.messages), metrics["reward"], metrics, ended.notes)

@@ -1,6 +1,6 @@
 """TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows.
 
-`trl_async` has the same for `AsyncGRPOTrainer`. docs/guides/trl.md shows both.
+docs/guides/trl.md shows how they are used.
 """
 
 from __future__ import annotations
