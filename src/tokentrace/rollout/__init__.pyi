@@ -5,6 +5,7 @@ from .batch import Summary as Summary
 from .batch import grouped as grouped
 from .batch import row_task as row_task
 from .batch import run_rollouts as run_rollouts
+from .cluster import run_rollouts_on_ray as run_rollouts_on_ray
 from .config import ConfigError as ConfigError
 from .cutting import Keep as Keep
 from .ends import FAILED_ENDS as FAILED_ENDS

@@ -232,7 +232,7 @@ async def run_rollouts(
         for number, task in waiting:
             if store is not None and store.is_finished(task.name):
                 continue  # its number is counted all the same, and with it the seeds of those after it
-            own = None if seed is None else seed + 1_000_003 * number
+            own = rollout_seed(seed, number)
             if store is None:
                 rollout = await agent.run(task, seed=own, patience=patience)
             else:
@@ -262,10 +262,20 @@ async def _stored(agent: Agent, task: Task, seed: int | None, patience: Patience
         if under_way and under_way[-1].turns:
             store.keep(under_way[-1])
         raise
+    await write_finished(store, rollout)
+    return rollout
+
+
+async def write_finished(store: RolloutStore, rollout: Rollout) -> None:
+    """Write a rollout to the disk in a thread; one that is cancelled meanwhile is written all the same."""
     writing = asyncio.create_task(asyncio.to_thread(store.finish, rollout))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
         await writing  # a thread cannot be stopped half-way
         raise
-    return rollout
+
+
+def rollout_seed(seed: int | None, number: int) -> int | None:
+    """The seed of the rollout at this place among the tasks of a run."""
+    return None if seed is None else seed + 1_000_003 * number
