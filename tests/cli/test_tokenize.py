@@ -55,7 +55,7 @@ def test_bad_rows_are_beside_it_and_in_the_exit_code(chats: Path, tmp_path: Path
 def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
     output = tmp_path / "rows.parquet"
     options = ["--turns", "last", "--parts", "content,stop", "--roles", "assistant,tool", "--past", "template"]
-    options += ["--max-length", "900", "--overlong", "right", "--labels", "--kwargs", "enable_thinking=false"]
+    options += ["--max-length", "900", "--overlong", "right", "--no-labels", "--kwargs", "enable_thinking=false"]
     assert invoke(chats, "-o", output, "-q", *options).exit_code == 0
     told = read_metadata(output)["settings"]
     wanted = {
@@ -65,11 +65,11 @@ def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
         "past": "template",
         "max_length": 900,
         "overlong": "right",
-        "labels": True,
+        "labels": False,
         "template_kwargs": {"enable_thinking": False},
     }
     assert {name: told[name] for name in wanted} == wanted
-    assert "labels" in pq.read_schema(output).names
+    assert "labels" not in pq.read_schema(output).names
 
 
 def test_stats_show_lengths_and_a_histogram(chats: Path, tmp_path: Path) -> None:

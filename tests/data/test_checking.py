@@ -79,9 +79,7 @@ def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
     tmp_path: Path, overlong: str, past: str | None
 ) -> None:
     write_conversations(tmp_path / "chats.jsonl", 30, seed=2)
-    settings = make_settings(
-        samples=SampleSettings(past=past), max_length=700, overlong=Overlong(overlong), labels=True
-    )
+    settings = make_settings(samples=SampleSettings(past=past), max_length=700, overlong=Overlong(overlong))
     tokenize_files([str(tmp_path / "chats.jsonl")], tmp_path / "rows.parquet", settings, workers=1)
     report = check_dataset(
         [str(tmp_path / "rows.parquet")], tokenizer=str(POCKET), sources=[str(tmp_path / "chats.jsonl")]

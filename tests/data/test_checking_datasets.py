@@ -169,7 +169,7 @@ def test_settings_are_read_back_from_their_description() -> None:
         max_length=100,
         overlong=Overlong.LEFT,
         row_bytes=1000,
-        labels=True,
+        labels=False,
     )
     for settings_ in (everything, TokenizeSettings(tokenizer="x")):
         described = json.loads(json.dumps(settings_.described()))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
 import json
-import logging
 import os
 import re
 import shutil
@@ -15,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.generate import conversations, write_conversations
+from tests.ray_cluster import children_of, local_ray, none_left, processes_of
 from tokentrace.data import cluster as on_ray
 from tokentrace.data.chunks import CHUNK_ROWS, Chunk, plan
 from tokentrace.data.job import MANIFEST, Finished, Progress, parts_path, tokenize_files
@@ -46,40 +44,6 @@ SETTINGS = TokenizeSettings(str(POCKET))
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scale-out.md"
 
 
-def processes_of(folder: str) -> list[str]:
-    """What still runs with this folder among its arguments."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if folder in command:
-                found.append(command[:200])
-    return found
-
-
-def children_of(pid: int) -> Iterator[tuple[int, str]]:
-    """Processes below this one, with their names."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    for one in parents:
-        above: int | None = one
-        while above is not None and above != pid:
-            above = parents.get(above)
-        if above is not None and one != pid:
-            with contextlib.suppress(OSError):
-                yield one, Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
-
-
-def none_left(folder: str) -> bool:
-    """Whether all of a Ray is gone; its workers take a moment to notice that it is."""
-    deadline = time.monotonic() + 30
-    while processes_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not processes_of(folder)
-
-
 @pytest.fixture
 def short_folder() -> Iterator[str]:
     """A folder with a short path: Ray's sockets are in it."""
@@ -90,29 +54,8 @@ def short_folder() -> Iterator[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[Any]:
-    import ray
-    import ray.data
-
-    folder = tempfile.mkdtemp(prefix="tt-", dir="/tmp")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(DOCS.parent.parent), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("RAY_BACKEND_LOG_LEVEL", "fatal")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=100 << 20,
-            _temp_dir=folder,
-        )
-        assert processes_of(folder)
+    with local_ray() as ray:
         yield ray
-        ray.shutdown()
-    left = [] if none_left(folder) else processes_of(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    assert not left
-    assert not [name for _, name in children_of(os.getpid()) if "raylet" in name or "gcs_server" in name]
 
 
 @pytest.fixture(scope="module")

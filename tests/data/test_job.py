@@ -75,10 +75,12 @@ def test_metadata_says_what_made_the_rows(tmp_path: Path) -> None:
     assert [source["name"] for source in told["sources"]] == [str(path)]
 
 
-def test_labels_are_a_column_when_asked_for(tmp_path: Path) -> None:
+def test_labels_are_a_column_unless_they_are_left_out(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", list(conversations(3)))
-    settings = TokenizeSettings(str(POCKET), labels=True)
-    done = tokenize_files([str(path)], tmp_path / "o.parquet", settings, workers=1)
+    none = TokenizeSettings(str(POCKET), labels=False)
+    done = tokenize_files([str(path)], tmp_path / "none.parquet", none, workers=1)
+    assert "labels" not in pq.read_schema(done.output).names
+    done = tokenize_files([str(path)], tmp_path / "o.parquet", TokenizeSettings(str(POCKET)), workers=1)
     for row in pq.read_table(done.output).to_pylist():
         expected = [i if m else -100 for i, m in zip(row["input_ids"], row["loss_mask"], strict=True)]
         assert row["labels"] == expected

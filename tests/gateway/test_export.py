@@ -135,6 +135,10 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
     parquet = pyarrow.parquet.read_table(io.BytesIO(made[Format.PARQUET]))
     assert (arrow.column_names, arrow.schema.metadata) == (parquet.column_names, parquet.schema.metadata)
     assert plain(arrow.to_pylist()) == plain(parquet.to_pylist()) == lines
+    for row in lines:
+        assert row["labels"] == [
+            id if one else -100 for id, one in zip(row["input_ids"], row["loss_mask"], strict=True)
+        ]
     assert {row["reward"] for row in lines if row["session"] == "one"} == {0.5}
     assert {row["reward"] for row in lines if row["session"] == "two"} == {None}
     assert [json.loads(row["metadata"]) for row in lines] == [{"task": 'ü"\ud800'}] * len(lines)

@@ -23,6 +23,7 @@ from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore, group_advantages
 from tokentrace.rollout.tools import BaseTool, FunctionTool, ToolResult, function_schema
+from tokentrace.samples.trajectories import trajectory_samples
 
 RENDERER = create_renderer(POCKET)
 QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
@@ -353,6 +354,7 @@ def test_rewards_metrics_and_cached_tokens_of_each_turn_reach_the_disk_and_the_r
     (made,) = parquet.read_table(store.write_rows()).to_pylist()
     store.close()
     assert (made["reward"], made["end"]) == (1.75, "user")
+    assert made["labels"] == trajectory_samples(rollout.trajectory)[0].labels.tolist()
     turns = rollout.trajectory.turns()
     assert [(one["start"], one["stop"]) for one in made["turns"]] == [(turn.start, turn.stop) for turn in turns]
     assert [(one["reward"], one["cached_tokens"]) for one in made["turns"]] == [(0.5, 0), (0.25, 10), (0.0, 20)]
@@ -367,7 +369,7 @@ def test_a_tool_that_cannot_be_released_is_noted() -> None:
             raise OSError("stuck")
 
     rollout = run(task=valued(1, "one")[0], tools=[Stuck()])
-    assert (rollout.end, rollout.notes) == (End.ANSWER, ["look: OSError: stuck"])
+    assert (rollout.end, rollout.notes) == (End.ANSWER, ["look: release: OSError: stuck"])
 
 
 # -- odd settings

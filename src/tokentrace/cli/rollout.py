@@ -36,6 +36,12 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="What the seeds of all rollouts are made from.")
 @click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of going on with it.")
 @click.option("--retry", is_flag=True, help=f"Run those again that ended with {', '.join(_FAILED)}.")
+@click.option(
+    "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Work on a Ray cluster (a local one if none)."
+)
+@click.option(
+    "-j", "--workers", type=click.IntRange(1), metavar="N", help="Actors on Ray.  [default: all CPUs of the cluster]"
+)
 @json_option("Write the metrics to stdout as JSON.")
 @quiet_option
 @debug_option
@@ -51,6 +57,8 @@ def rollout(
     seed: int | None,
     fresh: bool,
     retry: bool,
+    ray: str | None,
+    workers: int | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -72,6 +80,7 @@ def rollout(
       tokentrace rollout agents.yaml --output runs/7 --limit 100 --concurrency 256
       tokentrace rollout agents.yaml --output runs/7 --fresh
       tokentrace rollout agents.yaml --json -q > metrics.json
+      tokentrace rollout /shared/agents.yaml --output /shared/runs/7 --ray auto
     """
     one_blas_thread()
     from ..demo.rollouts import SOURCES
@@ -79,7 +88,10 @@ def rollout(
     from ..rollout.setup import read_run
     from ..rollout.store import RolloutStore, check_run, discard_run
 
-    run = read_run(config, output=output, limit=limit, concurrency=concurrency, seed=seed, sources=SOURCES)
+    if workers is not None and ray is None:
+        raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
+    options: dict[str, Any] = {"limit": limit, "concurrency": concurrency, "seed": seed, "sources": dict(SOURCES)}
+    run = read_run(config, output=output, **options)
     if fresh:
         discard_run(run.output)
     try:
@@ -93,7 +105,12 @@ def rollout(
         if not quiet:
             _announce(run, store, before)
         try:
-            summary, circuits, waited = asyncio.run(_run(run, store, quiet))
+            if ray is None:
+                running = _run(run, store, quiet)
+            else:
+                options["output"] = run.output
+                running = _run_on_ray(run, config.absolute(), options, ray, workers, store, quiet)
+            summary, circuits, waited = asyncio.run(running)
         except KeyboardInterrupt:
             click.secho(f"\ninterrupted: {_kept(run, store)}", fg="yellow", err=True)
             ctx.exit(130)
@@ -146,6 +163,34 @@ async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, lis
         await engine.close()
 
 
+async def _run_on_ray(
+    run: Run,
+    config: Path,
+    options: dict[str, Any],
+    address: str,
+    workers: int | None,
+    store: RolloutStore,
+    quiet: bool,
+) -> tuple[Summary, list[Circuit], float]:
+    """As `_run`, on a cluster."""
+    from ..rollout.cluster import ConfiguredCrew, run_rollouts_on_ray
+
+    with _Display(len(run.tasks), store, quiet) as display:
+        done = await run_rollouts_on_ray(
+            ConfiguredCrew(config, options, run.settings),
+            run.tasks,
+            workers=workers,
+            address=address or None,
+            concurrency=min(run.concurrency, len(run.tasks)),
+            store=store,
+            done=display.update,
+            seed=run.seed,
+            patience=run.patience,
+            notice=display.outage,
+        )
+    return done.summary, done.circuits, done.waited
+
+
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:
     """Write rows and metrics; says why the rows could not be written."""
     from ..files import write_whole
@@ -177,7 +222,7 @@ class _Display(ProgressBars):
 
     _OUTAGES_EVERY = 60.0
 
-    def __init__(self, total: int, store: RolloutStore, quiet: bool, engine: Engine) -> None:
+    def __init__(self, total: int, store: RolloutStore, quiet: bool, engine: Engine | None = None) -> None:
         super().__init__(quiet=quiet, counts=True, columns=[_circuits_column(engine)])
         self._engine = engine
         self._total = total
@@ -218,17 +263,17 @@ class _Display(ProgressBars):
         self._console.print(words, style="green" if outage is None else "yellow", markup=False, highlight=False)
 
 
-def _circuits(engine: Engine) -> str:
+def _circuits(engine: Engine | None) -> str:
     """The states of a router's endpoints for people, those that are asked as a number; empty for an engine alone."""
     from ..engines.routing import CircuitState, circuits_of
 
-    found = circuits_of(engine)
+    found = [] if engine is None else circuits_of(engine)
     away = [str(one) for one in found if one.state is not CircuitState.CLOSED]
     closed = len(found) - len(away)
     return f" · engines: {', '.join([f'{closed} closed', *away])}" if found else ""
 
 
-def _circuits_column(engine: Engine) -> Any:
+def _circuits_column(engine: Engine | None) -> Any:
     """A column of the bar that looks whenever the bar is drawn: no rollout ends while no engine answers."""
     from rich.progress import ProgressColumn
     from rich.text import Text

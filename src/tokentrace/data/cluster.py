@@ -14,7 +14,6 @@ import logging
 import os
 import pickle
 import platform
-import socket
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ from ..errors import InputError, SampleError, TokentraceError
 from ..samples.sample import Sample
 from .chunks import CHUNK_ROWS, Chunk, Row
 from .job import MANIFEST, Finished, tokenize_files
+from .ray_connection import connected, first_line, import_ray
 from .sources import Format, pyarrow
 from .tables import Layout, Place, samples_table, schema
 from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
@@ -72,8 +72,8 @@ def tokenize_on_ray(
     stays connected, and its connection is used. `options` are those of `tokenize_files`. An unfinished run is continued
     in the same way: parts that are done are kept, whether Ray made them or not.
     """
-    ray = _ray()
-    with _connected(ray, address):
+    ray = import_ray()
+    with connected(ray, address):
         count = workers if workers is not None else int(ray.cluster_resources().get("CPU", 1))
         return tokenize_files(inputs, output, settings, workers=count, run=run_on_ray, **options)
 
@@ -86,7 +86,7 @@ def run_on_ray(
     All chunks are planned before the first is tokenized; only their positions are sent, never their text. A chunk that
     fails is a SampleError with its rows. Chunks that are done by then stay done.
     """
-    ray = _ray()
+    ray = import_ray()
     waiting = {chunk.index: chunk for chunk in chunks}
     if not waiting:
         return
@@ -124,15 +124,10 @@ def _streamed(ray: Any, dataset: Any) -> Iterator[dict[str, Any]]:
             except Exception as error:
                 known = isinstance(error, ray.exceptions.RayError)
                 cause = error if known else error.__cause__ or error  # Ray Data wraps what Ray says
-                raise SampleError(f"Ray gave up: {_first_line(cause)}; {_KEPT}, perhaps with fewer workers") from error
+                raise SampleError(f"Ray gave up: {first_line(cause)}; {_KEPT}, perhaps with fewer workers") from error
             if batch is None:
                 return
             yield from batch.to_pylist()
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:600]}" if text else type(error).__name__
 
 
 def _everywhere(chunk: Chunk) -> Chunk:
@@ -264,7 +259,7 @@ def tokenize_dataset(
     actors, or the fewest and the most; by default Ray decides. Settings that cannot be used are an error here; a
     column to keep that the dataset does not have is an error when it runs.
     """
-    ray = _ray()
+    ray = import_ray()
     RowTokenizer(settings)
     for name in {*schema(Layout(labels=settings.labels)).names, "error"} & set(keep):
         raise InputError(f"{name!r} cannot be kept: samples have a column of that name")
@@ -326,63 +321,6 @@ def _outcomes(one: RowResult) -> Iterator[tuple[Sample, str | None]]:
 
 
 # -- Ray itself
-
-
-def _ray() -> Any:
-    """Ray with its datasets, or InputError with what to install."""
-    pyarrow()
-    try:
-        import ray
-        import ray.data
-    except ImportError:
-        raise InputError("clusters are worked on with Ray: install tokentrace[ray]") from None
-    return ray
-
-
-@contextlib.contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    """Connected to a cluster inside the block; a connection that was there before stays."""
-    if ray.is_initialized():
-        yield
-        return
-    where = address or os.environ.get("RAY_ADDRESS", "")
-    if where.startswith("ray://"):
-        raise InputError(
-            f"{where} is an address of the Ray Client, which is outside the cluster and its storage: run this on a "
-            "node of the cluster, or as a Ray job, with the address 'auto'"
-        )
-    host, colon, port = where.rpartition(":")
-    try:
-        if colon and port.isdecimal():
-            socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()  # Ray waits for minutes
-        with _environ("RAY_BACKEND_LOG_LEVEL", "fatal"):  # else it warns of how its own Ray Data begins actors
-            ray.init(
-                address=address,
-                ignore_reinit_error=True,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-    except (OSError, RuntimeError, ValueError) as error:
-        at = f" at {where!r}" if where else ""
-        raise InputError(f"there is no Ray{at}: {_first_line(error)}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextlib.contextmanager
-def _environ(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable inside the block, unless it is set already."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,8 @@ class TokenizeSettings:
     max_length: int | None = None
     overlong: Overlong = Overlong.DROP
     row_bytes: int = ROW_BYTES
-    labels: bool = False
+    labels: bool = True
+    """Whether rows have a column of labels beside the loss mask: trainers look for it by that name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overlong", choose(Overlong, "overlong", self.overlong, SampleError))

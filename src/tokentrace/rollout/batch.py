@@ -104,7 +104,7 @@ class Summary:
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Task:
     """A row of a dataset as a task: its conversation up to the last message that is not the assistant's.
 
-    ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools' `create` and the
+    ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the
     interaction; ``tools`` chooses among the tools by name; all other columns go to the metadata.
     """
     columns = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
@@ -125,7 +125,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
         messages=_prompt(found),
         name=name,
         tools=[by_name[one] for one in wanted] or None,
-        tool_settings={key: one.get("create_kwargs", one) for key, one in _mapping(both, "tools_kwargs").items()},
+        tool_settings=_mapping(both, "tools_kwargs"),
         interaction_settings=_mapping(both, "interaction_kwargs"),
         metadata=_metadata({f"data_{key}" if key in _OURS else key: value for key, value in rest.items()}),
     )
@@ -232,7 +232,7 @@ async def run_rollouts(
         for number, task in waiting:
             if store is not None and store.is_finished(task.name):
                 continue  # its number is counted all the same, and with it the seeds of those after it
-            own = None if seed is None else seed + 1_000_003 * number
+            own = rollout_seed(seed, number)
             if store is None:
                 rollout = await agent.run(task, seed=own, patience=patience)
             else:
@@ -262,10 +262,20 @@ async def _stored(agent: Agent, task: Task, seed: int | None, patience: Patience
         if under_way and under_way[-1].turns:
             store.keep(under_way[-1])
         raise
+    await write_finished(store, rollout)
+    return rollout
+
+
+async def write_finished(store: RolloutStore, rollout: Rollout) -> None:
+    """Write a rollout to the disk in a thread; one that is cancelled meanwhile is written all the same."""
     writing = asyncio.create_task(asyncio.to_thread(store.finish, rollout))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
         await writing  # a thread cannot be stopped half-way
         raise
-    return rollout
+
+
+def rollout_seed(seed: int | None, number: int) -> int | None:
+    """The seed of the rollout at this place among the tasks of a run."""
+    return None if seed is None else seed + 1_000_003 * number

@@ -145,8 +145,8 @@ class RolloutStore:
                 raise ValueError(other)
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
-        """Finished rollouts with what the journal says of them."""
-        for row in self.finished:
+        """Finished rollouts with what the journal says of them, by name: in whichever order they finished."""
+        for row in sorted(self.finished, key=lambda row: str(row["name"])):
             path = self.folder / row["file"]
             if path.is_symlink():
                 raise TrajectoryError(f"{path} is a link, and not followed")
@@ -234,7 +234,6 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
     InputError names the first setting that differs.
     """
     path, journal = folder / RUN, folder / JOURNAL
-    now = _flat(json.loads(json.dumps(settings, default=str)))
     if not journal.is_file() or not journal.stat().st_size:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         text = json.dumps(settings, indent=2, ensure_ascii=False, default=str) + "\n"
@@ -243,13 +242,21 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.is_file():
         raise InputError(f"{folder} holds rollouts, but no {RUN} that says of which run")
     try:
-        before = _flat(json.loads(path.read_text(encoding="utf-8")))
+        before = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is not what a run wrote: {error}") from error
-    for key in [*now, *before]:
-        if now.get(key) != before.get(key):
-            was, is_now = (json.dumps(one.get(key), ensure_ascii=False) for one in (before, now))
-            raise InputError(f"{folder} holds a run with other settings: {key} was {was} and is {is_now} now")
+    if differs := differing(before, settings):
+        raise InputError(f"{folder} holds a run with other settings: {differs}")
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first setting that is not what it was, in words."""
+    old, new = (_flat(json.loads(json.dumps(settings, default=str))) for settings in (before, now))
+    for key in [*new, *old]:
+        if new.get(key) != old.get(key):
+            was, is_now = (json.dumps(one.get(key), ensure_ascii=False) for one in (old, new))
+            return f"{key} was {was} and is {is_now} now"
+    return None
 
 
 def discard_run(folder: Path) -> None:

@@ -1,0 +1,79 @@
+"""A Ray of this machine for tests: two CPUs, quiet, and gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def processes_of(folder: str) -> list[str]:
+    """What still runs with this folder among its arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if folder in command:
+                found.append(command[:200])
+    return found
+
+
+def children_of(pid: int) -> Iterator[tuple[int, str]]:
+    """Processes below this one, with their names."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    for one in parents:
+        above: int | None = one
+        while above is not None and above != pid:
+            above = parents.get(above)
+        if above is not None and one != pid:
+            with contextlib.suppress(OSError):
+                yield one, Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+
+
+def none_left(folder: str) -> bool:
+    """Whether all of a Ray is gone; its workers take a moment to notice that it is."""
+    deadline = time.monotonic() + 30
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes_of(folder)
+
+
+@contextlib.contextmanager
+def local_ray() -> Iterator[Any]:
+    """A Ray inside the block; its workers can import the tests."""
+    import ray
+    import ray.data
+
+    folder = tempfile.mkdtemp(prefix="tt-", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("RAY_BACKEND_LOG_LEVEL", "fatal")
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=100 << 20,
+            _temp_dir=folder,
+        )
+        assert processes_of(folder)
+        yield ray
+        ray.shutdown()
+    left = [] if none_left(folder) else processes_of(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left
+    assert not [name for _, name in children_of(os.getpid()) if "raylet" in name or "gcs_server" in name]
