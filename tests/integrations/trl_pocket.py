@@ -35,7 +35,7 @@ class TrainedEngine(EmbeddedEngine):
     async def update_weights(self, weights: Mapping[str, Any], /, *, version: int) -> None:  # type: ignore[override]
         config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
         arrays = {name: tensor.detach().float().numpy().copy() for name, tensor in weights.items()}
-        super().update_weights(PocketModel(config, arrays), version)
+        await super().update_weights(PocketModel(config, arrays), version=version)
 
 
 def calculator(expression: str) -> Fraction:
