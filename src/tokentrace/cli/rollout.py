@@ -160,7 +160,10 @@ async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, lis
             )
             return summary, circuits_of(engine), patience.waited
     finally:
-        await engine.close()
+        try:
+            await run.close()
+        finally:
+            await engine.close()
 
 
 async def _run_on_ray(
