@@ -119,10 +119,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path, requirement: str) -> str:
-    venv.create(folder, with_pip=True)
+    venv.create(folder, with_pip=False)
     python = str(folder / ("Scripts" if sys.platform == "win32" else "bin") / "python")
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement)
+    pip(python, "install", "--quiet", "--no-compile", requirement)
     return python
+
+
+def pip(python: str, *arguments: str) -> str:
+    """This environment's pip on another one, which then needs none of its own."""
+    return run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, *arguments)
 
 
 USE = """
@@ -196,7 +201,7 @@ def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "base", str(wheel))
     run(python, "-c", USE, cwd=tmp_path)
     assert "Usage" in run(str(Path(python).with_name("tokentrace")), "--help", cwd=tmp_path)
-    installed = {row["name"].lower() for row in json.loads(run(python, "-m", "pip", "list", "--format", "json"))}
+    installed = {row["name"].lower() for row in json.loads(pip(python, "list", "--format", "json"))}
     assert not installed & {"transformers", "torch", "datasets", "pytest", "hypothesis"}
     files = run(
         python, "-c", "import tokentrace, pathlib; print(pathlib.Path(tokentrace.__file__).parent / 'py.typed')"

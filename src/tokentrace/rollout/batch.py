@@ -106,7 +106,7 @@ class Summary:
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Task:
     """A row of a dataset as a task: its conversation up to the last message that is not the assistant's.
 
-    ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools' `create` and the
+    ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the
     interaction; ``tools`` chooses among the tools by name; all other columns go to the metadata.
     """
     columns = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
@@ -127,7 +127,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
         messages=_prompt(found),
         name=name,
         tools=[by_name[one] for one in wanted] or None,
-        tool_settings={key: one.get("create_kwargs", one) for key, one in _mapping(both, "tools_kwargs").items()},
+        tool_settings=_mapping(both, "tools_kwargs"),
         interaction_settings=_mapping(both, "interaction_kwargs"),
         metadata=_metadata({f"data_{key}" if key in _OURS else key: value for key, value in rest.items()}),
     )

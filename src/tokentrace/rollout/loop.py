@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import inspect
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -30,15 +29,17 @@ from ..settings import instance
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
+from .calling import TooLong, called, within
 from .checks import reward as checked_reward
 from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .instances import instance_name
-from .interactions import BaseInteraction, as_reply
+from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id
 from .resuming import Begun, check_continues, take_up
-from .tools import BaseTool, Toolbox, TooLong, ToolResult, as_tools, in_thread, within
+from .toolbox import Toolbox
+from .tools import BaseTool, ToolResult, as_tools
 
 __all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
 
@@ -61,6 +62,7 @@ class _UnderWay:
     """What goes with a rollout for as long as it is under way."""
 
     box: Toolbox
+    user: BaseInteraction | None
     grown: Callable[[Rollout], None]
     seed: int | None
     patience: Patience | None
@@ -99,17 +101,17 @@ class Agent:
         *,
         sampling: SamplingParams | None = None,
         tools: Sequence[BaseTool | Callable[..., Any]] = (),
-        interaction: BaseInteraction | None = None,
+        interaction: BaseInteraction | Mapping[str, BaseInteraction] | None = None,
         reward: Reward | None = None,
         budget: Budget | None = None,
         resume_aborted: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_settings(engine, renderer, sampling, interaction, reward, budget)
+        _check_settings(engine, renderer, sampling, reward, budget)
         self.engine = engine
         self.renderer = renderer
         self.tools = as_tools(tools)
-        self.interaction = interaction
+        self.interactions = as_interactions(interaction)
         self.reward = reward
         self.budget = budget or Budget()
         self.resume_aborted = instance("resume_aborted", resume_aborted, bool, InputError)
@@ -195,13 +197,21 @@ class Agent:
             if not rollout.trajectory.num_writes:
                 self._begin(rollout)
                 grown(rollout)
+            user = choose_interaction(self.interactions, rollout.task.interaction_settings)
             box = Toolbox(
-                rollout.tools, rollout.instance, timeout=self.budget.tool_timeout, settings=rollout.task.tool_settings
+                rollout.tools,
+                rollout.instance,
+                timeout=self.budget.tool_timeout,
+                settings=rollout.task.tool_settings,
+                parallel=self.budget.parallel_calls,
+                messages=rollout.messages,
             )
             box.use = rollout.use
-            async with box:
-                await self._lead(rollout, _UnderWay(box, grown, seed, patience, begun))
-            rollout.notes += [f"{one['tool']}: {one['release']}" for one in box.use.metrics if "release" in one]
+            try:
+                async with box:
+                    await self._lead(rollout, _UnderWay(box, user, grown, seed, patience, begun))
+            finally:
+                rollout.notes += box.use.notes
         except EngineDown:
             raise
         except Exception as error:
@@ -224,7 +234,7 @@ class Agent:
 
     async def _lead(self, rollout: Rollout, under: _UnderWay) -> None:
         """All turns, and the reward."""
-        user, budget = self.interaction, self.budget
+        user, budget = under.user, self.budget
         started = False
         try:
             try:
@@ -242,7 +252,7 @@ class Agent:
                 rollout.notes.append(f"the rollout took longer than {budget.seconds:g} s")
             under.limit = None
             if rollout.end not in FAILED_ENDS:
-                await self._score(rollout, under.box)
+                await self._score(rollout, under)
         finally:
             if user is not None and started:
                 await self._finalize(user, rollout)
@@ -276,11 +286,11 @@ class Agent:
         turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
         if reason is not None:
             return reason
-        new, reason = await self._answers(rollout, parsed, turn, under.box)
-        if reason is None:
-            reason = self.go_on(rollout, prompt, said, new)
+        new, reason = await self._answers(rollout, parsed, turn, under)
         if turn.reward:
             rollout.trajectory.set_reward(turn.reward, rollout.trajectory.turns()[-1])
+        if reason is None:
+            reason = self.go_on(rollout, prompt, said, new)
         if reason is None:
             under.grown(rollout)
         return reason
@@ -309,16 +319,7 @@ class Agent:
 
     def _record(self, rollout: Rollout, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
         """Put what was sampled into the trajectory and among the metrics."""
-        rollout.per_turn.append(
-            TurnMetrics(
-                prompt_tokens=len(rollout.trajectory),
-                sampled=len(completion.ids),
-                finish_reason=str(completion.finish_reason),
-                cached_tokens=completion.cached_tokens,
-                engine_seconds=seconds,
-                continues=continues,
-            )
-        )
+        start = len(rollout.trajectory)
         rollout.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
@@ -329,6 +330,16 @@ class Agent:
             logprobs_kind=completion.logprobs_kind,
             cached_tokens=completion.cached_tokens,
             channels=completion.channels,
+        )
+        rollout.per_turn.append(
+            TurnMetrics(
+                prompt_tokens=start,
+                sampled=len(completion.ids),
+                finish_reason=str(completion.finish_reason),
+                cached_tokens=completion.cached_tokens,
+                engine_seconds=seconds,
+                continues=continues,
+            )
         )
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
@@ -397,14 +408,17 @@ class Agent:
         return await under.patience.ask(request, probe, waiting=under.waiting)
 
     async def _answers(
-        self, rollout: Rollout, parsed: ParsedResponse, turn: TurnMetrics, box: Toolbox
+        self, rollout: Rollout, parsed: ParsedResponse, turn: TurnMetrics, under: _UnderWay
     ) -> tuple[list[Mapping[str, Any]], End | None]:
         """What follows a turn: the results of its calls, or what the simulated user says."""
-        if parsed.tool_calls and rollout.tools:
-            results = await self._called(parsed.tool_calls, turn, box)
+        user, most = under.user, self.budget.user_turns
+        has_calls = bool(parsed.tool_calls and rollout.tools)
+        if (has_calls or user is not None) and most is not None and rollout.turns > most:
+            return [], End.TURNS
+        if has_calls:
+            results = await self._called(parsed.tool_calls, turn, under.box)
             answered = zip(parsed.tool_calls, results, strict=True)
             return [self._result(call, rollout.turns, result) for call, result in answered], None
-        user = self.interaction
         if user is None:
             return [], End.ANSWER
         said = user.generate_response(rollout.instance, rollout.messages)
@@ -436,30 +450,21 @@ class Agent:
     def _cut(self, text: str) -> str:
         return cut_text(text, self.budget.result_tokens, self.renderer.tokenizer, self.budget.result_keep)
 
-    async def _score(self, rollout: Rollout, box: Toolbox) -> None:
+    async def _score(self, rollout: Rollout, under: _UnderWay) -> None:
         limit = self.budget.reward_timeout
         if self.reward is not None:
-            found = await within(_judged(self.reward, rollout), limit, "the reward")
+            found = await within(called(self.reward, rollout), limit, "the reward")
             rollout.reward = checked_reward(found, "the reward")
             return
-        scores = [await box.rewards()]
-        if self.interaction is not None:
-            score = await within(self.interaction.calculate_score(rollout.instance), limit, "calculate_score")
+        scores = [await under.box.rewards()]
+        if under.user is not None:
+            score = await within(under.user.calculate_score(rollout.instance), limit, "calculate_score")
             scores.append(checked_reward(score, "calculate_score"))
         told = [score for score in scores if score is not None]
         rollout.reward = sum(told) + rollout.use.reward if told or rollout.use.reward else None
 
 
-async def _judged(reward: Reward, rollout: Rollout) -> Any:
-    """What a reward function returns. A plain function may block: it runs in a thread, where it delays no others."""
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
-        found: Any = reward(rollout)
-    else:
-        found = await in_thread(functools.partial(reward, rollout))
-    return await found if isinstance(found, Awaitable) else found
-
-
-def _check_settings(engine: Any, renderer: Any, sampling: Any, interaction: Any, reward: Any, budget: Any) -> None:
+def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budget: Any) -> None:
     """InputError for the first setting of an agent that is not what it must be."""
     if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
         raise InputError(f"engine must be an Engine, not {shown(engine)}")
@@ -467,11 +472,7 @@ def _check_settings(engine: Any, renderer: Any, sampling: Any, interaction: Any,
         raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {shown(renderer)}")
     if reward is not None and not callable(reward):
         raise InputError(f"reward must be a function of a rollout, not {shown(reward)}")
-    for name, value, kind in (
-        ("sampling", sampling, SamplingParams),
-        ("interaction", interaction, BaseInteraction),
-        ("budget", budget, Budget),
-    ):
+    for name, value, kind in (("sampling", sampling, SamplingParams), ("budget", budget, Budget)):
         if value is not None:
             instance(name, value, kind, InputError)
 
