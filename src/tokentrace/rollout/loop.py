@@ -396,6 +396,7 @@ class Agent:
                     request_id=f"{rollout.instance}-{turn}",
                     session=rollout.instance,
                     wire=rollout.trajectory.wire_parts,
+                    **_group(rollout.task),
                 )
             finally:
                 rollout.engine_seconds += self._clock() - began
@@ -475,6 +476,12 @@ def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budg
     for name, value, kind in (("sampling", sampling, SamplingParams), ("budget", budget, Budget)):
         if value is not None:
             instance(name, value, kind, InputError)
+
+
+def _group(task: Task) -> dict[str, str]:
+    """What tells the engine that several rollouts begin with the same prompt."""
+    group = task.metadata.get("group")
+    return {} if group is None else {"group": str(group)}
 
 
 def _spans(messages: Any) -> list[tuple[int, int, int]]:
