@@ -76,7 +76,7 @@ class Aborting(EmbeddedEngine):
                 await self.abort(request.request_id or "")
         completion = joined(pieces)
         if completion.finish_reason == "abort":
-            self.update_weights(self._model, int(self.version) + 1)
+            await self.update_weights(self._model, version=int(self.version) + 1)
         return completion
 
 
