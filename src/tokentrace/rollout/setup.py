@@ -14,6 +14,7 @@ from ..data.chunks import Row, plan, read_rows
 from ..data.conversations import without_nulls
 from ..data.sources import Format, find_sources
 from ..engines import EmbeddedEngine, Engine, EngineError, HTTPSettings, SamplingParams
+from ..engines.protocol import OPTIONAL
 from ..engines.servers import connect as connect_engine
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
@@ -273,7 +274,7 @@ def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
     section = top.read("sampling", Section)
     if section is None:
         return SamplingParams(budget.turn_tokens), budget, None
-    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs"])
+    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs", *OPTIONAL])
     if "seed" in section and "seed" in top:
         raise section.error("there is a seed for the whole run too: leave one of them out", "seed")
     most = section.count("max_tokens")
