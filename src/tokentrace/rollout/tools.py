@@ -117,7 +117,7 @@ class AdoptedTool(BaseTool):
     have it. `create`, `calc_reward` and `release` are called where they are there.
 
     `create` may say by which id it knows the trajectory: alone, or first in a tuple. It is given its arguments by name,
-    and all of them once more as ``create_kwargs`` where it takes that, which is the way verl calls it since 0.5.
+    and all of them once more as ``create_kwargs`` where it takes that, which is how verl calls it since 0.6.
     """
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
