@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+QUICK  ?= .venv-quick
 VLLM   ?= .venv-vllm
 VLLM_VERSION := 0.32.0
 JOBS   ?= 2
@@ -10,7 +11,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types assets bench coverage test-long test-vllm test-integrations pre-commit clean
+.PHONY: demo quick test lint types assets bench coverage test-long test-vllm test-integrations pre-commit clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +39,16 @@ assets: $(VENV)/.test
 test: assets
 	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup
 
+# Base dependencies and the pocket model only: no torch, no Ray, nothing fetched but a few small packages, once.
+$(QUICK)/.quick: pyproject.toml
+	$(PYTHON) -m venv $(QUICK)
+	$(QUICK)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(QUICK)/bin/python -m pip install --quiet --editable . --group quick
+	touch $@
+
+quick: $(QUICK)/.quick
+	$(QUICK)/bin/python -m pytest --quick -q -n $(JOBS)
+
 # Every law at length, and every product of families and conversations in full.
 test-long: assets
 	$(BIN)/python -m tests.gateway.real_agents.install claude
@@ -60,7 +71,7 @@ $(VLLM)/.vllm-$(VLLM_VERSION):
 	touch $@
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm-$(VLLM_VERSION)
-	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v -rP
+	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py tests/live/test_vllm_training.py -v -rP
 
 # Trainers and libraries at their pinned versions: renderers and TRL here, the others in environments of their own (some GB
 # each, once). NAMES="verl tinker" runs these alone.
@@ -79,4 +90,4 @@ bench: $(VENV)/.bench assets
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(QUICK) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

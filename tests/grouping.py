@@ -14,11 +14,13 @@ TOGETHER = (
     "tests/demo/test_paths.py",
     "tests/demo/test_trials.py",
     "tests/gateway/test_agents.py",
+    "tests/integrations/test_trl.py",
     "tests/live/test_llamacpp.py",
     "tests/pocket/test_training.py",
     "tests/rollout/test_cluster.py",
 )
-"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo, agents."""
+"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
+agents, a training run."""
 
 _ORDER = list(FAMILIES)
 

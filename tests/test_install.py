@@ -119,10 +119,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(folder: Path, requirement: str) -> str:
-    venv.create(folder, with_pip=True)
+    venv.create(folder, with_pip=False)
     python = str(folder / ("Scripts" if sys.platform == "win32" else "bin") / "python")
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement)
+    pip(python, "install", "--quiet", "--no-compile", requirement)
     return python
+
+
+def pip(python: str, *arguments: str) -> str:
+    """This environment's pip on another one, which then needs none of its own."""
+    return run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, *arguments)
 
 
 USE = """
@@ -196,7 +201,7 @@ def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "base", str(wheel))
     run(python, "-c", USE, cwd=tmp_path)
     assert "Usage" in run(str(Path(python).with_name("tokentrace")), "--help", cwd=tmp_path)
-    installed = {row["name"].lower() for row in json.loads(run(python, "-m", "pip", "list", "--format", "json"))}
+    installed = {row["name"].lower() for row in json.loads(pip(python, "list", "--format", "json"))}
     assert not installed & {"transformers", "torch", "datasets", "pytest", "hypothesis"}
     files = run(
         python, "-c", "import tokentrace, pathlib; print(pathlib.Path(tokentrace.__file__).parent / 'py.typed')"
@@ -221,14 +226,15 @@ def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
         ("ray", "import ray.data", "from tokentrace.data.cluster import tokenize_on_ray; tokenize_on_ray"),
         ("engines", "import httpx2", "from tokentrace.engines.http import Connection; Connection('http://127.0.0.1')"),
         ("rollout", "import yaml", "from tokentrace.rollout.config import read_config; read_config"),
+        ("mcp", "import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),
         ("gateway", "import starlette, uvicorn, apsw, prometheus_client", GATEWAY),
         ("postgres", "import psycopg", "from tokentrace.gateway.postgres import postgres_store; postgres_store"),
         ("telemetry", "import opentelemetry.sdk", TRACED),
     ],
-    ids=["hub", "transformers", "data", "ray", "engines", "rollout", "gateway", "postgres", "telemetry"],
+    ids=["hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"],
 )
 def test_each_extra_installs_on_its_own(extra: str, statement: str, then: str, wheel: Path, tmp_path: Path) -> None:
-    known = {"hub", "transformers", "data", "ray", "engines", "rollout", "gateway", "postgres", "telemetry"}
+    known = {"hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"}
     assert set(PROJECT["optional-dependencies"]) == known, "a new extra needs a row here"
     python = environment(tmp_path / extra, f"{wheel}[{extra}]")
     run(python, "-c", f"{statement}\n{USE}\n{then}", cwd=tmp_path)

@@ -14,8 +14,9 @@ from tokentrace.demo.rollouts import SOURCES, FollowUps, question_reward
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import row_task
-from tokentrace.rollout.config import ConfigError, load_interaction, load_object, load_tools, read_config
+from tokentrace.rollout.config import ConfigError, read_config
 from tokentrace.rollout.cutting import Keep
+from tokentrace.rollout.loading import load_interaction, load_object, load_tools
 from tokentrace.rollout.loop import Budget
 from tokentrace.rollout.setup import Run
 from tokentrace.rollout.setup import read_run as read_any_run
@@ -70,7 +71,7 @@ def test_pockets_own_questions_need_four_lines(tmp_path: Path) -> None:
     run = read_run(written(tmp_path, POCKET_RUN))
     assert [task.name for task in run.tasks] == ["held_back-0-0", "held_back-0-1"]
     assert run.reward is question_reward
-    assert isinstance(run.interaction, FollowUps)
+    assert isinstance(run.interactions[""], FollowUps)
     assert (run.output, run.concurrency, run.seed, run.advantages) == (Path("out"), 64, None, None)
 
 
@@ -86,7 +87,8 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
             tool_schema: {SCHEMA}
         interaction: {{class_name: "./own_tools.py:User", config: {{name: someone}}}}
         data: {{file: rows.jsonl, limit: 2}}
-        sampling: {{temperature: 0.5, top_p: 0.9, top_k: 20, seed: 7, max_tokens: 99}}
+        sampling: {{temperature: 0.5, top_p: 0.9, top_k: 20, seed: 7, max_tokens: 99, min_p: 0.1,
+          presence_penalty: 1, stop: ["Q:", "\\n\\n"]}}
         budget: {{turns: 3, tool_seconds: 2, result_keep: tail, context: null}}
         reward: own_tools:judge
         rollouts_per_task: 3
@@ -103,16 +105,17 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     run = read_run(written(tmp_path, text), concurrency=6)
     assert [tool.name for tool in run.tools] == ["plus", "table"]
-    assert run.interaction is not None
-    assert run.interaction.name == "someone"
+    assert run.interactions[""].name == "someone"
     assert (run.sampling.temperature, run.sampling.top_p, run.sampling.top_k) == (0.5, 0.9, 20)
+    assert (run.sampling.min_p, run.sampling.penalties) == (0.1, {"presence_penalty": 1.0})
+    assert run.sampling.stop == ("Q:", "\n\n")
     assert (run.sampling.seed, run.seed) == (None, 7), "one seed for all would make the rollouts of a group the same"
     assert run.budget == Budget(turns=3, turn_tokens=99, tool_seconds=2, result_keep=Keep.TAIL)
     assert (run.concurrency, run.advantages) == (6, "group")
     assert [task.name for task in run.tasks] == [f"row-00000{row}-{at}" for row in (0, 1) for at in range(3)]
     first, second = run.tasks[0], run.tasks[3]
     assert first.messages == [{"role": "user", "content": "one?"}]
-    assert first.tool_settings == {"table": {"k": 1}}
+    assert first.tool_settings == {"table": {"create_kwargs": {"k": 1}}}
     assert first.metadata == {"answer": 1, "data_reward": 9, "group": "row-000000", "member": 0}
     assert second.messages == [{"role": "user", "content": "two?"}]
     assert second.interaction_settings == {"mood": "good"}
@@ -136,6 +139,12 @@ BAD = {
     "sampling": (
         POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n",
         "line 7: sampling.top_p: must be a number from 0 to 1, not 2",
+    ),
+    "stop is a list": (POCKET_RUN + "sampling: {stop: x}\n", "line 5: sampling.stop: must be a list, not 'x'"),
+    "a stop that is empty": (POCKET_RUN + "sampling: {stop: ['']}\n", "line 5: sampling.stop: must be texts"),
+    "a penalty": (
+        POCKET_RUN + "sampling: {repetition_penalty: 3}\n",
+        "line 5: sampling.repetition_penalty: must be a number from 0 to 2, not 3",
     ),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
@@ -178,7 +187,7 @@ BAD = {
     "no name": (POCKET_RUN + "reward: judge\n", "line 5: reward: 'judge' must be module:name"),
     "tool class": (
         POCKET_RUN + "tools:\n  - class_name: own_tools.User\n",
-        "line 6: tools.0.class_name: is not a subclass",
+        "line 6: tools.0.class_name: is not a class with an execute method",
     ),
     "tool making": (
         POCKET_RUN + "tools:\n  - class_name: own_tools.Table\n",

@@ -55,6 +55,7 @@ class Model:
     def __init__(self) -> None:
         self.branches: list[ModelBranch] = []
         self.current = -1
+        self.reward: float | None = None
 
     def context(
         self, index: int, ids: list[int], kinds: list[Kind], spans: list[tuple[int, int, int]], messages: int
@@ -153,7 +154,24 @@ def assert_same(model: Model, trajectory: Trajectory) -> None:
         assert trajectory.message_indices(index).tolist() == [token.message for token in tokens]
         assert trajectory.message_count(index) == expected.messages
         assert_same_turns(expected, trajectory, index)
+        assert_same_channels(expected, trajectory, index)
+    assert trajectory.reward == model.reward
     assert trained == trajectory.num_sampled
+
+
+def assert_same_channels(expected: ModelBranch, trajectory: Trajectory, index: int) -> None:
+    wanted: dict[str, list[Any]] = {}
+    for piece in expected.pieces:
+        for name, entries in (piece.turn or {}).get("channels", {}).items():
+            if entries:
+                row = wanted.setdefault(name, [None] * len(expected.tokens))
+                row[piece.start : piece.stop] = entries[: piece.stop - piece.start]
+    found = trajectory.channels(index)
+    assert {name: channel.entries() for name, channel in found.items()} == wanted
+    for name, channel in found.items():
+        assert channel.told.tolist() == [entry is not None for entry in wanted[name]]
+        start = len(channel) // 3
+        assert channel.slice(start, len(channel)).entries() == wanted[name][start:]
 
 
 def assert_same_turns(expected: ModelBranch, trajectory: Trajectory, index: int) -> None:
@@ -167,6 +185,7 @@ def assert_same_turns(expected: ModelBranch, trajectory: Trajectory, index: int)
         assert (turn.finish_reason, turn.sampling) == (piece.turn["finish_reason"], piece.turn["sampling"])
         assert (turn.logprobs_kind, turn.cached_tokens) == (piece.turn["logprobs_kind"], piece.turn["cached_tokens"])
         assert turn.continues == piece.turn["c"]
+        assert turn.reward == piece.turn["rewards"].get("reward")
         by_token = [span.version for span in turn.versions for _ in range(span.start, span.stop)]
         assert by_token == piece.turn["by_token"][: len(turn)]
         assert trajectory.completion(turn).tolist() == expected.ids[piece.start : piece.stop]

@@ -32,8 +32,8 @@ from tokentrace.trajectory import storage as storage_module
 from tokentrace.trajectory.storage import MAGIC, VERSION, RecordType, preamble, replay_records, write_records
 
 
-def walked(seed: int, steps: int) -> Walk:
-    walk = Walk(seed)
+def walked(seed: int, steps: int, *, rewards: bool = True) -> Walk:
+    walk = Walk(seed, rewards=rewards)
     for _ in range(steps):
         walk.step()
     return walk
@@ -92,13 +92,28 @@ def test_the_form_is_the_documented_one() -> None:
     trajectory.append_completion(
         [7], [-0.5], finish_reason="stop", version=4, logprobs_kind=LogprobKind.RAW, cached_tokens=1
     )
-    expected = MAGIC + struct.pack("<I", 2)
+    expected = MAGIC + struct.pack("<I", 3)
     expected += record(1, payload(b'{"name":"n","vocab_size":9,"logprobs":true,"metadata":{}}'))
     opening = b'{"branch":0,"start":0,"tokens":2,"messages":1,"spans":[],"parent":-1,"cause":""}'
     expected += record(2, payload(opening, struct.pack("<ii", 1, 2) + b"\0\0"))
     turn = b'{"branch":0,"start":2,"tokens":1,"finish_reason":"stop","version":4,"continues":false,"sampling":null,'
     turn += b'"logprobs_kind":"raw","cached_tokens":1}'
     expected += record(4, payload(turn, struct.pack("<if", 7, -0.5)))
+    assert to_bytes(trajectory) == expected
+    trajectory.append_context([3], Kind.CONTEXT)
+    told = {"experts": [[[1, 300]]], "top": (((5, -0.5),),)}
+    last = trajectory.append_completion([8], [-1.0], finish_reason="stop", channels=told)
+    trajectory.set_reward(0.5, last)
+    trajectory.set_reward(2)
+    context = b'{"branch":0,"start":3,"tokens":1,"messages":2,"spans":[]}'
+    expected += record(3, payload(context, struct.pack("<i", 3) + b"\2"))
+    top = zlib.compress(b"[[[5,-0.5]]]", 1)
+    rows = f'[{{"name":"experts","bytes":4,"dtype":"<u2","shape":[1,2]}},{{"name":"top","bytes":{len(top)},'
+    rows += '"dtype":null,"shape":[]}]'
+    turn = b'{"branch":0,"start":4,"tokens":1,"finish_reason":"stop","version":null,"continues":false,"sampling":null,'
+    turn += b'"logprobs_kind":"unknown","cached_tokens":null,"channels":' + rows.encode() + b"}"
+    expected += record(4, payload(turn, struct.pack("<ifHH", 8, -1.0, 1, 300) + top))
+    expected += record(5, payload(b'{"write":3,"reward":0.5}')) + record(5, payload(b'{"write":-1,"reward":2.0}'))
     assert to_bytes(trajectory) == expected
 
 
@@ -222,7 +237,9 @@ TURN = {
 }
 CONTEXT = {"branch": 0, "start": 2, "tokens": 1, "messages": 1, "spans": []}
 FORK = {"branch": 1, "start": 1, "tokens": 0, "messages": 0, "spans": [], "parent": 0, "cause": "x"}
+EXPERTS = {"name": "experts", "bytes": 2, "dtype": "<u2", "shape": []}
 OPEN_ARRAYS = struct.pack("<ii", 1, 2) + b"\0\0"
+TOLD = struct.pack("<ifH", 3, -1.0, 258)
 DEEP = b"[" * 100_000
 FRONT = MAGIC + struct.pack("<I", VERSION) + record(RecordType.HEADER, payload(HEADER))
 BEGUN = FRONT + record(RecordType.OPEN, payload(OPEN, OPEN_ARRAYS))
@@ -234,6 +251,21 @@ def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
     context = record(RecordType.CONTEXT, payload(CONTEXT, struct.pack("<i", 3) + b"\2"))
     assert from_bytes(BEGUN + fork + turn).writes == 3
     assert from_bytes(BEGUN + context).writes == 2
+    told = from_bytes(BEGUN + record(RecordType.COMPLETION, payload(TURN | {"channels": [EXPERTS]}, TOLD)))
+    assert told.trajectory.channels()["experts"].entries() == [None, None, 258]
+    told = from_bytes(BEGUN + turn + record(RecordType.REWARD, payload({"write": 1, "reward": 3})))
+    assert told.trajectory.turns()[0].reward == 3.0
+
+
+def test_rewards_and_channels_are_of_version_3() -> None:
+    turn = record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, -1.0)))
+    channels = record(RecordType.COMPLETION, payload(TURN | {"channels": [EXPERTS]}, TOLD))
+    reward = record(RecordType.REWARD, payload({"write": 1, "reward": 3}))
+    version_2 = MAGIC + struct.pack("<I", 2) + BEGUN[12:]
+    assert from_bytes(version_2 + turn).version == 2
+    for rest in (channels, turn + reward):
+        with pytest.raises(TrajectoryError, match="whole but wrong"):
+            from_bytes(version_2 + rest)
 
 
 @pytest.mark.parametrize(
@@ -321,6 +353,65 @@ def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
             )
         ),
         *(
+            BEGUN + record(RecordType.COMPLETION, payload(TURN | {"channels": change}, TOLD))
+            for change in (
+                {},
+                [EXPERTS, EXPERTS],
+                [EXPERTS, EXPERTS | {"name": "more"}],
+                [None],
+                *(
+                    [EXPERTS | one]
+                    for one in (
+                        {"name": 3},
+                        {"name": ""},
+                        {"bytes": 1},
+                        {"bytes": 3},
+                        {"bytes": -1},
+                        {"dtype": "<i4"},
+                        {"dtype": "O"},
+                        {"dtype": None},
+                        {"dtype": 2},
+                        {"shape": [2]},
+                        {"shape": [-1]},
+                        {"shape": ["a"]},
+                        {"shape": None},
+                        {"more": 1},
+                    )
+                ),
+            )
+        ),
+        *(
+            BEGUN
+            + record(
+                RecordType.COMPLETION,
+                payload(TURN | {"channels": [EXPERTS | {"dtype": None, "bytes": len(bad)}]}, TOLD[:8] + bad),
+            )
+            for bad in (
+                zlib.compress(b"[1,2]"),
+                zlib.compress(b"{}"),
+                zlib.compress(b"[NaN]"),
+                zlib.compress(DEEP),
+                zlib.compress(b"[1]") + b"x",
+                zlib.compress(b"[1]")[:-1],
+            )
+        ),
+        *(
+            BEGUN
+            + record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, -1.0)))
+            + record(RecordType.REWARD, bad)
+            for bad in (
+                payload({"write": 0, "reward": 1.0}),
+                payload({"write": 2, "reward": 1.0}),
+                payload({"write": -2, "reward": 1.0}),
+                payload({"write": True, "reward": 1.0}),
+                payload({"write": 1, "reward": None}),
+                payload({"write": 1, "reward": "1"}),
+                payload({"write": 1, "reward": True}),
+                payload({"write": 1}),
+                payload({"write": 1, "reward": 1.0}, b"x"),
+            )
+        ),
+        *(
             BEGUN + record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, bad)))
             for bad in (1.0, float("nan"), float("-inf"))
         ),
@@ -404,7 +495,7 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_follows_a_growing_trajectory(tmp_path: Path) -> None:
     path = tmp_path / "growing"
-    walk = Walk(3)
+    walk = Walk(3, rewards=False)
     walk.begin()
     with TrajectoryFile.create(path, walk.trajectory) as file:
         for _ in range(60):
@@ -417,6 +508,22 @@ def test_a_file_follows_a_growing_trajectory(tmp_path: Path) -> None:
     assert path.read_bytes() == to_bytes(walk.trajectory)
     with pytest.raises(FileExistsError):
         TrajectoryFile.create(path, walk.trajectory)
+
+
+def test_rewards_are_written_when_they_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "rewards.tt"
+    trajectory = small()
+    with TrajectoryFile.create(path, trajectory) as file:
+        (turn, *_) = trajectory.turns()
+        trajectory.set_reward(1.0, turn)
+        assert file.write() == 0
+        assert load_trajectory(path).trajectory.turns()[0].reward == 1.0
+        trajectory.set_reward(0.25, turn)
+    with TrajectoryFile.resume(path) as file:
+        file.trajectory.set_reward(7)
+    loaded = load_trajectory(path).trajectory
+    assert (loaded.turns()[0].reward, loaded.reward) == (0.25, 7.0)
+    assert loaded.rewarded == ((turn.write, 1.0), (turn.write, 0.25), (-1, 7.0))
 
 
 def test_a_file_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
@@ -463,7 +570,7 @@ def test_a_write_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_trajectory_is_what_its_records_say_in_whatever_batches_they_come(seed: int) -> None:
-    walk = walked(seed, 40)
+    walk = walked(seed, 40, rewards=False)
     rest = list(write_records(walk.trajectory))
     assert len(rest) > 5
     again = Trajectory(

@@ -34,7 +34,7 @@ class Bridged:
 class Walk:
     """One trajectory and its model, moved on by one operation at a time."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, rewards: bool = True) -> None:
         self.random = random.Random(seed)
         self.model = Model()
         self.trajectory = Trajectory(
@@ -54,6 +54,7 @@ class Walk:
             self.extend,
             self.branch,
             self.branch_at,
+            *([self.reward] if rewards else []),  # these are no writes
             self.read,
         ]
 
@@ -129,7 +130,26 @@ class Walk:
             "logprobs_kind": self.random.choice([*LogprobKind] if self.trajectory.has_logprobs else ["unknown"]),
             "cached_tokens": self.random.choice([None, 0, 7]),
             "by_token": by_token,
+            "channels": self.channels(count),
+            "rewards": {},
         }
+
+    def channels(self, count: int) -> dict[str, list[Any]]:
+        """Numbers of one shape, lists of several lengths, and pairs; what they are as JSON has them."""
+        whole = self.random.choice([200, 60_000, 2**40])
+        told = {
+            "experts": [[[self.random.randrange(whole) for _ in range(2)] for _ in range(3)] for _ in range(count)],
+            "mask": [self.ids(0, 4) for _ in range(count)],
+            "top": [[[1, -0.5], [2, -1.25]] for _ in range(count)],
+            "seldom": [self.random.choice([None, {"a": [1, True]}]) for _ in range(count)],
+        }
+        return {name: told[name] for name in self.random.sample(sorted(told), self.random.choice([0, 0, 0, 1, 4]))}
+
+    def told(self, name: str, entries: list[Any]) -> Any:
+        """The same entries in one of the shapes that are accepted."""
+        if name == "experts" and entries and self.random.random() < 0.5:
+            return np.array(entries, np.int64)
+        return self.random.choice([tuple, list])(entries)
 
     # -- legal operations
 
@@ -178,9 +198,27 @@ class Walk:
         turn = self.turn(len(ids))
         names = ("finish_reason", "version", "sampling", "logprobs_kind", "cached_tokens")
         said = {name: turn[name] for name in names}
-        returned = self.trajectory.append_completion(self.given(ids), given, continues=continues, branch=branch, **said)
+        told = {name: self.told(name, entries) for name, entries in turn["channels"].items()}
+        returned = self.trajectory.append_completion(
+            self.given(ids), given, continues=continues, channels=told, branch=branch, **said
+        )
         self.model.completion(index, ids, exact, turn, continues)
         assert returned == self.trajectory.turns(index)[-1]
+
+    def reward(self) -> None:
+        """A reward for a turn of some branch, or for the rollout; the last one counts."""
+        index, _ = self.target()
+        pieces = [piece for piece in self.model.branches[index].pieces if piece.turn is not None]
+        value = self.random.choice([0, -1.5, 2.25])
+        if not pieces or self.random.random() < 0.2:
+            self.trajectory.set_reward(value)
+            self.model.reward = value
+            return
+        at = self.random.randrange(len(pieces))
+        self.trajectory.set_reward(value, self.trajectory.turns(index)[at])
+        turn = pieces[at].turn
+        assert turn is not None
+        turn["rewards"]["reward"] = value  # shared by all branches that the turn is on
 
     def completion(self) -> None:
         index, branch = self.target()
@@ -394,6 +432,23 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
         {"a": 1},
     ]
     operations += [(f"version {bad!r}", complete(version=bad)) for bad in bad_versions]
+    bad_channels: list[Any] = [
+        [1],
+        {"": [1] * count},
+        {1: [1] * count},
+        {"a": [1] * (count + 1)},
+        {"a": np.zeros((count - 1, 2))},
+        {"a": np.zeros((), np.int32)},
+        {"a": np.array(["x"] * count)},
+        {"a": [object()] * count},
+        {"a": [math.nan] * count},
+        {"a": [{1: 2}] * count},
+        {"a": 3},
+        {"a": "x" * count},
+    ]
+    operations += [(f"channels {bad!r}", complete(channels=bad)) for bad in bad_channels]
+    bad_rewards: list[Any] = [math.nan, math.inf, None, "1", True, 10**400]
+    operations += [(f"reward {bad!r}", lambda bad=bad: trajectory.set_reward(bad)) for bad in bad_rewards]
     operations += [
         ("begin again", lambda: trajectory.begin(ids)),
         ("empty context", context([])),

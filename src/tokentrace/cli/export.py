@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InputError
-from .options import debug_option, quiet_option
-from .output import ProgressBars, note, short_number
+from .options import debug_option, quiet_option, trainer_option
+from .output import ProgressBars, note, short_number, show_advice
 
 if TYPE_CHECKING:
+    from ..data.trainers import Trainer
     from ..gateway.export import Exported
     from ..gateway.store import SessionInfo, State, Store
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
     help="Where the rows go: .parquet, .arrow, .jsonl or .jsonl.gz.",
 )
+@trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
 @click.option(
     "--state", type=click.Choice(["open", "sealed", "exported"]), help="Only sessions that are in this state."
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 def export(
     store: str,
     output: Path,
+    trainer: str | None,
     sessions: tuple[str, ...],
     state: str | None,
     search: str,
@@ -49,7 +52,8 @@ def export(
 
     STORE is a file, or postgresql://user@host/database. A gateway may be writing to it meanwhile. docs/rows.md has the
     columns. Sessions that are sealed are marked as exported once the file is there, whole; open ones stay open, and
-    what is added to them later is not in the file.
+    what is added to them later is not in the file. With --for, a file for supervised training: ids and labels alone,
+    of every row, whatever its reward.
 
     \b
     Examples:
@@ -59,9 +63,11 @@ def export(
       tokentrace export postgresql://gateway@db/traces -o rows.arrow --search batch-17
     """
     from ..data.tables import check_name
+    from ..data.trainers import find_trainer
     from ..gateway.store import State
 
-    check_name(output)
+    target = None if trainer is None else find_trainer(trainer)
+    check_name(output, target)
     if not output.parent.is_dir():
         raise InputError(f"there is no folder {str(output.parent)!r} to write to")
     if sessions and (state or search):
@@ -69,36 +75,42 @@ def export(
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "is not there"
         raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
-    done = asyncio.run(
-        _export(store, output, sessions, None if state is None else State(state), search, keep_state, quiet)
+    done, longest = asyncio.run(
+        _export(store, output, target, sessions, None if state is None else State(state), search, keep_state, quiet)
     )
     if not quiet:
         _summarize(done, output)
+        if trainer is not None:
+            show_advice(trainer, output, longest)
 
 
 async def _export(
     where: str,
     output: Path,
+    trainer: Trainer | None,
     ids: tuple[str, ...],
     state: State | None,
     search: str,
     keep_state: bool,
     quiet: bool,
-) -> Exported:
+) -> tuple[Exported, int]:
+    """What was exported, and the length of the longest row."""
     from ..data.tables import sample_writer
     from ..gateway.export import Export
     from ..gateway.rows import LAYOUT, session_fields
     from ..gateway.store import open_store
 
     store = open_store(where)
+    longest = 0
     try:
         named = await _named(store, ids)
         total = len(named) if ids else await _count(store, state)
         made = Export(store, named if ids else store.sessions(state=state, search=search))
         about = {"store": store.where, "sessions": list(ids) or None, "state": state, "search": search}
         with ProgressBars(quiet=quiet, counts=True) as bars:
-            with sample_writer(output, LAYOUT, about, more=session_fields(), private=True) as write:
+            with sample_writer(output, LAYOUT, about, more=session_fields(), private=True, trainer=trainer) as write:
                 async for table in made.tables():
+                    longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)
                     done = made.done
                     said = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
@@ -106,7 +118,7 @@ async def _export(
             bars.show("sessions", made.done.sessions, made.done.sessions)
             if not keep_state:
                 await made.mark()
-        return made.done
+        return made.done, longest
     finally:
         await store.close()
 

@@ -46,6 +46,12 @@ def page_option(text: str) -> Callable[[Any], Any]:
 debug_option: Final = click.option(
     "--debug", is_flag=True, expose_value=False, callback=_remember, help="Show the traceback of an error."
 )
+trainer_option: Final = click.option(
+    "--for",
+    "trainer",
+    type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
+    help="Write what this trainer reads, and say what to put into its configuration.",
+)
 tokenizer_option: Final = click.option(
     "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
 )

@@ -26,6 +26,15 @@ def write_file(path: Path, text: str, *, launch: bool = False) -> None:
         click.launch(str(path))
 
 
+def show_advice(trainer: str, path: Path, longest: int) -> None:
+    """Print what to write into a trainer's configuration to train on a file."""
+    from ..data.trainers import find_trainer
+
+    target = find_trainer(trainer)
+    click.secho(f"  for {target.title}:", bold=True)
+    click.echo("".join(f"    {line}\n" for line in target.advised(path, longest).splitlines()), nl=False)
+
+
 def show_view(
     coloured: Callable[..., Any], plain: Callable[..., str], shown: Any, *, fold: bool = False, **options: Any
 ) -> None:

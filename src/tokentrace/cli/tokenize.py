@@ -23,8 +23,9 @@ from .options import (
     split_option,
     supervision_options,
     template_options,
+    trainer_option,
 )
-from .output import ProgressBars, short_number, show_view, write_file
+from .output import ProgressBars, short_number, show_advice, show_view, write_file
 
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .parquet, .jsonl or .jsonl.gz.",
+    type=click.Path(path_type=Path),
+    help="The file to write: .parquet, .arrow, .jsonl or .jsonl.gz.",
 )
+@trainer_option
 @template_options
 @supervision_options
 @click.option(
@@ -88,6 +90,7 @@ def tokenize(
     *,
     inputs: tuple[str, ...],
     output: Path | None,
+    trainer: str | None,
     workers: int | None,
     ray: str | None,
     split: str | None,
@@ -116,6 +119,7 @@ def tokenize(
       tokentrace tokenize chats.jsonl -t ./Qwen3-8B --show 3
       tokentrace tokenize data/*.parquet -o rows.parquet -t ./Qwen3-8B --past expand --max-length 32768
       tokentrace tokenize chats.jsonl -o rows.parquet --turns last --parts content,tool_calls,stop
+      tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --for axolotl
       tokentrace tokenize big/ -o /shared/rows.parquet -t /shared/Qwen3-8B --ray
     """
 
@@ -123,10 +127,13 @@ def tokenize(
         raise click.UsageError("name the file to write with -o, or look at rows with --show")
     if output is None and (stats or ray is not None):
         raise click.UsageError("--stats and --ray are about the file that -o names")
+    if trainer is not None and (output is None or stats):
+        what = "it has no columns for --stats" if stats else "name it with -o"
+        raise click.UsageError(f"--for {trainer} is about the file that is written: {what}")
     job = _settings(options)
     bad = 0
     if output is not None:
-        how = {"workers": workers, "split": split, "overwrite": overwrite, "restart": restart}
+        how = {"workers": workers, "split": split, "overwrite": overwrite, "restart": restart, "trainer": trainer}
         try:
             finished, seconds = _run(inputs, output, job, ray, how, quiet)
         except InputError as error:
@@ -137,6 +144,8 @@ def tokenize(
         bad = finished.counts.bad_rows + finished.counts.left_out
         if not quiet:
             _summarize(finished, seconds)
+            if trainer is not None:
+                show_advice(trainer, finished.output, finished.longest)
         if stats:
             _show_statistics(output)
     if show is not None or html is not None:

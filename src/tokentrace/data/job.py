@@ -24,6 +24,7 @@ from .chunks import Chunk, chunk_size, plan
 from .sources import Source, file_digest, find_sources, pyarrow
 from .tables import Layout, check_name, named_path, sample_writer
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
+from .trainers import Trainer, find_trainer
 from .workers import part_file, read_part, run_chunks
 
 MANIFEST: Final = "manifest.json"
@@ -63,6 +64,8 @@ class Finished:
     counts: Counts
     resumed_chunks: int
     chunks: int
+    longest: int
+    """The tokens of the longest sample."""
 
 
 def bad_rows_path(output: Path) -> Path:
@@ -85,10 +88,13 @@ def tokenize_files(
     split: str | None = None,
     overwrite: bool = False,
     restart: bool = False,
+    trainer: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     run: Callable[..., Iterable[tuple[Chunk, Counts]]] = run_chunks,
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``, ``.jsonl.gz``).
+
+    With a `trainer` ("trl", "axolotl", …: `data.trainers`) the file has what that trainer reads, and nothing else.
 
     An existing file is replaced only with `overwrite`. An unfinished run with the same input and settings is continued;
     the parts of another run are an InputError, unless `restart` discards them. Rows that give no sample go to the
@@ -98,8 +104,11 @@ def tokenize_files(
     """
     pyarrow()
     path = named_path(output)
-    check_name(path)
+    target = None if trainer is None else find_trainer(trainer)
+    check_name(path, target)
     instance("settings", settings, TokenizeSettings, SampleError)
+    if target is not None and not settings.labels:
+        raise InputError(f"{target.title} reads labels: leave them in")
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     if path.exists() and not overwrite:
         raise InputError(f"{path} is there already: give another name, or overwrite it")
@@ -120,7 +129,7 @@ def tokenize_files(
         with _safe(work):
             counts = work.run(run, workers or min(available_cores(), work.useful_workers))
             _check_unchanged(sources, seen, parts)
-            finished = work.assemble(path, counts)
+            finished = work.assemble(path, counts, target)
         shutil.rmtree(parts)
     return finished
 
@@ -275,7 +284,7 @@ class _Work:
         if self.progress is not None:
             self.progress(Progress(self.counts, self.done, self.total, resumed))
 
-    def assemble(self, path: Path, counts: Counts) -> Finished:
+    def assemble(self, path: Path, counts: Counts, trainer: Trainer | None = None) -> Finished:
         """Put the parts together, in order."""
         if not counts.rows:
             shutil.rmtree(self.parts)
@@ -286,13 +295,15 @@ class _Work:
             {**row, "path": _where(source, path)}
             for row, source in zip(self.described["sources"], self.sources, strict=True)
         ]
+        longest = 0
         metadata = {**self.described, "sources": sources, "counts": counts.described()}
         try:
-            with sample_writer(path, Layout(labels=self.settings.labels), metadata) as write:
+            with sample_writer(path, Layout(labels=self.settings.labels), metadata, trainer=trainer) as write:
                 with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
                     for index in range(self.chunks):
                         table, about = read_part(part_file(self.parts, index))
                         bad_rows.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in about["bad"])
+                        longest = max([longest, *table.column("num_tokens").to_pylist()])
                         write(table)
                 has_bad = draft.stat().st_size > 0
                 if has_bad:
@@ -301,4 +312,4 @@ class _Work:
                     side.unlink(missing_ok=True)
         finally:
             draft.unlink(missing_ok=True)
-        return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks)
+        return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks, longest)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .lines import metadata_path, read_line_tables
 from .sources import parquet_file, pyarrow
-from .writers import SUFFIXES, TableWriter, table_writer
+from .trainers import Trainer, find_trainer
+from .writers import SUFFIXES, SavedDataset, TableWriter, table_writer
 
 METADATA_KEY: Final = "tokentrace"
 """The key of the file's metadata under which JSON says how the rows were made."""
@@ -96,7 +98,8 @@ def schema(layout: Layout) -> Any:
             [
                 *[("start", pa.int32()), ("stop", pa.int32()), ("logprobs_kind", pa.string())],
                 *[("temperature", pa.float64()), ("top_p", pa.float64()), ("top_k", pa.int32())],
-                ("cached_tokens", pa.int32()),
+                *[("cached_tokens", pa.int32()), ("min_p", pa.float64()), ("presence_penalty", pa.float64())],
+                *[("frequency_penalty", pa.float64()), ("repetition_penalty", pa.float64())],
             ]
         )
         fields += [("branch", pa.int32()), ("reward", pa.float64()), ("versions", pa.list_(version))]
@@ -198,8 +201,11 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 # -- files
 
 
-def check_name(path: Path) -> None:
+def check_name(path: Path, trainer: Trainer | None = None) -> None:
     """Check that a file of samples can have this name: its suffix says how the file is written."""
+    if trainer is not None:
+        trainer.check_name(path)
+        return
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"samples are written to {', '.join(SUFFIXES)}, and {path.name!r} is none of these")
     if path.is_dir():
@@ -231,56 +237,88 @@ def is_lines(path: Path) -> bool:
 
 @contextlib.contextmanager
 def sample_writer(
-    path: Path, layout: Layout, metadata: Mapping[str, Any], *, more: Sequence[Any] = (), private: bool = False
+    path: Path,
+    layout: Layout,
+    metadata: Mapping[str, Any],
+    *,
+    more: Sequence[Any] = (),
+    private: bool = False,
+    trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
     """Writes tables of samples to a file: Parquet, Arrow's stream or JSON Lines, as its name says.
 
     The file has its name only after the block, when it is whole; WriteError where the system refuses. Parquet's row
     groups depend on the rows alone. `more` are Arrow fields that the tables have beside those of the layout; a
-    `private` file is for its owner alone.
+    `private` file is for its owner alone. For a `trainer`, the file has what that reads and nothing else.
     """
-    check_name(path)
-    text = _metadata_text(metadata)
+    check_name(path, trainer)
+    schema = file_schema(layout, metadata, more)
     draft = path.with_name(path.name + ".unfinished")
     out: TableWriter | None = None
 
     def write(table: Any) -> None:
         assert out is not None
         with writing(path):
-            out.write(table)
+            out.write(table if trainer is None else trainer.table(table))
 
     try:
         with writing(path):
-            if private:
-                draft.unlink(missing_ok=True)
-                open(draft, "xb", opener=owned).close()  # Parquet's own writer then keeps its mode
-            out = table_writer(path.name, draft, file_schema(layout, metadata, more))
+            out = _draft_writer(path, draft, schema, private, trainer)
         yield write
         with writing(path):
             out.finish()
-            sync(draft)
+            for file in draft.iterdir() if draft.is_dir() else [draft]:
+                sync(file)
             if is_lines(path):
-                write_whole(metadata_path(path), text.encode("utf-8"))
+                write_whole(metadata_path(path), schema.metadata[METADATA_KEY.encode()])
+            if path.is_dir():
+                shutil.rmtree(path)
             os.replace(draft, path)
     except BaseException:
         if out is not None:
             out.abandon()
-        draft.unlink(missing_ok=True)
+        _discard(draft)
         raise
 
 
-def write_samples(path: str | Path, samples: Iterable[Sample], metadata: Mapping[str, Any] | None = None) -> None:
+def _draft_writer(path: Path, draft: Path, schema: Any, private: bool, trainer: Trainer | None) -> TableWriter:
+    if trainer is not None:
+        schema = trainer.schema(schema)
+        if trainer.folder:
+            _discard(draft)
+            return SavedDataset(draft, schema, private=private)
+    if private:
+        _discard(draft)
+        open(draft, "xb", opener=owned).close()  # Parquet's own writer then keeps its mode
+    return table_writer(path.name, draft, schema)
+
+
+def _discard(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft)
+    draft.unlink(missing_ok=True)
+
+
+def write_samples(
+    path: str | Path,
+    samples: Iterable[Sample],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    trainer: str | None = None,
+) -> None:
     """Write samples to a file: Parquet, Arrow's stream (``.arrow``) or JSON Lines (``.jsonl``, ``.jsonl.gz``).
 
-    Those of trajectories have logprobs, advantages, rewards and versions. WriteError where the system refuses; the
-    file has its name only when it is whole.
+    Those of trajectories have logprobs, advantages, rewards and versions. With a `trainer` ("trl", "axolotl", …) the
+    file has what that trainer reads for supervised training, and nothing else. WriteError where the system refuses;
+    the file has its name only when it is whole.
     """
     rows = items("samples", samples, SampleError)
     for row in rows:
         instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)
     held = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
-    with sample_writer(named_path(path), layout, held) as write:
+    target = None if trainer is None else find_trainer(trainer)
+    with sample_writer(named_path(path), layout, held, trainer=target) as write:
         write(samples_table(rows, layout=layout))
 
 

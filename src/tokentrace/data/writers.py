@@ -1,8 +1,11 @@
-"""Tables of samples as bytes: Parquet, Arrow's stream, or JSON Lines, to a file or to anything that takes bytes."""
+"""Tables of samples as bytes: Parquet, Arrow's stream, or JSON Lines, to a file or to anything that takes bytes; and as
+a folder that `datasets` reads."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
@@ -50,7 +53,8 @@ class _RowGroups:
 
     def write(self, table: Any) -> None:
         start = 0
-        for at, length in enumerate(table.column("num_tokens").to_pylist()):
+        lengths = pyarrow("pyarrow.compute").list_value_length(table.column("input_ids"))
+        for at, length in enumerate(lengths.to_pylist()):
             self._rows += 1
             self._tokens += length
             if self._rows >= GROUP_ROWS or self._tokens >= GROUP_TOKENS:
@@ -81,3 +85,44 @@ class _RowGroups:
             with contextlib.suppress(OSError):
                 if each is not None:
                     each.close()
+
+
+_STATE: Final = "state.json"
+_ABOUT: Final = "dataset_info.json"
+_DATA: Final = "data-00000-of-00001.arrow"
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether a folder is a dataset as `datasets` saves it to disk."""
+    return (path / _STATE).is_file() and (path / _ABOUT).is_file()
+
+
+class SavedDataset:
+    """Writes tables to a folder that ``datasets.load_from_disk`` reads. It needs no `datasets`."""
+
+    def __init__(self, folder: Path, schema: Any, *, private: bool = False) -> None:
+        folder.mkdir(0o700 if private else 0o777)
+        self._folder = folder
+        self._rows = table_writer(_DATA, folder / _DATA, schema)
+
+    def write(self, table: Any) -> None:
+        self._rows.write(table)
+
+    def finish(self) -> None:
+        self._rows.finish()
+        with (self._folder / _DATA).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": _DATA}],
+            "_fingerprint": digest[:16],  # what it keeps of the dataset's changes is told apart by
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": "train",
+        }
+        (self._folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+        (self._folder / _ABOUT).write_text("{}", encoding="utf-8")  # columns and types are in the data
+
+    def abandon(self) -> None:
+        self._rows.abandon()

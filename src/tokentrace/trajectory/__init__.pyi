@@ -1,5 +1,6 @@
 """The public names of trajectories and where each is defined."""
 
+from .channels import Channel as Channel
 from .storage import Ending as Ending
 from .storage import Loaded as Loaded
 from .storage import TrajectoryFile as TrajectoryFile

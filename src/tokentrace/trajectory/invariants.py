@@ -26,6 +26,7 @@ def check_ledger(ledger: Ledger) -> None:
         _check_place(ledger, index)
         _check_tokens(ledger, index)
         _check_writes(ledger, index)
+    _check_told(ledger)
     _check_laid_out(ledger.tree)
 
 
@@ -102,6 +103,22 @@ def _check_writes(ledger: Ledger, index: int) -> None:
         sampled += row.stop - row.start if row.is_turn else 0
     if reached != node.stop or sampled != node.sampled or messages != node.messages:
         _broken(f"the writes of branch {index} cover its tokens and messages")
+
+
+def _check_told(ledger: Ledger) -> None:
+    """What is told of completions is of completions, and of each of their tokens."""
+    turns = {
+        number: row for node in ledger.tree.nodes for number in node.writes if (row := ledger.log.row(number)).is_turn
+    }
+    for number, channels in ledger.channels.items():
+        if number not in turns:
+            _broken(f"write {number} has channels, so it is a completion")
+        for name, packed in channels.items():
+            if packed.count != turns[number].stop - turns[number].start:
+                _broken(f"channel {name!r} of write {number} has one entry a token")
+            packed.check(f"channel {name!r} of write {number}")
+    if dict(ledger.rewarded) != ledger.rewards or not set(ledger.rewards) <= {-1, *turns}:
+        _broken("rewards are of turns or of the whole rollout, and the last one counts")
 
 
 def _check_laid_out(tree: Tree) -> None:

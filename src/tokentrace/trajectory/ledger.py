@@ -7,15 +7,18 @@ Each write is first checked as a whole, then memory is reserved, then it is done
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from numbers import Real
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ExtensionError, TrajectoryError, shown
+from ..settings import as_float
 from ..tokens.ids import INT32_MAX
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
+from .channels import Packed, pack_channels
 from .inputs import Logprobs, as_count, as_ids, as_kinds, as_logprob_kind, as_logprobs, as_spans, as_version
 from .log import Detail, Row, WriteLog
 from .tree import Node, Tree
@@ -37,8 +40,24 @@ class Ledger:
         self.tree: Final = Tree()
         self.log: Final = WriteLog()
         self.current = -1
+        self.channels: Final[dict[int, dict[str, Packed]]] = {}
+        """What was told of the tokens of a completion, by the number of its write."""
+        self.rewards: Final[dict[int, float]] = {}
+        """Rewards of turns, by the number of the write; -1 is the whole rollout."""
+        self.rewarded: Final[list[tuple[int, float]]] = []
+        """The same as they were given, one after another."""
 
     # -- writing
+
+    def reward(self, number: int, value: Any) -> None:
+        """Say what a turn was worth, or with -1 the whole rollout; what is said last counts."""
+        if number != -1 and not (0 <= number < len(self.log) and self.log.row(number).is_turn):
+            raise TrajectoryError(f"write {shown(number)} is not a turn: there is nothing to reward")
+        worth = as_float(value) if not isinstance(value, bool) and isinstance(value, Real) else None
+        if worth is None:
+            raise TrajectoryError(f"a reward is a finite number, not {shown(value)}")
+        self.rewards[number] = worth
+        self.rewarded.append((number, worth))
 
     def record(self, write: Write) -> int:
         """Do one of the three writes; returns its number. Spans and messages count from the start of the stream."""
@@ -105,6 +124,7 @@ class Ledger:
         kind = as_logprob_kind(write.logprobs_kind, self.has_logprobs)
         detail = Detail(reason, as_version(write.version, len(ids)), write.sampling_json, continues, kind)
         cached = -1 if write.cached_tokens is None else as_count(write.cached_tokens, "cached_tokens")
+        channels = pack_channels(write.channels, len(ids))
         message = self._continued(node) if continues else node.messages
         if not continues and self.log.row(node.writes[-1]).is_turn:
             raise TrajectoryError(
@@ -113,7 +133,10 @@ class Ledger:
             )
         after = as_count(message + 1, "the number of messages")
         kinds = np.full(len(ids), Kind.SAMPLED, np.uint8)
-        return self._write(write.branch, node, ids, kinds, logprobs, message, after, detail, None, cached)
+        number = self._write(write.branch, node, ids, kinds, logprobs, message, after, detail, None, cached)
+        if channels:
+            self.channels[number] = channels
+        return number
 
     def _node(self, write: Write) -> Node:
         """The branch that a write adds to, at its end."""
@@ -243,6 +266,7 @@ class Ledger:
             cut=stop < row.stop,
             logprobs_kind=detail.logprobs_kind,
             cached_tokens=row.cached if row.cached >= 0 else None,
+            reward=self.rewards.get(number),
         )
 
     def extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
@@ -269,7 +293,8 @@ class Ledger:
         if row.is_turn:
             logprobs = node.logprobs.view(row.sampled, row.sampled + len(ids)) if self.has_logprobs else None
             cached = row.cached if row.cached >= 0 else None
-            return CompletionWrite(row.branch, row.start, ids, logprobs, *self.log.detail(row), cached)
+            told = self.channels.get(number, {})
+            return CompletionWrite(row.branch, row.start, ids, logprobs, *self.log.detail(row), cached, told)
         opens = node.writes[0] == number
         return ContextWrite(
             branch=row.branch,

@@ -21,14 +21,16 @@ import numpy as np
 
 from ..errors import TrajectoryError, shown
 from ..files import owned, write_whole
+from .channels import Packed
 from .inputs import as_count, from_json
 from .trajectory import Trajectory
 from .turns import CompletionWrite, ContextWrite, LogprobKind, Write
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""
-VERSION: Final = 2
-"""The version that is written. Version 1, which is still read, has no `logprobs_kind` and no `cached_tokens`."""
+VERSION: Final = 3
+"""The version that is written. Older ones are still read: 2 has no channels and no rewards, 1 no `logprobs_kind` and no
+`cached_tokens` either."""
 
 _VERSION = struct.Struct("<I")
 _HEAD = struct.Struct("<QB")  # length of the payload, type
@@ -45,6 +47,7 @@ class RecordType(IntEnum):
     OPEN = 2
     CONTEXT = 3
     COMPLETION = 4
+    REWARD = 5
 
 
 class Ending(Enum):
@@ -81,7 +84,11 @@ class Loaded:
 
 def to_bytes(trajectory: Trajectory) -> bytes:
     """The whole trajectory."""
-    return b"".join((preamble(trajectory), *write_records(trajectory)))
+    return b"".join(_whole(trajectory))
+
+
+def _whole(trajectory: Trajectory) -> Iterator[bytes]:
+    return itertools.chain([preamble(trajectory)], write_records(trajectory), reward_records(trajectory))
 
 
 def preamble(trajectory: Trajectory) -> bytes:
@@ -105,7 +112,13 @@ def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
             small["sampling"] = None if write.sampling_json is None else from_json(write.sampling_json)
             small |= {"logprobs_kind": write.logprobs_kind, "cached_tokens": write.cached_tokens}
             logprobs = b"" if write.logprobs is None else np.asarray(write.logprobs, _LOGPROBS).tobytes()
-            yield _record(RecordType.COMPLETION, small, ids, logprobs)
+            if write.channels:
+                small["channels"] = [
+                    {"name": name, "bytes": len(one.data), "dtype": one.dtype, "shape": list(one.shape)}
+                    for name, one in write.channels.items()
+                ]
+            told = (one.data for one in write.channels.values())
+            yield _record(RecordType.COMPLETION, small, ids, logprobs, *told)
             continue
         small |= {"messages": write.messages, "spans": write.spans.tolist()}
         kind = RecordType.CONTEXT
@@ -113,6 +126,12 @@ def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
             kind = RecordType.OPEN
             small |= {"parent": write.parent, "cause": write.cause}
         yield _record(kind, small, ids, np.asarray(write.kinds, _KINDS).tobytes())
+
+
+def reward_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
+    """One record for each reward that was said, from number `start` on; it stands after the turn that it is of."""
+    for write, reward in trajectory.rewarded[start:]:
+        yield _record(RecordType.REWARD, {"write": write, "reward": reward})
 
 
 def _record(kind: RecordType, small: dict[str, Any], *arrays: bytes) -> bytes:
@@ -156,6 +175,8 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
             payload = view[position + _FRONT : stop - _CRC.size]
             if trajectory is None:
                 trajectory = _header(kind, payload)
+            elif kind == RecordType.REWARD and version >= 3:
+                _read_reward(trajectory, payload)
             else:
                 trajectory.replay(_read_write(kind, payload, trajectory.has_logprobs, version))
         except TrajectoryError as error:
@@ -242,6 +263,14 @@ def _header(kind: int, payload: memoryview) -> Trajectory:
     return Trajectory(**small)
 
 
+def _read_reward(trajectory: Trajectory, payload: memoryview) -> None:
+    small, rest = _split(payload)
+    _exactly(small, {"write", "reward"})
+    if len(rest) or type(small["write"]) is not int:
+        raise TrajectoryError("a reward is the number of a write, or -1, and a number")
+    trajectory.replay_reward(small["write"], small["reward"])
+
+
 def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int) -> Write:
     if kind not in {RecordType.OPEN, RecordType.CONTEXT, RecordType.COMPLETION}:
         raise TrajectoryError(f"a record of type {kind} cannot stand here")
@@ -249,16 +278,19 @@ def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int
     fields = {"branch", "start", "tokens"}
     if kind == RecordType.COMPLETION:
         fields |= {"finish_reason", "version", "continues", "sampling"}
-        _exactly(small, fields if version == 1 else fields | {"logprobs_kind", "cached_tokens"})
+        told = {"channels"} & set(small) if version >= 3 else set()
+        _exactly(small, fields if version == 1 else fields | {"logprobs_kind", "cached_tokens"} | told)
         second: np.dtype[Any] | None = _LOGPROBS if has_logprobs else None
     else:
         fields |= {"messages", "spans"}
         _exactly(small, fields | {"parent", "cause"} if kind == RecordType.OPEN else fields)
         second = _KINDS
     branch, start, tokens = (as_count(small[name], name) for name in ("branch", "start", "tokens"))
-    if len(rest) != tokens * (_IDS.itemsize + (second.itemsize if second else 0)):
-        raise TrajectoryError(f"{len(rest)} bytes of arrays do not hold {tokens} tokens")
     cut = tokens * _IDS.itemsize
+    end = cut + tokens * (second.itemsize if second else 0)
+    channels = _read_channels(small.get("channels", []), rest[end:], tokens)
+    if end + sum(len(one.data) for one in channels.values()) != len(rest):
+        raise TrajectoryError(f"{len(rest)} bytes of arrays do not hold {tokens} tokens")
     ids = np.frombuffer(rest[:cut], _IDS).astype(np.int32)
     if kind == RecordType.COMPLETION:
         sampling = small["sampling"]
@@ -268,13 +300,14 @@ def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int
             branch=branch,
             start=start,
             ids=ids,
-            logprobs=None if second is None else np.frombuffer(rest[cut:], second).astype(np.float32),
+            logprobs=None if second is None else np.frombuffer(rest[cut:end], second).astype(np.float32),
             finish_reason=small["finish_reason"],
             version=small["version"],
             sampling_json=None if sampling is None else json.dumps(sampling, allow_nan=False, separators=(",", ":")),
             continues=small["continues"],
             logprobs_kind=small.get("logprobs_kind", LogprobKind.UNKNOWN),
             cached_tokens=small.get("cached_tokens"),
+            channels=channels,
         )
     spans = small["spans"]
     if not isinstance(spans, list) or not all(isinstance(row, list) and len(row) == 3 for row in spans):
@@ -285,12 +318,29 @@ def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int
         branch=branch,
         start=start,
         ids=ids,
-        kinds=np.frombuffer(rest[cut:], _KINDS),
+        kinds=np.frombuffer(rest[cut:end], _KINDS),
         spans=np.array(table, np.int32).reshape(-1, 3),
         messages=as_count(small["messages"], "messages"),
         parent=None if kind != RecordType.OPEN else -1 if parent == -1 else as_count(parent, "parent"),
         cause=small.get("cause", ""),
     )
+
+
+def _read_channels(table: Any, rest: memoryview, tokens: int) -> dict[str, Packed]:
+    """The channels of a completion, out of the bytes that hold them one after another."""
+    found: dict[str, Packed] = {}
+    if not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
+        raise TrajectoryError("channels must be rows that say what each is")
+    for row in table:
+        _exactly(row, {"name", "bytes", "dtype", "shape"})
+        name, size, dtype, shape = row["name"], as_count(row["bytes"], "bytes"), row["dtype"], row["shape"]
+        if not isinstance(name, str) or name in found or not isinstance(dtype, str | None):
+            raise TrajectoryError(f"channel {shown(name)} is there twice, or has no type")
+        if not isinstance(shape, list) or size > len(rest):
+            raise TrajectoryError(f"channel {shown(name)} is longer than the record, or has no shape")
+        found[name] = Packed(tokens, bytes(rest[:size]), dtype, tuple(shape))
+        rest = rest[size:]
+    return found
 
 
 def _exactly(small: dict[str, Any], fields: set[str]) -> None:
@@ -306,7 +356,7 @@ def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> Non
 
     Only its owner may read it: it holds whole conversations.
     """
-    write_whole(Path(path), itertools.chain([preamble(trajectory)], write_records(trajectory)), private=True)
+    write_whole(Path(path), _whole(trajectory), private=True)
     if os.name == "posix":  # makes the rename last through a power cut
         folder = os.open(Path(path).parent, os.O_RDONLY)
         try:
@@ -327,7 +377,7 @@ def load_trajectory(path: str | os.PathLike[str]) -> Loaded:
 
 
 class TrajectoryFile:
-    """A file that follows a growing trajectory: each `write` appends the records that are not in it yet.
+    """A file that follows a growing trajectory: each `write` appends what is not in it yet, rewards included.
 
     What `write` returned from is on the disk. One that failed half-way leaves a tail that the next one replaces,
     and that loading ignores. One writer at a time.
@@ -337,6 +387,7 @@ class TrajectoryFile:
         self.path = Path(path)
         self.trajectory = trajectory
         self._written = written
+        self._rewarded = len(trajectory.rewarded)
         self._size = size
         self._file = self.path.open("r+b", buffering=0)
 
@@ -373,12 +424,16 @@ class TrajectoryFile:
     def write(self) -> int:
         """Append what is not in the file yet; returns how many writes of the trajectory that were."""
         count = self.trajectory.num_writes - self._written
-        if not count:
+        rewarded = len(self.trajectory.rewarded)
+        if not count and rewarded == self._rewarded:
             return 0
         self._file.seek(self._size)
         self._file.truncate()
         size = self._size
-        for record in write_records(self.trajectory, self._written):
+        added = itertools.chain(
+            write_records(self.trajectory, self._written), reward_records(self.trajectory, self._rewarded)
+        )
+        for record in added:
             rest = memoryview(record)
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -386,6 +441,7 @@ class TrajectoryFile:
         os.fsync(self._file.fileno())
         self._size = size
         self._written += count
+        self._rewarded = rewarded
         return count
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -88,6 +88,8 @@ class Turn:
     """Of which distribution its logprobs are."""
     cached_tokens: int | None = None
     """How many ids of its prompt the engine had cached; None where it is not known."""
+    reward: float | None = field(default=None, compare=False)
+    """What it was worth, as `Trajectory.set_reward` was told until then; None where it was not."""
 
     @property
     def version(self) -> str | int | None:
@@ -151,6 +153,8 @@ class CompletionWrite:
     continues: bool
     logprobs_kind: LogprobKind | str = LogprobKind.UNKNOWN
     cached_tokens: int | None = None
+    channels: Mapping[str, Any] = field(default_factory=dict)
+    """What else was told of the tokens, by name."""
 
 
 Write = ContextWrite | CompletionWrite

@@ -1,0 +1,128 @@
+"""What trainers read: which columns, in which form of a file, and what to write into their configuration.
+
+A file for a trainer holds nothing else: several of them hand every column to their collator. docs/guides has a page on
+each. The default columns (docs/rows.md) hold more, and TRL reads those as well.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import InputError, shown
+from .sources import pyarrow
+from .writers import SUFFIXES, is_saved_dataset
+
+ATTENTION: Final = "attention_mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """The form of rows that a trainer reads."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    advice: str
+    """What to write into its configuration: ``{path}`` is the file, ``{form}`` what `datasets` calls its form,
+    ``{longest}`` the length of the longest row."""
+    folder: bool = False
+    """Whether it reads a dataset that was saved to disk, which is a folder, and not a file."""
+
+    def check_name(self, path: Path) -> None:
+        """Check that a file for it can have this name."""
+        if not self.folder:
+            if not path.name.endswith(SUFFIXES):
+                raise InputError(f"{self.title} reads rows from {', '.join(SUFFIXES)}: {path.name!r} is none of these")
+            if path.is_dir():
+                raise InputError(f"{path} is a folder: name a file to write")
+        elif path.name.endswith(SUFFIXES):
+            what = f"{self.title} reads a dataset that was saved to disk, which is a folder"
+            raise InputError(f"{what}: name one, such as {str(path.with_name(path.name.split('.')[0]))!r}")
+        elif path.exists() and not is_saved_dataset(path):
+            raise InputError(f"{path} is there, and is not a dataset that was saved to disk: give another name")
+
+    def schema(self, schema: Any) -> Any:
+        """Of the fields of a table of samples those that it reads, with the metadata of all."""
+        pa = pyarrow()
+        if "labels" not in schema.names:
+            raise InputError(f"{self.title} reads labels: leave them in")
+        own = {ATTENTION: pa.field(ATTENTION, pa.list_(pa.int8()))}
+        fields = [own[name] if name in own else schema.field(name) for name in self.columns]
+        return pa.schema(fields, metadata=schema.metadata)
+
+    def table(self, table: Any) -> Any:
+        """A table of samples as one of its rows."""
+        columns = {name: _attended(table) if name == ATTENTION else table.column(name) for name in self.columns}
+        return pyarrow().table(columns)
+
+    def advised(self, path: Path, longest: int) -> str:
+        """What to write into its configuration to train on a file."""
+        form = "json" if ".jsonl" in path.name else path.suffix.removeprefix(".")
+        return self.advice.format(path=json.dumps(path.as_posix()), form=form, longest=longest)
+
+
+def _attended(table: Any) -> Any:
+    """A 1 for each token: rows have no padding."""
+    pa = pyarrow()
+    lengths = pyarrow("pyarrow.compute").list_value_length(table.column("input_ids")).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ones(offsets[-1], np.int8)))
+
+
+_IDS_AND_LABELS: Final = ("input_ids", "labels")
+_WITH_ATTENTION: Final = ("input_ids", ATTENTION, "labels")
+
+_TRL: Final = """\
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+rows = load_dataset("{form}", data_files={path}, split="train")
+SFTTrainer(model, args=SFTConfig(max_length={longest}), train_dataset=rows)  # max_length cuts: by default 1024"""
+
+_UNSLOTH: Final = f"""\
+import unsloth  # before trl
+{_TRL}
+# without train_on_responses_only: the labels say already what is trained"""
+
+_AXOLOTL: Final = """\
+datasets:
+  - path: {path}
+    ds_type: {form}
+    type:  # empty: the rows are tokenized
+sequence_len: {longest}  # longer rows would be left out or cut"""
+
+_LLAMA_FACTORY: Final = """\
+tokenized_path: {path}
+dataset: tokenized  # has to be there, and is not read
+# cutoff_len does not apply: the longest row has {longest} tokens"""
+
+_TORCHTUNE: Final = """\
+dataset:
+  _component_: tokentrace.integrations.torchtune.tokenized_rows
+  source: {form}
+  data_files: {path}
+tokenizer:
+  max_seq_len: {longest}  # a longer row is an error"""
+
+TRAINERS: Final = {
+    trainer.name: trainer
+    for trainer in (
+        Trainer("trl", "TRL", _IDS_AND_LABELS, _TRL),
+        Trainer("axolotl", "axolotl", _WITH_ATTENTION, _AXOLOTL),
+        Trainer("llama-factory", "LLaMA-Factory", _WITH_ATTENTION, _LLAMA_FACTORY, folder=True),
+        Trainer("torchtune", "torchtune", _IDS_AND_LABELS, _TORCHTUNE),
+        Trainer("unsloth", "Unsloth", _IDS_AND_LABELS, _UNSLOTH),
+    )
+}
+"""The trainers that rows can be written for, by the name that `--for` takes."""
+
+
+def find_trainer(name: Any) -> Trainer:
+    """The trainer of a name; InputError names those that there are."""
+    if not isinstance(name, str) or name not in TRAINERS:
+        raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {shown(name)}")
+    return TRAINERS[name]

@@ -1,0 +1,182 @@
+"""TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows.
+
+docs/guides/trl.md shows how they are used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from ..errors import InputError, SampleError, shown
+from ..rollout.patience import Patience
+from ..rollout.record import Task
+from ..samples.sample import Sample
+from .background import BackgroundLoop
+from .collator import Collator
+from .finished import Finished, Runs, finish
+from .rows import PromptResponse, prompt_response
+
+__all__ = ["Collator", "RolloutFunction", "TakesWeights", "rollout_reward"]
+
+
+class TakesWeights(Protocol):
+    """An engine that can be sent other weights."""
+
+    async def update_weights(self, weights: Mapping[str, Any], /, *, version: int) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class RolloutFunction:
+    """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
+
+    TRL gives every prompt as many times as there are generations, and wants a row for each. `weights_to` is the engine
+    that is sent the trainer's weights whenever they have changed; None where it has them already, as a vLLM server has
+    that TRL itself keeps up to date (``use_vllm=True``). A prompt is a list of messages; `task` makes a `Task` of it
+    where it needs settings of tools, or is not one.
+
+    Reward functions are given, beside what TRL gives them, ``messages`` (the whole conversation, as it was parsed) and
+    ``rollout`` (a `Finished` for each row). `rollout_reward` returns the reward that the agent itself gave.
+
+    A history that was rewritten gives several rows, and TRL takes one: `SampleError`, unless `one_of` chooses. A
+    rollout of which nothing was sampled becomes a row that carries no loss, with a warning that says why.
+    """
+
+    def __init__(
+        self,
+        agent: Runs,
+        *,
+        weights_to: TakesWeights | None,
+        task: Callable[[Any], Task] | None = None,
+        one_of: Callable[[Sequence[Sample]], Sample] | None = None,
+        done: Callable[[Sequence[Finished]], None] | None = None,
+        concurrency: int = 64,
+        patience: Patience | None = None,
+        seed: int | None = None,
+        loop: BackgroundLoop | None = None,
+    ) -> None:
+        self.loop = BackgroundLoop() if loop is None else loop
+        self._agent = agent
+        self._engine = weights_to
+        self._task = _task if task is None else task
+        self._one_of = _only if one_of is None else one_of
+        self._done = done
+        self._concurrency = concurrency
+        self._patience = Patience() if patience is None else patience
+        self._seed = seed
+        self._started = 0
+        self._sent: int | None = None
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+        """The rows of a batch of prompts, in their order."""
+        finished = self.loop.run(self._run(self._tasks(prompts), trainer))
+        if self._done is not None:
+            self._done(finished)
+        rows = [self._row(one, trainer) for one in finished]
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.response_ids for row in rows],
+            "logprobs": [row.response_logprobs for row in rows],
+            "env_mask": [row.response_mask for row in rows],
+            "messages": [list(one.messages) for one in finished],
+            "rollout": finished,
+        }
+
+    def close(self) -> None:
+        """Close the engine that is sent weights, and the loop."""
+        if self._engine is not None:
+            self.loop.run(self._engine.close())
+        self.loop.close()
+
+    def _tasks(self, prompts: Sequence[Any]) -> list[Task]:
+        """A task for each prompt; neighbours with the same prompt are a group."""
+        tasks: list[Task] = []
+        for _, group in itertools.groupby(prompts):
+            first = self._started + len(tasks)
+            for member, prompt in enumerate(group):
+                task = self._task(prompt)
+                name = f"{task.name or 'grpo'}-{first + member:06d}"
+                about = {**task.metadata, "group": f"grpo-{first:06d}", "member": member}
+                tasks.append(dataclasses.replace(task, name=name, metadata=about))
+        self._started += len(tasks)
+        return tasks
+
+    async def _run(self, tasks: Sequence[Task], trainer: Any) -> list[Finished]:
+        if self._engine is not None and trainer.state.global_step != self._sent:
+            await self._engine.update_weights(_weights(trainer), version=trainer.state.global_step)
+            self._sent = trainer.state.global_step
+        room = asyncio.Semaphore(self._concurrency)
+
+        async def one(number: int, task: Task) -> Finished:
+            seed = None if self._seed is None else self._seed + 1_000_003 * number
+            async with room:
+                return await finish(self._agent, task, seed=seed, patience=self._patience)
+
+        first = self._started - len(tasks)
+        try:
+            async with asyncio.TaskGroup() as group:
+                runs = [group.create_task(one(first + at, task)) for at, task in enumerate(tasks)]
+        except ExceptionGroup as failed:  # the first is why, the others are the same again
+            raise failed.exceptions[0] from failed
+        return [run.result() for run in runs]
+
+    def _row(self, finished: Finished, trainer: Any) -> PromptResponse:
+        if not finished.samples:
+            why = "; ".join(finished.notes) or str(finished.metrics.get("end"))
+            warnings.warn(f"nothing was sampled in a rollout, whose row carries no loss: {why}", stacklevel=4)
+            pad = trainer.processing_class.pad_token_id
+            return PromptResponse([pad], [pad], [0], [0.0])
+        row = finished.samples[0] if len(finished.samples) == 1 else self._one_of(finished.samples)
+        check_temperature(row, trainer.args.temperature)
+        cut = prompt_response(row)
+        if cut.response_logprobs is None:
+            raise SampleError(f"{row!r} has no logprobs: the engine has to tell them")
+        return cut
+
+
+def rollout_reward(rollout: Sequence[Finished], **_: Any) -> list[float | None]:
+    """A reward function for TRL: what the agent's own reward function, its tools or its simulated user gave.
+
+    None for rollouts that failed; TRL then leaves them out of their group, with an advantage of 0.
+    """
+    return [one.reward for one in rollout]
+
+
+def check_temperature(row: Sample, temperature: float) -> None:
+    """`SampleError` where a row was sampled at another temperature than the trainer computes its logprobs with."""
+    for completion in row.completions:
+        if completion.temperature not in (None, temperature):
+            raise SampleError(
+                f"{row!r} was sampled at temperature {completion.temperature:g}, and the trainer divides logits by "
+                f"{temperature:g}: set the same in the agent's SamplingParams and in the trainer's config"
+            )
+
+
+def _weights(trainer: Any) -> dict[str, Any]:
+    """The weights that are being trained, by name."""
+    if trainer.accelerator.num_processes > 1:
+        raise InputError(
+            "weights_to sends the weights of one process; with several, let TRL keep a vLLM server up to date "
+            "(use_vllm=True), connect the agent to it, and pass weights_to=None"
+        )
+    return dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
+
+
+def _task(prompt: Any) -> Task:
+    if not isinstance(prompt, list):
+        raise InputError(
+            f"a prompt is a list of messages, not {shown(prompt)}: pass task=, a function that makes a Task of it"
+        )
+    return Task(prompt)
+
+
+def _only(rows: Sequence[Sample]) -> Sample:
+    raise SampleError(
+        f"{rows[0].name or 'a rollout'} has {len(rows)} rows, because its history was rewritten, and GRPOTrainer takes "
+        "one for each prompt: pass one_of= to choose (lambda rows: rows[-1]), or use AsyncGRPOTrainer, which takes all"
+    )

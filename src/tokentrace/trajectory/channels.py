@@ -1,0 +1,246 @@
+"""Side channels: what an engine tells of each sampled token beside its logprob, such as routed experts or top logprobs.
+
+A trajectory keeps them as bytes, one `Packed` for each completion and name; its file holds the same bytes. Along a
+stream they are a `Channel`, which has nothing where nothing was sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import TrajectoryError, shown
+from .inputs import from_json
+
+Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
+"""One entry for each token: an array with a row for each, or values as JSON has them. None is nothing."""
+
+MOST_BYTES: Final = 1 << 28
+"""The most bytes of one channel of one completion."""
+_WHOLE_NUMBERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
+_DTYPES: Final = frozenset(dtype.str for dtype in (*_WHOLE_NUMBERS, *map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8"))))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A channel of one completion: an entry for each of `count` tokens.
+
+    With a `dtype` the bytes are an array of that type, whose rows have `shape`; without, they are a JSON array, packed
+    by zlib.
+    """
+
+    count: int
+    data: bytes
+    dtype: str | None = None
+    shape: tuple[int, ...] = ()
+
+    def entries(self) -> Entries:
+        """The entries: a read-only array, or a new list."""
+        if self.dtype is not None:
+            return np.frombuffer(self.data, self.dtype).reshape(self.count, *self.shape)
+        found: list[Any] = from_json(_unpacked(self.data))
+        return found
+
+    def check(self, what: str) -> None:
+        """`TrajectoryError` where the bytes are not what is said of them."""
+        if self.dtype is None:
+            try:
+                entries = from_json(_unpacked(self.data))
+            except (ValueError, RecursionError) as error:
+                raise TrajectoryError(f"{what} is not JSON: {error}") from error
+            if not isinstance(entries, list) or len(entries) != self.count or self.shape:
+                raise TrajectoryError(f"{what} must be a JSON array of {self.count} entries")
+            return
+        if self.dtype not in _DTYPES:
+            raise TrajectoryError(f"{what} has numbers of type {shown(self.dtype)}; known are {sorted(_DTYPES)}")
+        known = all(type(one) is int and one >= 0 for one in self.shape)
+        if not known or len(self.data) != np.dtype(self.dtype).itemsize * self.count * math.prod(self.shape):
+            raise TrajectoryError(f"{what}: {len(self.data)} bytes do not hold {self.count} rows of {self.shape}")
+
+
+def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
+    """The channels of a completion of `count` tokens, checked; of no tokens nothing is told.
+
+    Integers of one shape become the smallest array that holds them, arrays stay of their type, and all else must be
+    what JSON can hold.
+    """
+    if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
+        raise TrajectoryError(
+            f"channels must be a mapping by name, with one entry for each token, not {shown(channels)}"
+        )
+    return {name: _packed(entries, count, f"channels[{name!r}]") for name, entries in channels.items() if count}
+
+
+def _packed(entries: Any, count: int, what: str) -> Packed:
+    if isinstance(entries, Packed):
+        if entries.count != count:
+            raise TrajectoryError(f"{what} has {entries.count} entries for {count} tokens")
+        entries.check(what)
+        return entries
+    if not isinstance(entries, np.ndarray | list | tuple) or (isinstance(entries, np.ndarray) and not entries.ndim):
+        raise TrajectoryError(f"{what} must be a list or an array with an entry for each token, not {shown(entries)}")
+    if len(entries) != count:
+        raise TrajectoryError(f"{what} has {len(entries)} entries for {count} tokens: give one for each token")
+    array = entries if isinstance(entries, np.ndarray) else _integers(entries)
+    if array is not None:
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        if array.dtype.str not in _DTYPES:
+            raise TrajectoryError(f"{what} is an array of {array.dtype}; it must hold numbers")
+        return Packed(count, _limited(array.tobytes(), what), array.dtype.str, array.shape[1:])
+    try:
+        text = json.dumps(_plain(entries), allow_nan=False, separators=(",", ":")).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TrajectoryError(f"{what} cannot be kept as JSON: {error}") from error
+    return Packed(count, zlib.compress(_limited(text, what), 1))
+
+
+def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
+    """Whole numbers of one shape, as the smallest type that holds them; None for what is something else."""
+    try:
+        array = np.array(entries)
+    except (ValueError, OverflowError, RecursionError):  # lists of several lengths
+        return None
+    if array.dtype.kind not in "iu" or not array.size:
+        return None
+    low, high = int(array.min()), int(array.max())
+    fitting = (one for one in _WHOLE_NUMBERS if np.iinfo(one).min <= low and high <= np.iinfo(one).max)
+    smallest = next(fitting, None)
+    return None if smallest is None else array.astype(smallest)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: arrays and tuples become lists, numpy's numbers Python's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("keys must be strings")
+        return {key: _plain(one) for key, one in value.items()}
+    return value
+
+
+def _limited(data: bytes, what: str) -> bytes:
+    if len(data) > MOST_BYTES:
+        raise TrajectoryError(f"{what} takes {len(data)} bytes; {MOST_BYTES} are allowed for one completion")
+    return data
+
+
+def _unpacked(data: bytes) -> bytes:
+    reader = zlib.decompressobj()
+    try:
+        text = reader.decompress(data, MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not reader.eof or reader.unused_data:
+        raise ValueError("the packed text does not end where it should")
+    return text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Channel:
+    """What is told of the tokens of a stream or of a row: entries for those that were sampled, nothing for others.
+
+    `pieces` are runs of tokens that something is told of: where each begins, and an entry for each of its tokens.
+
+    >>> channel = Channel(5, ((3, [[7, 8], [8, 9]]),))
+    >>> channel[0], channel[3]
+    (None, [7, 8])
+    >>> channel.array(fill=-1).tolist()
+    [[-1, -1], [-1, -1], [-1, -1], [7, 8], [8, 9]]
+    """
+
+    length: int
+    pieces: tuple[tuple[int, Entries], ...]
+
+    def __post_init__(self) -> None:
+        ends = [0]
+        for start, entries in self.pieces:
+            ends += [start, start + len(entries)]
+        if any(after < before for before, after in pairwise([*ends, self.length])):
+            raise TrajectoryError(f"the pieces of a channel are in order, apart and within its {self.length} tokens")
+
+    @classmethod
+    def of(cls, entries: Iterable[Any]) -> Channel:
+        """A channel of entries; None is nothing."""
+        given = list(entries)
+        told = [False, *(entry is not None for entry in given), False]
+        edges = [at for at, (before, after) in enumerate(pairwise(told)) if before != after]
+        return cls(len(given), tuple((a, given[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)))
+
+    @property
+    def told(self) -> npt.NDArray[np.bool_]:
+        """True for tokens that something is told of."""
+        mask = np.zeros(self.length, np.bool_)
+        for start, entries in self.pieces:
+            told = True if isinstance(entries, np.ndarray) else [entry is not None for entry in entries]
+            mask[start : start + len(entries)] = told
+        return mask
+
+    def entries(self) -> list[Any]:
+        """An entry for each token; None where nothing is told."""
+        out: list[Any] = [None] * self.length
+        for start, entries in self.pieces:
+            out[start : start + len(entries)] = _listed(entries)
+        return out
+
+    def array(self, fill: float) -> npt.NDArray[Any]:
+        """Entries that are numbers of one shape, as one array, with `fill` where nothing is told.
+
+        `TrajectoryError` where they have several shapes, are not numbers, or where the array's type cannot hold `fill`.
+        """
+        arrays = [
+            (start + at, np.asarray(run))
+            for start, entries in self.pieces
+            for at, run in ([(0, entries)] if isinstance(entries, np.ndarray) else Channel.of(entries).pieces)
+        ]
+        shapes = {array.shape[1:] for _, array in arrays}
+        kinds = {array.dtype.kind for _, array in arrays}
+        if len(shapes) > 1 or not kinds <= set("iufb"):
+            raise TrajectoryError("the entries of the channel are not numbers of one shape: use entries()")
+        dtype = np.result_type(*(array.dtype for _, array in arrays)) if arrays else np.dtype(np.int64)
+        if dtype.kind in "iu":
+            dtype = np.result_type(dtype, np.min_scalar_type(fill))
+            if dtype.kind not in "iu":
+                raise TrajectoryError(f"the channel holds whole numbers, and fill is {fill}: give a whole number")
+        out = np.full((self.length, *next(iter(shapes), ())), fill, dtype)
+        for start, array in arrays:
+            out[start : start + len(array)] = array
+        return out
+
+    def slice(self, start: int, stop: int) -> Channel:
+        """What is told of the tokens `start` to `stop`, counted from the first of them."""
+        kept = []
+        for first, entries in self.pieces:
+            low, high = max(first, start), min(first + len(entries), stop)
+            if low < high:
+                kept.append((low - start, entries[low - first : high - first]))
+        return Channel(stop - start, tuple(kept))
+
+    def __getitem__(self, token: int) -> Any:
+        """What is told of a token, or None."""
+        if not 0 <= token < self.length:
+            raise IndexError(token)
+        for start, entries in self.pieces:
+            if start <= token < start + len(entries):
+                return entries[token - start]
+        return None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"Channel({sum(len(entries) for _, entries in self.pieces)} of {self.length} tokens)"
+
+
+def _listed(entries: Entries) -> list[Any]:
+    return list(entries.tolist() if isinstance(entries, np.ndarray) else entries)

@@ -1,0 +1,256 @@
+"""TRL's own trainers on pocket: what reaches the loss is what was recorded, element by element."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from tests.integrations.trl_pocket import QUIET, TrainedEngine, completion_logps, grpo, pocket_agent
+from tokentrace import create_renderer
+from tokentrace.cli import main as cli
+from tokentrace.data.tables import read_samples
+from tokentrace.integrations.finished import Finished
+from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward
+from tokentrace.pocket import POCKET
+from tokentrace.samples.sample import Sample
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROUNDING = 1e-4
+"""NumPy and torch add up in another order: measured 2e-6 in logprobs of float32."""
+
+
+class Run:
+    """Two steps of GRPO on pocket, and what was recorded of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.finished: list[Finished] = []
+        self.told: list[dict[str, Any]] = []
+        self.engine = TrainedEngine()
+        rollouts = RolloutFunction(
+            pocket_agent(self.engine), weights_to=self.engine, done=self.finished.extend, seed=0, concurrency=8
+        )
+        self.trainer = grpo(folder, rollouts, [rollout_reward, self.see], learning_rate=1e-3)
+        try:
+            self.trainer.train()
+        finally:
+            rollouts.close()
+
+    def see(self, **told: Any) -> list[float]:
+        """A reward function that keeps what TRL tells it."""
+        self.told.append(told)
+        return [0.0] * len(told["prompts"])
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(POCKET, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("grpo"))
+
+
+def rows_in_loss(batch: dict[str, torch.Tensor]) -> Iterator[tuple[Any, ...]]:
+    """Each row of a batch without its padding: prompt, completion, mask, logprobs of the engine."""
+    for at in range(len(batch["prompt_ids"])):
+        prompt, completion = batch["prompt_mask"][at].bool(), batch["completion_mask"][at].bool()
+        yield (
+            batch["prompt_ids"][at][prompt].tolist(),
+            batch["completion_ids"][at][completion].tolist(),
+            batch["tool_mask"][at][completion].tolist(),
+            batch["sampling_per_token_logps"][at][completion].tolist(),
+        )
+
+
+def rows_recorded(samples: Sequence[Sample]) -> Iterator[tuple[Any, ...]]:
+    for sample in samples:
+        first = sample.completions[0].start
+        logprobs = np.where(sample.mask, sample.logprobs, 0)[first:]
+        ids, mask = sample.ids, sample.mask.astype(int)
+        yield ids[:first].tolist(), ids[first:].tolist(), mask[first:].tolist(), logprobs.tolist()
+
+
+def test_ids_masks_and_logprobs_in_the_loss_are_the_trajectorys(run: Run) -> None:
+    assert len(run.trainer.batches) == 2
+    for step, batch in enumerate(run.trainer.batches):
+        finished = run.finished[8 * step : 8 * step + 8]
+        recorded = sorted(rows_recorded([one.samples[0] for one in finished]))  # TRL shuffles the rows of a batch
+        assert sorted(rows_in_loss(batch)) == recorded
+        assert any(0 in mask for _, _, mask, _ in recorded), "no rollout called a tool"
+
+
+def test_each_prompt_is_run_as_often_as_it_is_given(run: Run) -> None:
+    asked = [one.messages[0] for one in run.finished]
+    for at in range(0, len(asked), 4):
+        assert asked[at : at + 4] == [asked[at]] * 4
+    assert [told["prompts"] for told in run.told] == [[[message] for message in asked[at : at + 8]] for at in (0, 8)]
+
+
+def test_importance_ratios_are_one_before_each_step(run: Run) -> None:
+    """Also before the second: the weights of the first step have reached the engine."""
+    for step, batch in enumerate(run.trainer.batches):
+        trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
+        ratios = torch.exp(batch["logps"] - batch["sampling_per_token_logps"])[trained]
+        assert len(ratios) > 100
+        assert (ratios - 1).abs().max() < ROUNDING
+        finished = run.finished[8 * step : 8 * step + 8]
+        assert {span.version for one in finished for span in one.samples[0].versions} == {step}
+
+
+def test_the_weights_did_change_between_the_steps(run: Run, pocket: Any) -> None:
+    """So that ratios of one in the second step say something: the first model would not have given them."""
+    batch = run.trainer.batches[1]
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    read = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    with torch.no_grad():
+        logps = completion_logps(pocket, ids, read, batch["completion_ids"].size(1))
+    trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    assert (torch.exp(logps - batch["sampling_per_token_logps"])[trained] - 1).abs().max() > 100 * ROUNDING
+
+
+def test_reward_functions_see_real_messages_and_the_agents_reward(run: Run) -> None:
+    for step, told in enumerate(run.told):
+        finished = run.finished[8 * step : 8 * step + 8]
+        assert told["rollout"] == finished
+        assert told["messages"] == [one.messages for one in finished]
+        assert all(messages[2]["role"] == "tool" for messages in told["messages"])
+        logged = run.trainer.state.log_history[step]["rewards/rollout_reward/mean"]
+        assert logged == pytest.approx(np.mean([one.reward for one in finished]))
+
+
+def test_ratios_are_not_one_with_ids_that_were_encoded_again(run: Run, pocket: Any) -> None:
+    """What a client that keeps text trains on: the same text in other tokens, which the policy did not sample."""
+    tokenizer = create_renderer(POCKET).tokenizer
+    compared = 0
+    for one in run.finished[:8]:
+        (sample,) = one.samples
+        span = sample.completions[0]
+        sampled = sample.ids[span.start : span.stop]
+        again = np.asarray(tokenizer.encode(tokenizer.decode(sampled)))
+        exact, other = (log_ratio(pocket, sample, span, ids) for ids in (sampled, again))
+        assert abs(exact) < 100 * ROUNDING
+        if not np.array_equal(sampled, again):
+            compared += 1
+            assert abs(other) > 0.1
+    assert compared, "no completion whose tokens are not those of its text"
+
+
+def log_ratio(model: Any, sample: Sample, span: Any, ids: Any) -> float:
+    """Of a completion written with these ids: what the model says of them, less what was sampled."""
+    row = torch.tensor(np.concatenate([sample.ids[: span.start], ids]))[None].long()
+    with torch.no_grad():
+        logps = completion_logps(model, row, torch.ones_like(row), len(ids))
+    return float(logps.sum()) - float(sample.logprobs[span.start : span.stop].sum())
+
+
+# -- SFT
+
+
+CONVERSATIONS = [
+    [
+        {"role": "system", "content": "You are terse."},
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "reasoning_content": "Easy.", "content": "4"},
+        {"role": "user", "content": "And 3 + 3? " * (1 + at)},
+        {"role": "assistant", "content": "It is 6. " * (1 + 2 * at)},
+    ]
+    for at in range(4)
+]
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows as the command writes them by default."""
+    folder = tmp_path_factory.mktemp("sft")
+    chats = "".join(json.dumps({"messages": messages}) + "\n" for messages in CONVERSATIONS)
+    (folder / "chats.jsonl").write_text(chats, encoding="utf-8")
+    command = ["tokenize", str(folder / "chats.jsonl"), "-o", str(folder / "rows.parquet"), "--tokenizer", str(POCKET)]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.output
+    return folder / "rows.parquet"
+
+
+def sft_inputs(
+    parquet: Path, folder: Path, data_collator: Any = None, *, trains: bool = False, **settings: Any
+) -> list[Any]:
+    """What reaches the loss in an epoch of SFTTrainer, which is computed only if it `trains`."""
+    seen: list[dict[str, Any]] = []
+
+    class Hooked(SFTTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
+            seen.append(dict(inputs))
+            loss: Any = super().compute_loss(model, inputs, *args, **more) if trains else model.lm_head.weight.sum() * 0
+            return loss
+
+    config = SFTConfig(
+        str(folder), num_train_epochs=1, per_device_train_batch_size=4, **{**QUIET, "logging_steps": 100, **settings}
+    )
+    rows = load_dataset("parquet", data_files=str(parquet), split="train", cache_dir=str(folder / "cache"))
+    Hooked(str(POCKET), args=config, train_dataset=rows, data_collator=data_collator).train()
+    return seen
+
+
+def documents(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
+    """The ids and labels of each document of a batch, padded or put one after another."""
+    if "attention_mask" in batch:
+        for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True):
+            yield ids[mask].tolist(), labels[mask].tolist()
+        return
+    for ids, labels, positions in zip(batch["input_ids"], batch["labels"], batch["position_ids"], strict=True):
+        starts = (positions == 0).nonzero().flatten().tolist()
+        for start, stop in itertools.pairwise([*starts, len(ids)]):
+            yield ids[start:stop].tolist(), labels[start:stop].tolist()
+
+
+def expected(parquet: Path, longest: int | None = None) -> list[tuple[list[int], list[int]]]:
+    """The ids of each row, and those of them that the model samples."""
+    rows = [(sample.ids[:longest], sample.mask[:longest]) for sample in read_samples(parquet)]
+    assert all(0 < mask.sum() < len(mask) for _, mask in rows)
+    return sorted((ids.tolist(), np.where(mask, ids, -100).tolist()) for ids, mask in rows)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"trains": True},
+        {"padding_free": True, "max_length": None},
+        {"packing": True, "max_length": 256},
+        {"data_collator": Collator(4064)},
+    ],
+    ids=["padded", "padding-free", "packed", "our collator"],
+)
+def test_sft_trains_exactly_the_assistants_tokens(parquet: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    found = [one for batch in sft_inputs(parquet, tmp_path, **settings) for one in documents(batch)]
+    assert sorted(found) == expected(parquet)
+
+
+def test_sft_cuts_at_its_own_max_length(parquet: Path, tmp_path: Path) -> None:
+    """1024 by default, without a word: ids and labels together, and rows that are left without loss are dropped."""
+    found = [one for batch in sft_inputs(parquet, tmp_path, max_length=48) for one in documents(batch)]
+    assert sorted(found) == expected(parquet, 48)
+    assert SFTConfig(str(tmp_path), **QUIET).max_length == 1024
+
+
+def test_collator_gives_what_trls_own_gives(parquet: Path) -> None:
+    rows = load_dataset("parquet", data_files=str(parquet), split="train").to_list()
+    theirs = DataCollatorForLanguageModeling(4064, return_position_ids=True, pad_to_multiple_of=8)(
+        [{name: row[name] for name in ("input_ids", "labels")} for row in rows]
+    )
+    ours = Collator(4064, multiple_of=8)(rows)
+    assert {name: value.tolist() for name, value in ours.items()} == {
+        name: value.tolist() for name, value in theirs.items()
+    }

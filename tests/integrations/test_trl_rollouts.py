@@ -1,0 +1,197 @@
+"""What `RolloutFunction` refuses and says, and what a batch of rows may hold; no trainer is needed for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokentrace import Agent, InputError, Task, Trajectory, create_renderer
+from tokentrace.engines import SamplingParams, ScriptedEngine
+from tokentrace.errors import SampleError
+from tokentrace.integrations.background import BackgroundLoop
+from tokentrace.integrations.collator import Collator
+from tokentrace.integrations.finished import Finished
+from tokentrace.integrations.trl import RolloutFunction, rollout_reward
+from tokentrace.pocket import POCKET
+from tokentrace.samples.trajectories import trajectory_samples
+
+PROMPT = [{"role": "user", "content": "2+2?"}]
+
+
+@pytest.fixture
+def loop() -> Iterator[BackgroundLoop]:
+    made = BackgroundLoop()
+    yield made
+    made.close()
+
+
+def trainer(**settings: Any) -> Any:
+    """What a rollout function reads of a trainer."""
+    known = {"temperature": 1.0, "step": 0, "processes": 1, **settings}
+    return SimpleNamespace(
+        args=SimpleNamespace(temperature=known["temperature"]),
+        state=SimpleNamespace(global_step=known["step"]),
+        processing_class=SimpleNamespace(pad_token_id=4064),
+        accelerator=SimpleNamespace(num_processes=known["processes"], unwrap_model=lambda model: model),
+        model=SimpleNamespace(state_dict=lambda: {"weights": known["step"]}),
+    )
+
+
+class Recorded:
+    """Runs nothing: every rollout is one that was recorded."""
+
+    def __init__(self, *finished: Finished) -> None:
+        self._left = list(finished)
+        self.tasks: list[Task] = []
+
+    async def run(self, task: Task, **_: Any) -> Finished:
+        self.tasks.append(task)
+        return self._left.pop(0)
+
+
+def finished(*, branches: int = 1, sampled: bool = True, logprobs: Any = (-0.5, -0.25), **about: Any) -> Finished:
+    record = Trajectory(name="one", logprobs=logprobs is not None)
+    record.begin([1, 2, 3], messages=1)
+    for branch in range(branches if sampled else 0):
+        if branch:
+            record.branch([1, 2, 3 + branch], cause="compaction")
+        record.append_completion([7, 8], logprobs, finish_reason="stop", **about)
+    rows = trajectory_samples(record) if sampled else []
+    return Finished(
+        rows, PROMPT, 1, 1.0 if sampled else None, {"end": "answer" if sampled else "engine"}, ["it is down"]
+    )
+
+
+def test_a_rollout_of_which_nothing_was_sampled_carries_no_loss(loop: BackgroundLoop) -> None:
+    function = RolloutFunction(Recorded(finished(sampled=False), finished()), weights_to=None, loop=loop)
+    with pytest.warns(UserWarning, match="it is down"):
+        rows = function([PROMPT, PROMPT], trainer())
+    assert [rows[key][0] for key in ("prompt_ids", "completion_ids", "env_mask")] == [[4064], [4064], [0]]
+    assert [rows[key][1] for key in ("prompt_ids", "completion_ids", "env_mask")] == [[1, 2, 3], [7, 8], [1, 1]]
+    assert rows["logprobs"] == [[0.0], [-0.5, -0.25]]
+    assert rollout_reward(**rows) == [None, 1.0]
+
+
+def test_several_rows_of_a_rollout_are_refused_unless_one_is_chosen(loop: BackgroundLoop) -> None:
+    function = RolloutFunction(Recorded(finished(branches=2)), weights_to=None, loop=loop)
+    with pytest.raises(SampleError, match="has 2 rows, because its history was rewritten"):
+        function([PROMPT], trainer())
+    last = RolloutFunction(Recorded(finished(branches=2)), weights_to=None, loop=loop, one_of=lambda rows: rows[-1])
+    assert last([PROMPT], trainer())["prompt_ids"] == [[1, 2, 4]]
+
+
+def test_another_temperature_than_the_trainers_is_refused(loop: BackgroundLoop) -> None:
+    function = RolloutFunction(Recorded(finished(sampling={"temperature": 0.5})), weights_to=None, loop=loop)
+    with pytest.raises(SampleError, match=r"sampled at temperature 0\.5, and the trainer divides logits by 1"):
+        function([PROMPT], trainer())
+
+
+def test_missing_logprobs_are_refused(loop: BackgroundLoop) -> None:
+    function = RolloutFunction(Recorded(finished(logprobs=None)), weights_to=None, loop=loop)
+    with pytest.raises(SampleError, match="has no logprobs"):
+        function([PROMPT], trainer())
+
+
+def test_a_prompt_that_is_text_needs_a_task(loop: BackgroundLoop) -> None:
+    function = RolloutFunction(Recorded(), weights_to=None, loop=loop)
+    with pytest.raises(InputError, match="a prompt is a list of messages"):
+        function(["2+2?"], trainer())
+    runs = Recorded(finished())
+    told = RolloutFunction(
+        runs, weights_to=None, loop=loop, task=lambda text: Task([{"role": "user", "content": text}], name="sum")
+    )
+    told(["2+2?"], trainer())
+    assert runs.tasks[0].messages == PROMPT
+    assert runs.tasks[0].name.startswith("sum-")
+
+
+def test_neighbours_with_one_prompt_are_a_group_and_all_have_names_of_their_own(loop: BackgroundLoop) -> None:
+    other = [{"role": "user", "content": "3+3?"}]
+    runs = Recorded(*[finished() for _ in range(6)])
+    function = RolloutFunction(runs, weights_to=None, loop=loop, concurrency=1)
+    function([PROMPT, PROMPT, other, other], trainer())
+    function([PROMPT, other], trainer())
+    groups = [(task.metadata["group"], task.metadata["member"]) for task in runs.tasks]
+    assert [member for _, member in groups] == [0, 1, 0, 1, 0, 0]
+    assert [group for group, _ in groups] == [f"grpo-{at:06d}" for at in (0, 0, 2, 2, 4, 5)]
+    assert len({task.name for task in runs.tasks}) == 6
+
+
+class Told:
+    """Takes weights and remembers them."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, int]] = []
+
+    async def update_weights(self, weights: Any, /, *, version: int) -> None:
+        self.told.append((dict(weights), version))
+
+    async def close(self) -> None:
+        self.told.append(("closed", -1))
+
+
+def test_weights_are_sent_once_a_step_and_by_one_process() -> None:
+    engine = Told()
+    function = RolloutFunction(Recorded(*[finished() for _ in range(4)]), weights_to=engine)
+    for step in (0, 0, 1):
+        function([PROMPT], trainer(step=step))
+    with pytest.raises(InputError, match="one process"):
+        function([PROMPT], trainer(step=2, processes=2))
+    function.close()
+    assert engine.told == [({"weights": 0}, 0), ({"weights": 1}, 1), ("closed", -1)]
+
+
+def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None:
+    """The engine refuses: nothing was sampled, and nothing is raised."""
+
+    def script(*_: Any) -> list[int]:
+        raise AssertionError("not asked")
+
+    engine = ScriptedEngine(script)
+    agent = Agent(engine, create_renderer(POCKET), sampling=SamplingParams(8), reward=lambda rollout: 1.0)
+    function = RolloutFunction(agent, weights_to=None, loop=loop)
+    with pytest.warns(UserWarning, match="nothing was sampled"):
+        rows = function([[{"role": "user", "content": 7}]], trainer())
+    assert rows["env_mask"] == [[0]]
+    assert rollout_reward(**rows) == [None]
+
+
+# -- batches
+
+
+def test_a_batch_has_what_its_rows_have() -> None:
+    (sample,) = trajectory_samples(finished_trajectory(), advantage=0.5)
+    row = {"input_ids": sample.token_ids, "labels": sample.labels, "logprobs": sample.logprobs, "extra": "ignored"}
+    batch = Collator(0)([row])
+    assert set(batch) == {"input_ids", "attention_mask", "position_ids", "labels", "logprobs"}
+    both = Collator(0)([sample])
+    assert both["advantages"].tolist() == [[0.0, 0.0, 0.0, 0.5, 0.5]]
+    for name in ("input_ids", "labels"):
+        assert batch[name].tolist() == both[name].tolist()
+    np.testing.assert_array_equal(batch["logprobs"].numpy(), both["logprobs"].numpy())
+
+
+def finished_trajectory() -> Trajectory:
+    record = Trajectory()
+    record.begin([1, 2, 3], messages=1)
+    record.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
+    return record
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"input_ids": [1, 2]}, "has no labels"),
+        ({"input_ids": [1, 2], "labels": [-100]}, "2 ids and 1 labels"),
+        ({"input_ids": [1, 2], "labels": [2, -100]}, "must not be shifted"),
+        ({"input_ids": [1, 2], "labels": [-100, 2], "seq_lengths": [1, 1]}, "packed"),
+        ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}, "logprobs has 1 entries"),
+    ],
+)
+def test_rows_that_would_train_something_else_are_refused(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(SampleError, match=said):
+        Collator(0)([row])

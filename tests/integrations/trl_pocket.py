@@ -1,0 +1,89 @@
+"""What the tests of TRL share: pocket as a trainer's model and as an engine, and hooks that read what the loss gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from tokentrace import Agent, Budget, EmbeddedEngine, create_renderer
+from tokentrace.demo.calculator import calculate
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.model import PocketModel
+
+PROMPTS = [[{"role": "user", "content": f"What is {a} * {b}?"}] for a, b in ((17, 23), (41, 12), (86, 37), (29, 58))]
+QUIET = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "model_init_kwargs": {"dtype": "float32"},
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "lr_scheduler_type": "constant",
+}
+
+
+class TrainedEngine(EmbeddedEngine):
+    async def update_weights(self, weights: Mapping[str, Any], /, *, version: int) -> None:  # type: ignore[override]
+        config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
+        arrays = {name: tensor.detach().float().numpy().copy() for name, tensor in weights.items()}
+        await super().update_weights(PocketModel(config, arrays), version=version)
+
+
+def calculator(expression: str) -> Fraction:
+    """Evaluate an arithmetic expression."""
+    return calculate(expression)
+
+
+def pocket_agent(engine: EmbeddedEngine, **settings: Any) -> Agent:
+    """An agent with a calculator; the fewer tokens, the better."""
+    defaults = {"tools": [calculator], "budget": Budget(turns=3, turn_tokens=64), "reward": shortness}
+    return Agent(engine, create_renderer(POCKET), **{**defaults, **settings})
+
+
+def shortness(rollout: Any) -> float:
+    return -rollout.trajectory.num_sampled / 100
+
+
+class HookedGRPO(GRPOTrainer):
+    """Keeps what reaches the loss, and how likely the model finds the completions then."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.batches: list[dict[str, torch.Tensor]] = []
+
+    def compute_loss(self, model: Any, inputs: Any, **settings: Any) -> Any:
+        batch = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        read = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        with torch.no_grad():
+            batch["logps"] = completion_logps(model, ids, read, batch["completion_ids"].size(1))
+        self.batches.append(batch)
+        return super().compute_loss(model, inputs, **settings)
+
+
+def completion_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
+    """The log-probability of each of the last ids, computed without anything of TRL's."""
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, :-1].float()
+    logps = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
+    return logps[:, -count:]
+
+
+def grpo(folder: Path, rollouts: Any, rewards: Any, *, prompts: Any = PROMPTS, **settings: Any) -> HookedGRPO:
+    config: dict[str, Any] = {"per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2, **QUIET}
+    return HookedGRPO(
+        str(POCKET),
+        reward_funcs=rewards,
+        args=GRPOConfig(output_dir=str(folder), **{**config, **settings}),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        rollout_func=rollouts,
+    )
