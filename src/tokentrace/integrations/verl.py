@@ -20,7 +20,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 try:
-    from omegaconf import OmegaConf
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, ToolListWrap
     from verl.utils.import_utils import resolve_config_path
     from verl.utils.rollout_trace import rollout_trace_op
@@ -29,14 +28,24 @@ except ImportError as error:
 
 from ..data.conversations import plain_values, without_nulls
 from ..errors import InputError, TokentraceError
-from ..rollout import FAILED_ENDS, Agent, BaseInteraction, BaseTool, Budget, Rollout, Task, load_interaction, load_tools
-from ..rollout.config import load_object
+from ..rollout import (
+    FAILED_ENDS,
+    Agent,
+    BaseInteraction,
+    BaseTool,
+    Budget,
+    Rollout,
+    Task,
+    load_interactions,
+    load_tools,
+)
+from ..rollout.loading import load_object
 from ..rollout.tools import as_tools
 from ..samples.sample import Sample
 from ..settings import nearest
 from .rows import only_sample, prompt_response
 from .verl_engine import ServerEngine, logprob_kind, sampling_of
-from .verl_parser import renderer_of
+from .verl_parser import plain, renderer_of
 
 OWN_REWARD: Final = "rollout"
 """The setting by which the tools' and the simulated user's rewards are verl's reward."""
@@ -86,12 +95,12 @@ class TokentraceAgentLoop(AgentLoopBase):
         self.rollout_config = self.config.actor_rollout_ref.rollout
         self.server_manager, self.tokenizer, self.processor = server_manager, tokenizer, processor
         self.dataset_cls = dataset_cls
-        variables = _plain(self.data_config.get("apply_chat_template_kwargs"))
-        self.renderer = renderer_of(tokenizer, {**_plain(renderer), **variables})
+        variables = plain(self.data_config.get("apply_chat_template_kwargs"))
+        self.renderer = renderer_of(tokenizer, {**plain(renderer), **variables})
         self.tools = as_tools([*(tools.tools if tools else ()), *(_tools(tools_file) if tools_file else ())])
-        self._interaction = _interaction(interaction_file) if interaction_file else None
+        self._interactions = _interactions(interaction_file) if interaction_file else None
         self._reward = reward
-        self._budget = _plain(budget)
+        self._budget = plain(budget)
         self._allow_raw = allow_raw_logprobs
         known = [one.name for one in fields(Budget)]
         for key in self._budget:
@@ -117,7 +126,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             self.renderer,
             sampling=sampling_of(sampling_params, settings.response_length, allow_raw_logprobs=self._allow_raw),
             tools=self.tools,
-            interaction=self._interaction,
+            interaction=self._interactions,
             reward=None if judge is None else load_object(judge, Path.cwd()),
             budget=self._limits(task),
         )
@@ -146,14 +155,14 @@ class TokentraceAgentLoop(AgentLoopBase):
         messages = without_nulls(plain_values(list(row["raw_prompt"])))
         for at, message in enumerate(messages):
             _check_text(at, message.get("content"))
-        chosen = _plain((row.get("extra_info") or {}).get("tool_selection"))
-        rest = {key: _plain(value) for key, value in row.items() if key not in _NOT_METADATA}
+        chosen = plain((row.get("extra_info") or {}).get("tool_selection"))
+        rest = {key: plain(value) for key, value in row.items() if key not in _NOT_METADATA}
         return Task(
             messages,
             name=name,
             tools=self._chosen(chosen),
-            tool_settings=without_nulls(_plain(row.get("tools_kwargs"))),
-            interaction_settings=without_nulls(_plain(row.get("interaction_kwargs"))),
+            tool_settings=without_nulls(plain(row.get("tools_kwargs"))),
+            interaction_settings=without_nulls(plain(row.get("interaction_kwargs"))),
             metadata=json.loads(json.dumps(rest, default=str)),
         )
 
@@ -178,6 +187,8 @@ class TokentraceAgentLoop(AgentLoopBase):
         limits = {
             "turns": turns.max_assistant_turns or settings.response_length,  # a turn has a token at least: no limit
             "turn_tokens": settings.response_length,
+            "user_turns": turns.max_user_turns,
+            "parallel_calls": turns.max_parallel_calls,
             **self._budget,
             "context": min(length for length in lengths if length is not None),
         }
@@ -207,8 +218,8 @@ def _tools(path: str) -> list[BaseTool]:
 
 
 @functools.lru_cache(maxsize=16)
-def _interaction(path: str) -> BaseInteraction:
-    return load_interaction(resolve_config_path(path))
+def _interactions(path: str) -> Mapping[str, BaseInteraction]:
+    return load_interactions(resolve_config_path(path))
 
 
 def _check_text(at: int, content: Any) -> None:
@@ -225,10 +236,3 @@ def _told(rollout: Rollout) -> dict[str, Any]:
         "tool_rewards": [turn.reward for turn in rollout.per_turn if turn.tool_calls],
         "extras": {"end": str(rollout.end), "messages": rollout.messages, "notes": rollout.notes},
     }
-
-
-def _plain(value: Any) -> Any:
-    """Settings and columns as plain values; None is no settings."""
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value, resolve=True)
-    return {} if value is None else plain_values(value.tolist() if hasattr(value, "tolist") else value)

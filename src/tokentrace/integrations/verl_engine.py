@@ -6,47 +6,45 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 from ..engines.answers import answered_ids, answered_logprobs, checked_request, completion_kind
-from ..engines.protocol import Capabilities, Delta, Engine, EngineAnswerError, FinishReason, GenerateRequest
-from ..engines.protocol import SamplingParams as Sampling
-from ..errors import InputError, shown
+from ..engines.protocol import (
+    PENALTIES,
+    Capabilities,
+    Delta,
+    Engine,
+    EngineAnswerError,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+)
+from ..errors import InputError
 from ..settings import nearest
 from ..trajectory.turns import LogprobKind, VersionSpan
 
 _ABORTED: Final = ("aborted", "abort")
 _ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
-_READ: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "logprobs")
+_OPTIONAL: Final = ("min_p", *PENALTIES)
+_READ: Final = ("temperature", "top_p", "top_k", "logprobs", *_OPTIONAL)
 
 
-def sampling_of(given: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> Sampling:
-    """The sampling parameters that verl hands to an agent loop. InputError for one that cannot be honoured."""
+def sampling_of(given: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> SamplingParams:
+    """The sampling parameters that verl hands to an agent loop. InputError for one that is not known here."""
     for name in given:
         if name not in _READ:
             raise InputError(f"the sampling parameter {name!r} of verl is not known here; {nearest(name, _READ)}")
-    if given.get("repetition_penalty", 1.0) != 1.0:
-        raise InputError(
-            f"repetition_penalty is {shown(given['repetition_penalty'])}: logprobs would be of another distribution "
-            "than the one that verl's loss compares them with; leave it at 1"
-        )
-    top_k = int(given.get("top_k", -1))
-    return Sampling(
-        max_tokens,
-        temperature=float(given.get("temperature", 1.0)),
-        top_p=float(given.get("top_p", 1.0)),
-        top_k=0 if top_k == -1 else top_k,
-        allow_raw_logprobs=allow_raw_logprobs,
-    )
+    numbers: dict[str, Any] = {name: value for name, value in given.items() if name != "logprobs"}
+    if numbers.get("top_k") == -1:  # all tokens, in verl
+        numbers["top_k"] = 0
+    return SamplingParams(max_tokens, allow_raw_logprobs=allow_raw_logprobs, **numbers)
 
 
 def logprob_kind(rollout: Any) -> LogprobKind:
     """Of which distribution the logprobs of the servers are, by verl's ``actor_rollout_ref.rollout``."""
-    if rollout.get("name") == "sglang":
-        return LogprobKind.SCALED
-    known = {"processed_logprobs": LogprobKind.PROCESSED, "raw_logprobs": LogprobKind.RAW}
-    return (
-        known.get(rollout.get("logprobs_mode"), LogprobKind.UNKNOWN)
-        if rollout.get("name") == "vllm"
-        else (LogprobKind.UNKNOWN)
-    )
+    name, mode = rollout.get("name"), rollout.get("logprobs_mode")
+    if name == "vllm" and mode == "processed_logprobs":
+        return LogprobKind.PROCESSED
+    if name == "vllm" and mode == "raw_logprobs":
+        return LogprobKind.RAW
+    return LogprobKind.SCALED if name == "sglang" else LogprobKind.UNKNOWN
 
 
 class ServerEngine(Engine):
@@ -55,7 +53,8 @@ class ServerEngine(Engine):
     def __init__(
         self, server_manager: Any, request_id: str, *, kind: LogprobKind, vocab_size: int, priority: int = 0
     ) -> None:
-        super().__init__(Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True))
+        own = frozenset(_OPTIONAL)
+        super().__init__(Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own))
         self.answers: list[Any] = []
         """verl's ``TokenOutput`` of each request."""
         self._servers = server_manager
@@ -73,6 +72,7 @@ class ServerEngine(Engine):
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k or -1,
                 "repetition_penalty": 1.0,
+                **{name: getattr(sampling, name) for name in sampling.optional},
                 "logprobs": True,
                 "max_tokens": sampling.max_tokens,
                 "stop_token_ids": list(sampling.stop_token_ids),
@@ -121,18 +121,15 @@ class ServerEngine(Engine):
         return found
 
 
-def _finish(answer: Any, sampling: Sampling) -> FinishReason:
+def _finish(answer: Any, sampling: SamplingParams) -> FinishReason:
     """vLLM's ``completed`` is a stop or the end of the budget; SGLang says which."""
     ids = answer.token_ids
     if answer.stop_reason in _ABORTED:
         return FinishReason.ABORT
     if ids[-1] in sampling.stop_token_ids:
         return FinishReason.STOP
-    return (
-        FinishReason.LENGTH
-        if answer.stop_reason == "length" or len(ids) == sampling.max_tokens
-        else (FinishReason.STOP)
-    )
+    is_cut = answer.stop_reason == "length" or len(ids) == sampling.max_tokens
+    return FinishReason.LENGTH if is_cut else FinishReason.STOP
 
 
 def _versions(answer: Any) -> tuple[VersionSpan, ...]:

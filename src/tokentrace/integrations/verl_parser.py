@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 try:
+    from omegaconf import OmegaConf
     from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
     from verl.utils.rollout_trace import rollout_trace_op
 except ImportError as error:
@@ -15,6 +16,7 @@ except ImportError as error:
         f"tokentrace's tool parser for verl needs verl: pip install 'verl[verl-core]' ({error})"
     ) from error
 
+from ..data.conversations import plain_values
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 
@@ -50,3 +52,10 @@ def renderer_of(tokenizer: Any, settings: Mapping[str, Any]) -> Renderer:
 @functools.lru_cache(maxsize=16)
 def _renderer(tokenizer: Any, _template: str, settings: str) -> Renderer:
     return create_renderer(tokenizer, **json.loads(settings))
+
+
+def plain(value: Any) -> Any:
+    """Settings and columns as plain values; None is no settings."""
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)
+    return {} if value is None else plain_values(value.tolist() if hasattr(value, "tolist") else value)

@@ -129,8 +129,7 @@ async def rollouts(
     entry = f"""
 - name: tokentrace
   _target_: tokentrace.integrations.verl.TokentraceAgentLoop
-  tools_file: {folder}/tools.yaml
-{textwrap.indent(loop, "  ")}
+{textwrap.indent(loop if "tools_file" in loop else f"tools_file: {folder}/tools.yaml{chr(10)}{loop}", "  ")}
 """
     (folder / "agents.yaml").write_text(entry, encoding="utf-8")
     agent = "actor_rollout_ref.rollout.agent"

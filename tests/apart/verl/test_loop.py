@@ -15,9 +15,9 @@ from verl.trainer.ppo.core_algos import compute_gae_advantage_return, get_policy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
-from tests.apart.verl.servers import Done, PocketServers, rollouts
+from tests.apart.verl.servers import JUDGE, Done, PocketServers, rollouts
 from tokentrace import InputError, trajectory_samples
-from tokentrace.engines import EngineError
+from tokentrace.engines import EngineError, LogprobKindError
 from tokentrace.integrations.verl import RolloutFailed, row_output
 from tokentrace.integrations.verl_engine import ServerEngine, logprob_kind, sampling_of
 from tokentrace.pocket import POCKET
@@ -203,6 +203,69 @@ def test_rows_choose_among_the_tools(tmp_path: Path) -> None:
         asyncio.run(rollouts(tmp_path, ONE, extra_info=[{"index": 0, "tool_selection": ["search"]}]))
 
 
+VERL_TOOL = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+from tokentrace.demo.calculator import calculate
+
+
+class Calculator(BaseTool):
+    async def create(self, instance_id=None, create_kwargs=None, **kwargs):
+        self.given = create_kwargs
+        return await super().create(instance_id)
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text=str(calculate(parameters["expression"]))), 0.25, {"calls": 1}
+"""
+VERL_FUNCTION = """
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def reverse(text: str) -> str:
+    \"\"\"Write a text backwards.
+
+    Args:
+        text: What to write.
+    \"\"\"
+    return text[::-1]
+"""
+VERL_YAML = """
+tools:
+  - class_name: calculator_of_verl.Calculator
+    config: {type: native}
+    tool_schema:
+      type: function
+      function:
+        name: calculator
+        description: Evaluate an arithmetic expression.
+        parameters: {type: object, properties: {expression: {type: string}}, required: [expression]}
+"""
+
+
+def test_tools_that_verl_loads_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "calculator_of_verl.py").write_text(VERL_TOOL, encoding="utf-8")
+    (tmp_path / "functions.py").write_text(VERL_FUNCTION, encoding="utf-8")
+    (tmp_path / "verl_tools.yaml").write_text(VERL_YAML, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    done = asyncio.run(
+        rollouts(
+            tmp_path,
+            ONE,
+            f"{turns}.tool_config_path={tmp_path}/verl_tools.yaml",
+            f"{turns}.function_tool_path={tmp_path}/functions.py",
+            loop=f"tools_file: null\n{JUDGE}",
+            tools_kwargs=[{"calculator": {"create_kwargs": {"ground_truth": "395"}}}],
+        )
+    )
+    ((at, rollout, _),) = streams(done)
+    assert [tool.name for tool in rollout.tools] == ["calculator", "reverse"]
+    assert [message["content"] for message in rollout.messages if message["role"] == "tool"] == ["395"]
+    assert done.batch.non_tensor_batch["tool_rewards"][at] == [0.25]
+    assert rollout.tools[0].tool.given == {"ground_truth": "395"}
+
+
 @pytest.mark.parametrize(
     ("loop", "said"),
     [
@@ -229,8 +292,10 @@ def test_sampling_parameters_are_honoured_or_refused() -> None:
     assert sampling_of({"top_k": 20}, 64).top_k == 20
     with pytest.raises(InputError, match="'min_q'"):
         sampling_of({**given, "min_q": 0.1}, 64)
-    with pytest.raises(InputError, match=r"repetition_penalty is 1\.1"):
-        sampling_of({**given, "repetition_penalty": 1.1}, 64)
+    made = sampling_of({**given, "min_p": 0.05, "repetition_penalty": 1.1}, 64)
+    assert (made.min_p, made.repetition_penalty) == (0.05, 1.1)
+    with pytest.raises(LogprobKindError):
+        asyncio.run(ServerEngine(None, "one", kind=LogprobKind.RAW, vocab_size=9).generate([1], made))
 
 
 def test_the_kind_of_logprobs_follows_verls_settings() -> None:
