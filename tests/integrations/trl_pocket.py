@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from fractions import Fraction
@@ -31,11 +32,14 @@ QUIET = {
 }
 
 
-class TrainedEngine(EmbeddedEngine):
+class _Updated(EmbeddedEngine):
     async def update_weights(self, weights: Mapping[str, Any], /, *, version: int) -> None:  # type: ignore[override]
         config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
         arrays = {name: tensor.detach().float().numpy().copy() for name, tensor in weights.items()}
         super().update_weights(PocketModel(config, arrays), version)
+
+
+TrainedEngine = EmbeddedEngine if inspect.iscoroutinefunction(EmbeddedEngine.update_weights) else _Updated
 
 
 def calculator(expression: str) -> Fraction:

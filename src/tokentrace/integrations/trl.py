@@ -1,6 +1,6 @@
 """TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows.
 
-docs/guides/trl.md shows how they are used.
+`trl_async` has the same for `AsyncGRPOTrainer`. docs/guides/trl.md shows both.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ __all__ = ["Collator", "RolloutFunction", "TakesWeights", "rollout_reward"]
 
 
 class TakesWeights(Protocol):
-    """An engine that can be sent other weights."""
+    """An engine that can be sent other weights, by name."""
 
     async def update_weights(self, weights: Mapping[str, Any], /, *, version: int) -> None: ...
-
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
     async def close(self) -> None: ...
 
 
