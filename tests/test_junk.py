@@ -26,7 +26,7 @@ from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.errors import shown
 from tokentrace.formats import DIALECTS
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.config import load_tools
+from tokentrace.rollout.loading import load_tools
 from tokentrace.samples import build_prompt_response_sample, flatten, report_rollouts, unpack
 from tokentrace.template import ChatTemplate
 from tokentrace.trajectory import from_bytes, to_bytes

@@ -14,8 +14,9 @@ from tokentrace.demo.rollouts import SOURCES, FollowUps, question_reward
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import row_task
-from tokentrace.rollout.config import ConfigError, load_interaction, load_object, load_tools, read_config
+from tokentrace.rollout.config import ConfigError, read_config
 from tokentrace.rollout.cutting import Keep
+from tokentrace.rollout.loading import load_interaction, load_object, load_tools
 from tokentrace.rollout.loop import Budget
 from tokentrace.rollout.setup import Run
 from tokentrace.rollout.setup import read_run as read_any_run
@@ -70,7 +71,7 @@ def test_pockets_own_questions_need_four_lines(tmp_path: Path) -> None:
     run = read_run(written(tmp_path, POCKET_RUN))
     assert [task.name for task in run.tasks] == ["held_back-0-0", "held_back-0-1"]
     assert run.reward is question_reward
-    assert isinstance(run.interaction, FollowUps)
+    assert isinstance(run.interactions[""], FollowUps)
     assert (run.output, run.concurrency, run.seed, run.advantages) == (Path("out"), 64, None, None)
 
 
@@ -103,8 +104,7 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     run = read_run(written(tmp_path, text), concurrency=6)
     assert [tool.name for tool in run.tools] == ["plus", "table"]
-    assert run.interaction is not None
-    assert run.interaction.name == "someone"
+    assert run.interactions[""].name == "someone"
     assert (run.sampling.temperature, run.sampling.top_p, run.sampling.top_k) == (0.5, 0.9, 20)
     assert (run.sampling.seed, run.seed) == (None, 7), "one seed for all would make the rollouts of a group the same"
     assert run.budget == Budget(turns=3, turn_tokens=99, tool_seconds=2, result_keep=Keep.TAIL)
@@ -112,7 +112,7 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
     assert [task.name for task in run.tasks] == [f"row-00000{row}-{at}" for row in (0, 1) for at in range(3)]
     first, second = run.tasks[0], run.tasks[3]
     assert first.messages == [{"role": "user", "content": "one?"}]
-    assert first.tool_settings == {"table": {"k": 1}}
+    assert first.tool_settings == {"table": {"create_kwargs": {"k": 1}}}
     assert first.metadata == {"answer": 1, "data_reward": 9, "group": "row-000000", "member": 0}
     assert second.messages == [{"role": "user", "content": "two?"}]
     assert second.interaction_settings == {"mood": "good"}
@@ -178,7 +178,7 @@ BAD = {
     "no name": (POCKET_RUN + "reward: judge\n", "line 5: reward: 'judge' must be module:name"),
     "tool class": (
         POCKET_RUN + "tools:\n  - class_name: own_tools.User\n",
-        "line 6: tools.0.class_name: is not a subclass",
+        "line 6: tools.0.class_name: is not a class with an execute method",
     ),
     "tool making": (
         POCKET_RUN + "tools:\n  - class_name: own_tools.Table\n",

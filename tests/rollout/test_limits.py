@@ -369,7 +369,7 @@ def test_a_tool_that_cannot_be_released_is_noted() -> None:
             raise OSError("stuck")
 
     rollout = run(task=valued(1, "one")[0], tools=[Stuck()])
-    assert (rollout.end, rollout.notes) == (End.ANSWER, ["look: OSError: stuck"])
+    assert (rollout.end, rollout.notes) == (End.ANSWER, ["look: release: OSError: stuck"])
 
 
 # -- odd settings

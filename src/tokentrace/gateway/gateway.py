@@ -403,8 +403,8 @@ class Gateway:
         """Let requests go on, with new weights if a version is given."""
         if version is not None:
             self.version = version
-            if isinstance(getattr(self.engine, "version", None), str | int):  # an engine in this process
-                self.engine.version = version  # type: ignore[attr-defined]
+            if self.engine.capabilities.weights:
+                await self.engine.set_version(version)
         if self.engine.capabilities.pauses and self.paused:
             await self.engine.resume()
         self._open.set()

@@ -21,7 +21,7 @@ from ..conversation.forms import TEXT_PARTS
 from ..conversation.messages import RESULT_ROLES
 from ..conversation.values import MAX_DEPTH, json_like
 from ..errors import InputError
-from ..rollout.config import load_object
+from ..rollout.loading import load_object
 from .requests import RequestError
 
 Key = bytes

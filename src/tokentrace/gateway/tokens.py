@@ -129,6 +129,7 @@ def _choice(head: Head, delta: Delta) -> dict[str, Any]:
     content = [
         {
             "token_id": id,
+            "token": f"token_id:{id}",  # what renderers' client reads; vLLM 0.32 tells only token_id
             "logprob": logprob,
             "top_logprobs": [
                 {"token_id": int(other), "logprob": float(value), "rank": rank}

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import hashlib
-import importlib
-import importlib.util
-import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
@@ -19,8 +13,6 @@ from typing import Any, Final, TypeVar
 from ..errors import InputError, TokentraceError, shown
 from ..settings import nearest
 from .checks import MOST, count
-from .interactions import BaseInteraction
-from .tools import BaseTool, FunctionTool, as_tools
 
 Made = TypeVar("Made")
 
@@ -81,6 +73,14 @@ class Section(dict[str, Any]):
         value = self.read(key, int, default=default)
         return None if value is None else self.checked(key, lambda: count(key, value, least=least, most=most))
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give keys that are spelled as elsewhere the names that are used here."""
+        for other, name in names.items():
+            if other in self and name in self:
+                raise self.error(f"{name} says the same: leave one of them out", other)
+            if other in self:
+                self[name], self.lines[name] = self.pop(other), self.lines.pop(other)
+
     def sections(self, key: str) -> list[Section]:
         """A list of sections."""
         found: list[Section] = self.read(key, list, default=[])
@@ -122,7 +122,8 @@ class Section(dict[str, Any]):
         for one in kinds:
             if value is not None and issubclass(one, Enum):
                 return one(self.choice(key, [str(member.value) for member in one]))
-        wanted = [Section if issubclass(dict, one) else one for one in kinds if one is not type(None)]
+        written = {tuple: list}  # YAML has no tuples
+        wanted = [Section if issubclass(dict, one) else written.get(one, one) for one in kinds if one is not type(None)]
         return _plain(self.read(key, *wanted))
 
 
@@ -227,130 +228,3 @@ class _Reader:
                 f"{self._file}, line {line}: aliases repeat what is here too often: the settings would have more than "
                 f"{_MOST_VALUES:,} values, or {_MOST_BYTES >> 20} MiB"
             )
-
-
-# -- what configurations name
-
-
-def load_object(name: str, folder: Path) -> Any:
-    """What ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` stands for.
-
-    Files, and modules that are not installed, are looked for in `folder`.
-    """
-    module_name, _, attribute = name.rpartition(":") if ":" in name else name.rpartition(".")
-    if not module_name or not attribute:
-        raise InputError(f"{name!r} must be module:name, module.Name or file.py:name")
-    is_file = module_name.endswith(".py")
-    beside = folder / (module_name if is_file else f"{module_name.replace('.', '/')}.py")
-    if is_file and not beside.is_file():
-        raise InputError(f"there is no file {beside}")
-    try:
-        try:
-            module = _from_file(beside) if is_file else importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if is_file or not beside.is_file() or not module_name.startswith(str(error.name)):
-                raise
-            module = _from_file(beside)
-    except Exception as error:
-        raise InputError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        near = difflib.get_close_matches(attribute, dir(module), 1)
-        raise InputError(f"{module_name} has no {attribute}{f'; did you mean {near[0]!r}?' if near else ''}")
-    return found
-
-
-def _from_file(path: Path) -> types.ModuleType:
-    """The module in a file, which is run once however often it is named."""
-    path = path.resolve()
-    name = f"tokentrace_config_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def load_tools(path: str | Path) -> list[BaseTool]:
-    """The tools of a YAML file: a list under ``tools`` of ``class_name``, ``config`` and ``tool_schema`` each.
-
-    ``function`` in place of ``class_name`` names a plain function.
-    """
-    top = read_config(path)
-    top.check_keys(["tools"])
-    return make_tools(top.sections("tools"), Path(path).parent)
-
-
-def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
-    """Tools from their sections of a configuration."""
-    made: list[BaseTool] = []
-    for section in sections:
-        key = "function" if "function" in section else "class_name"
-        section.check_keys(["function", "name"] if key == "function" else [key, "config", "tool_schema", "function"])
-        found = load_named(section, key, folder)
-        if key == "class_name":
-            _check_class(section, found, BaseTool, "; a function is named by function")
-        elif isinstance(found, type) or not callable(found):
-            raise section.error("is not a function; a class is named by class_name", key)
-        with _making(section, key):
-            if key == "function":
-                made.append(FunctionTool(found, name=section.read("name", str)))
-            else:
-                made.append(found(_below(section, "config") or {}, _below(section, "tool_schema")))
-            as_tools(made)
-    return made
-
-
-def load_interaction(path: str | Path) -> BaseInteraction:
-    """The simulated user of a YAML file: ``class_name`` and ``config`` under ``interaction``, or in a list of one."""
-    top = read_config(path)
-    top.check_keys(["interaction"])
-    listed = isinstance(top.need("interaction"), list)
-    sections = top.sections("interaction") if listed else [top.need("interaction", Section)]
-    if len(sections) != 1:
-        raise top.error(f"there must be one, not {len(sections)}", "interaction")
-    return make_interaction(sections[0], Path(path).parent)
-
-
-def make_interaction(section: Section, folder: Path) -> BaseInteraction:
-    """A simulated user from its section of a configuration."""
-    section.check_keys(["class_name", "config"])
-    found = load_named(section, "class_name", folder)
-    _check_class(section, found, BaseInteraction)
-    with _making(section, "class_name"):
-        made: BaseInteraction = found(_below(section, "config") or {})
-    return made
-
-
-def load_named(section: Section, key: str, folder: Path) -> Any:
-    """What the name at a key stands for."""
-    name = section.need(key, str)
-    return section.checked(key, lambda: load_object(name, folder))
-
-
-def _check_class(section: Section, found: Any, base: type, hint: str = "") -> None:
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise section.error(f"is not a subclass of tokentrace's {base.__name__}{hint}", "class_name")
-
-
-def _below(section: Section, key: str) -> dict[str, Any] | None:
-    found = section.read(key, Section)
-    return None if found is None else found.plain()
-
-
-@contextlib.contextmanager
-def _making(section: Section, key: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        why = str(error) if isinstance(error, TokentraceError) else f"{type(error).__name__}: {error}"
-        raise section.error(f"cannot be made: {why}", key) from error

@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import InputError, shown
+from ..settings import nearest
+from .calling import called, takes
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -43,6 +47,75 @@ class BaseInteraction:
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
         """End a trajectory."""
+
+
+class AdoptedInteraction(BaseInteraction):
+    """An object of another library as a simulated user: anything with `generate_response`, such as verl's.
+
+    It is called as verl does: `generate_response` is given the same settings as `start_interaction`. What verl calls
+    `calculate_score` is the score of a turn, which `generate_response` has returned already: it is not asked again.
+    """
+
+    def __init__(self, user: Any) -> None:
+        config = getattr(user, "config", None)
+        super().__init__(config if isinstance(config, Mapping) else None)
+        self._user = user
+        self._started: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self._user, "name", None) or type(self._user).__name__)
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        start = getattr(self._user, "start_interaction", None)
+        own = None if start is None else await called(start, instance_id, **kwargs)
+        self._started[instance_id] = (own if isinstance(own, str) else instance_id, kwargs)
+
+    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
+        own, settings = self._started[instance_id]
+        texts = [
+            {**message, "content": "" if (said := message.get("content")) is None else said} for message in messages
+        ]
+        respond = self._user.generate_response
+        return await called(respond, own, texts, **{key: one for key, one in settings.items() if takes(respond, key)})
+
+    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        own, _ = self._started.pop(instance_id)
+        finalize = getattr(self._user, "finalize_interaction", None)
+        if finalize is not None:  # verl's own base class has it without an id
+            await called(finalize, *([own] if takes(finalize, "instance_id") else []))
+
+
+def as_interactions(given: Any) -> dict[str, BaseInteraction]:
+    """Simulated users by their names; one alone, which serves every task, is called "".
+
+    What is not a `BaseInteraction` but has `generate_response` is adopted.
+    """
+    if given is None:
+        return {}
+    users = given if isinstance(given, Mapping) else {"": given}
+    for name, user in users.items():
+        if isinstance(user, type) or not callable(getattr(user, "generate_response", None)):
+            raise InputError(f"interaction must be a BaseInteraction, not {shown(user)}")
+        if not isinstance(name, str):
+            raise InputError(f"the name of an interaction must be text, not {shown(name)}")
+    return {
+        name: user if isinstance(user, BaseInteraction) else AdoptedInteraction(user) for name, user in users.items()
+    }
+
+
+def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]) -> BaseInteraction | None:
+    """The simulated user of a task: the one that its settings name, or the only one."""
+    if not users or "" in users:
+        return users.get("")
+    name = settings.get("name")
+    if name is None and len(users) == 1:
+        return next(iter(users.values()))
+    if name is None:
+        raise InputError(f"interaction_kwargs must name one of the simulated users: {', '.join(users)}")
+    if name not in users:
+        raise InputError(f"there is no simulated user {shown(name)}; {nearest(name, users)}")
+    return users[name]
 
 
 def as_reply(answer: Any) -> Reply:

@@ -14,7 +14,8 @@ from ..trajectory.trajectory import Trajectory
 from .checks import count, is_list
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
-from .tools import BaseTool, ToolUse, as_tools
+from .toolbox import ToolUse
+from .tools import BaseTool, as_tools, step_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Budget:
     """What ends a rollout, and where tool results are cut. None is no limit."""
 
     turns: int = 16
+    user_turns: int | None = None
+    """How often the model is answered, by tools or by the simulated user. The turn after the last answer ends the
+    rollout: its calls are not run."""
+    parallel_calls: int | None = None
+    """How many calls of one turn are run; each of the others gets a result that says it was not."""
     turn_tokens: int = 1024
     """The most tokens of one turn."""
     tokens: int | None = None
@@ -46,7 +52,7 @@ class Budget:
         checked: dict[str, Any] = {"result_keep": choose(Keep, "result_keep", self.result_keep, InputError)}
         for name in ("turns", "turn_tokens", "result_tokens"):
             checked[name] = count(name, getattr(self, name))
-        for name in ("tokens", "context"):
+        for name in ("tokens", "context", "user_turns", "parallel_calls"):
             checked[name] = None if getattr(self, name) is None else count(name, getattr(self, name))
         for name in ("seconds", "tool_timeout", "tool_seconds", "interaction_timeout", "reward_timeout"):
             checked[name] = limit(name, getattr(self, name), zero=name == "tool_seconds", error=InputError)
@@ -68,8 +74,10 @@ class Task:
     tools: Sequence[BaseTool] | None = None
     """Its own tools, in place of the agent's."""
     tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each tool by its name, what `create` is given."""
+    """For each tool by its name, what `create` is given; or mappings called ``create_kwargs``, ``execute_kwargs``,
+    ``calc_reward_kwargs`` and ``release_kwargs``, for each step of its life."""
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
+    """What `start_interaction` is given; ``name`` chooses among several simulated users."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever JSON can hold."""
 
@@ -87,6 +95,7 @@ class Task:
         for tool, value in self.tool_settings.items():
             if not isinstance(value, Mapping):
                 raise InputError(f"a task's tool_settings[{tool!r}] must be a mapping, not {shown(value)}")
+            step_settings(tool, value)
         try:
             mapping_json(self.metadata, "metadata")
         except TrajectoryError as error:
@@ -101,9 +110,15 @@ def _is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+def call_id(turn: int, index: int) -> str:
+    """An id for a call to which the model gave none: nine letters and digits, unique in a rollout."""
+    return f"c{turn:04d}{index:04d}"
+
+
 @dataclass(slots=True)
 class TurnMetrics:
-    """What is known of one turn: one for each completion of the trajectory, in the order of its writes."""
+    """What is known of one completion of the trajectory, in the order of its writes: a turn, or a part of one that was
+    aborted and went on."""
 
     prompt_tokens: int
     sampled: int
@@ -119,6 +134,8 @@ class TurnMetrics:
     """The rewards of this turn's calls, or of the reply to it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """What tools (``tool``) and the simulated user (``interaction``) measured."""
+    continues: bool = False
+    """It goes on with the turn before, which was aborted."""
 
 
 @dataclass(slots=True)
@@ -148,8 +165,8 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """How many turns the model had."""
-        return len(self.per_turn)
+        """How many turns the model had; one that was aborted and went on counts once."""
+        return sum(not turn.continues for turn in self.per_turn)
 
     @property
     def malformed(self) -> int:

@@ -14,6 +14,7 @@ from ..data.chunks import Row, plan, read_rows
 from ..data.conversations import without_nulls
 from ..data.sources import Format, find_sources
 from ..engines import EmbeddedEngine, Engine, EngineError, HTTPSettings, SamplingParams
+from ..engines.protocol import OPTIONAL
 from ..engines.servers import connect as connect_engine
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
@@ -22,8 +23,9 @@ from ..rendering.renderer import Renderer
 from ..settings import limit as seconds_limit
 from .batch import grouped, row_task
 from .checks import MOST_SEED, count
-from .config import Section, load_interaction, load_named, load_tools, make_interaction, make_tools, read_config
-from .interactions import BaseInteraction
+from .config import Section, read_config
+from .interactions import BaseInteraction, choose_interaction
+from .loading import load_interactions, load_named, load_tools, make_interactions, make_tools
 from .loop import Agent, Budget, Reward, Task
 from .tools import BaseTool
 
@@ -33,6 +35,18 @@ KEYS: Final = (
 )
 ENGINES: Final = ("embedded", "vllm", "sglang", "llama.cpp")
 _PATIENCE: Final = 600.0
+
+VERL_FILES: Final = {"tool_config_path": "tools_file", "interaction_config_path": "interaction_file"}
+VERL_LIMITS: Final = {
+    "max_assistant_turns": "turns",
+    "max_user_turns": "user_turns",
+    "max_parallel_calls": "parallel_calls",
+}
+"""Settings under the names that verl has for them."""
+_NOT_VERL: Final = {
+    "max_tool_response_length": "it counts characters in verl; results are cut by tokens here: result_tokens",
+    "tool_response_truncate_side": "verl's releases do not agree on what a side means; say what is kept: result_keep",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,8 @@ class Run:
     connect: Callable[[], Awaitable[Engine]]
     renderer: Renderer
     tools: Sequence[BaseTool]
-    interaction: BaseInteraction | None
+    interactions: Mapping[str, BaseInteraction]
+    """Simulated users by name; one that serves every task is called ""."""
     reward: Reward | None
     sampling: SamplingParams
     budget: Budget
@@ -79,7 +94,7 @@ class Run:
             self.renderer,
             sampling=self.sampling,
             tools=self.tools,
-            interaction=self.interaction,
+            interaction=self.interactions,
             reward=self.reward,
             budget=self.budget,
         )
@@ -104,6 +119,7 @@ def read_run(
     concurrency = None if concurrency is None else count("concurrency", concurrency)
     seed = None if seed is None else count("seed", seed, least=0, most=MOST_SEED)
     top = read_config(path)
+    top.rename(VERL_FILES)
     top.check_keys(KEYS)
     folder = Path(path).resolve().parent
     engine, data = (top.need(key, Section, hint="a mapping of settings") for key in ("engine", "data"))
@@ -112,9 +128,7 @@ def read_run(
     renderer = _renderer(top, kind, folder)
     connect = _engine(engine, kind, renderer.tokenizer.vocabulary.size)
     tools = _either(top, "tools", folder, lambda: make_tools(top.sections("tools"), folder), load_tools)
-    user = _either(
-        top, "interaction", folder, lambda: make_interaction(top.read("interaction", Section), folder), load_interaction
-    )
+    users = _either(top, "interaction", folder, lambda: make_interactions(top, folder), load_interactions)
     source = next((key for key in sources if key in data), None)
     if source and tools:
         key = "tools" if "tools" in top else "tools_file"
@@ -131,6 +145,9 @@ def read_run(
     tasks = made.tasks
     if not tasks:
         raise data.error("there is nothing to run: no rows, or a limit of none")
+    users = users or ({} if made.interaction is None else {"": made.interaction})
+    for task in tasks:
+        data.checked(None, lambda task=task: choose_interaction(users, task.interaction_settings))
     per_task = top.count("rollouts_per_task", 1)
     advantages = top.choice("advantages", ("none", "group"), "none")
     given = output if output is not None else top.need("output", str, hint="the folder to write to; or give --output")
@@ -141,7 +158,7 @@ def read_run(
         connect=connect,
         renderer=renderer,
         tools=tools or [],
-        interaction=user or made.interaction,
+        interactions=users,
         reward=_reward(top, source, made.reward, sources, folder),
         sampling=sampling,
         budget=budget,
@@ -241,11 +258,15 @@ def _engine(section: Section, kind: str, vocab_size: int) -> Callable[[], Awaita
 def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
     """How to sample, the budget, and the seed of the section, which is one for the run and not for each request."""
     limits = top.read("budget", Section)
+    if limits is not None:
+        limits.rename(VERL_LIMITS)
+        for key in _NOT_VERL.keys() & limits:
+            raise limits.error(_NOT_VERL[key], key)
     budget = limits.make(Budget) if limits else Budget()
     section = top.read("sampling", Section)
     if section is None:
         return SamplingParams(budget.turn_tokens), budget, None
-    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs"])
+    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs", *OPTIONAL])
     if "seed" in section and "seed" in top:
         raise section.error("there is a seed for the whole run too: leave one of them out", "seed")
     most = section.count("max_tokens")

@@ -1,32 +1,24 @@
 """Tools: what a model can call, made once for every trajectory and released once.
 
 A `BaseTool` is created for a trajectory before its first turn and released after its last. Plain functions are tools
-too. Whatever a tool does wrong (it raises, it hangs, it returns something odd) becomes a result that the model sees.
+too, and so is any object with a tool's methods, such as verl's.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import contextvars
-import dataclasses
-import functools
-import inspect
 import json
-import threading
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final
 
 from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
 from ..errors import InputError, shown
-from ..parsing.response import CallStatus, ParsedToolCall
-from ..settings import nearest
-from .checks import is_list, reward
+from .calling import called, takes
+from .checks import is_list
 
-Returned = TypeVar("Returned")
+STEPS: Final = ("create", "execute", "calc_reward", "release")
+"""The steps of a tool's life. A task has arguments for each as ``create_kwargs``, ``execute_kwargs`` and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +29,7 @@ class ToolResult:
     reward: float = 0.0
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
-    """The call was malformed, or the tool raised or took too long."""
+    """The call was malformed, or the tool raised, took too long or returned what cannot be shown."""
 
 
 class BaseTool:
@@ -61,7 +53,7 @@ class BaseTool:
         function = self.tool_schema.get("function", self.tool_schema)
         return str(function["name"])
 
-    async def create(self, instance_id: str, **kwargs: Any) -> None:
+    async def create(self, instance_id: str, **kwargs: Any) -> Any:
         """Begin a trajectory. `kwargs` are what its task has for this tool: a ground truth, a table."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
@@ -74,6 +66,9 @@ class BaseTool:
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End a trajectory."""
+
+    async def close(self) -> None:
+        """The run is over: let go of what served all trajectories. `tokentrace rollout` calls it once."""
 
 
 class FunctionTool(BaseTool):
@@ -97,47 +92,101 @@ class FunctionTool(BaseTool):
         super().__init__(tool_schema=function_schema(function, name))
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        if inspect.iscoroutinefunction(self._function):
-            return await self._function(**parameters)
-        return await in_thread(functools.partial(self._function, **parameters))
+        return await called(self._function, **parameters)
 
 
-async def in_thread(call: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own: one that hangs holds up neither other calls nor the end of the process,
-    as it would in the few threads that the event loop shares."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
+@dataclass(slots=True)
+class AgentData:
+    """What verl's tools are given as ``agent_data``: the trajectory as it stands, and a place for their own state.
 
-    def deliver(answer: Any, error: Exception | None) -> None:
-        if not future.done():
-            future.set_result((answer, error))
+    Of verl's own class it has what there is in any rollout of text; a tool that asks for more (images, token ids) gets
+    an AttributeError, which becomes the result of its call.
+    """
 
-    def work() -> None:
-        answer, error = None, None
+    request_id: str
+    messages: list[Mapping[str, Any]]
+    tools_kwargs: Mapping[str, Any]
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+    """The tools' own: it lives as long as the trajectory, and is in no row."""
+
+
+class AdoptedTool(BaseTool):
+    """An object of another library as a tool: anything with a schema and `execute`, or `call` as verl's function tools
+    have it. `create`, `calc_reward` and `release` are called where they are there.
+
+    `create` may say by which id it knows the trajectory: alone, or first in a tuple. It is given its arguments by name,
+    and all of them once more as ``create_kwargs`` where it takes that, which is the way verl calls it since 0.5.
+    """
+
+    def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
+        self.tool = tool
+        self._ids: dict[str, str] = {}
+        config = getattr(tool, "config", None)
+        super().__init__(config if isinstance(config, Mapping) else None, tool_schema)
+
+    def get_openai_tool_schema(self) -> dict[str, Any]:
+        schema: Any = getattr(self.tool, "tool_schema", None)
+        if schema is None and hasattr(self.tool, "get_openai_tool_schema"):
+            schema = self.tool.get_openai_tool_schema()
+        if hasattr(schema, "model_dump"):
+            schema = schema.model_dump(exclude_unset=True, exclude_none=True)
+        if not isinstance(schema, Mapping):
+            raise InputError(f"the tool_schema of {shown(self.tool)} must be a mapping or a pydantic model")
+        return dict(schema)
+
+    async def create(self, instance_id: str, **kwargs: Any) -> Any:
+        create = getattr(self.tool, "create", None)
+        if create is None:
+            if kwargs:
+                raise InputError(f"{self.name} has no create that could take {', '.join(kwargs)}")
+            return None
+        given = {name: value for name, value in kwargs.items() if takes(create, name)}
+        if takes(create, "create_kwargs"):
+            given["create_kwargs"] = dict(kwargs)
+        elif unread := [name for name in kwargs if name not in given]:
+            raise InputError(f"{self.name}: create takes no {unread[0]}")
+        made = await called(create, instance_id, **given)
+        own = made[0] if isinstance(made, tuple) and made else made
+        if isinstance(own, str):
+            self._ids[instance_id] = own
+        return made
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        if not hasattr(self.tool, "execute"):
+            return await called(self.tool.call, parameters)
+        if not takes(self.tool.execute, "agent_data"):
+            kwargs.pop("agent_data", None)
+        return await called(self.tool.execute, self._id(instance_id), parameters, **kwargs)
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> Any:
+        return await self._step("calc_reward", instance_id, kwargs)
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
         try:
-            answer = call()
-        except Exception as raised:
-            error = raised
-        except BaseException as raised:  # SystemExit: a tool does not end the run
-            error = RuntimeError(f"{type(raised).__name__}: {raised}")
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(deliver, answer, error)
+            await self._step("release", instance_id, kwargs)
+        finally:
+            self._ids.pop(instance_id, None)
 
-    threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tokentrace-tool", daemon=True).start()
-    answer, error = await future
-    if error is not None:
-        raise error
-    return answer
+    async def _step(self, step: str, instance_id: str, kwargs: Mapping[str, Any]) -> Any:
+        method = getattr(self.tool, step, None)
+        return None if method is None else await called(method, self._id(instance_id), **kwargs)
+
+    def _id(self, instance_id: str) -> str:
+        return self._ids.get(instance_id, instance_id)
 
 
-def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:
-    """Tools and functions as tools; two of one name are an InputError, and so is what is neither."""
+def is_tool(thing: Any) -> bool:
+    """Whether it has a schema and a method that runs a call, as tools of other libraries do."""
+    has_schema = hasattr(thing, "tool_schema") or hasattr(thing, "get_openai_tool_schema")
+    return has_schema and any(callable(getattr(thing, method, None)) for method in ("execute", "call"))
+
+
+def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseTool]:
+    """Tools, functions and objects with a tool's methods as tools; two of one name are an InputError, and so is what is
+    none of these."""
     if not is_list(tools):
         raise InputError(f"tools must be a list of tools and functions, not {shown(tools)}")
-    for tool in tools:
-        if not isinstance(tool, BaseTool) and (isinstance(tool, type) or not callable(tool)):
-            raise InputError(f"{shown(tool)} is neither a function nor a BaseTool object")
-    made = [tool if isinstance(tool, BaseTool) else FunctionTool(tool) for tool in tools]
+    made = [_as_tool(tool) for tool in tools]
     names = [tool.name for tool in made]
     for name in names:
         if names.count(name) > 1:
@@ -145,127 +194,51 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any]]) -> list[BaseTool]:
     return made
 
 
-class TooLong(Exception):  # noqa: N818
-    """A tool, a simulated user or a reward took longer than it may."""
+def _as_tool(tool: Any) -> BaseTool:
+    if isinstance(tool, BaseTool):
+        return tool
+    if not isinstance(tool, type) and is_tool(tool):
+        return AdoptedTool(tool)
+    if isinstance(tool, type) or not callable(tool):
+        raise InputError(
+            f"{shown(tool)} is neither a function nor a BaseTool object, nor another with execute and a tool_schema"
+        )
+    return FunctionTool(tool)
 
 
-async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
-    """What some work returns, if it takes no more seconds than the limit; else `TooLong`."""
-    try:
-        async with asyncio.timeout(limit) as timeout:
-            return await work
-    except TimeoutError as error:
-        if not timeout.expired():  # the work's own
-            raise
-        raise TooLong(f"{who} took longer than {limit:g} s") from error
+def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each step of a tool's life is given, of a task's settings for it: mappings called ``create_kwargs``,
+    ``execute_kwargs``, ``calc_reward_kwargs`` and ``release_kwargs``; else all is for `create`.
+
+    >>> step_settings("look", {"release_kwargs": {"keep": True}})["release"]
+    {'keep': True}
+    """
+    named = {f"{step}_kwargs": step for step in STEPS}
+    found: dict[str, dict[str, Any]] = {step: {} for step in STEPS}
+    if not any(key in named for key in settings):
+        return {**found, "create": dict(settings)}
+    for key, value in settings.items():
+        if key not in named:
+            raise InputError(f"the settings of tool {tool!r} have {key!r} beside {', '.join(named)}: put it into one")
+        if value is not None and not isinstance(value, Mapping):
+            raise InputError(f"{key} of tool {tool!r} must be a mapping, not {shown(value)}")
+        found[named[key]] = dict(value or {})
+    return found
 
 
-@dataclass(slots=True)
-class ToolUse:
-    """How the tools of one trajectory were used."""
-
-    calls: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    reward: float = 0.0
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-
-
-class Toolbox:
-    """The tools of one trajectory, from its first turn to its last: an async context manager."""
-
-    def __init__(
-        self,
-        tools: Sequence[BaseTool],
-        instance_id: str,
-        *,
-        timeout: float | None = 60.0,
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        for name in settings or {}:
-            if name not in self._tools:
-                raise InputError(
-                    f"there are settings for a tool {name!r}, and there is none; {nearest(name, self._tools)}"
-                )
-        self._instance = instance_id
-        self._timeout = timeout
-        self._settings = settings or {}
-        self._clock = clock
-        self._created: list[BaseTool] = []
-        self.use = ToolUse()
-
-    async def __aenter__(self) -> Toolbox:
-        try:
-            for tool in self._tools.values():
-                created = tool.create(self._instance, **self._settings.get(tool.name, {}))
-                await within(created, self._timeout, f"{tool.name}: create")
-                self._created.append(tool)
-        except BaseException:
-            await self._release()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._release()
-
-    async def _release(self) -> None:
-        """Release all that were created, each once; one that fails does not keep the others."""
-        created, self._created = self._created, []
-        for tool in created:
-            try:
-                await within(tool.release(self._instance), self._timeout, f"{tool.name}: release")
-            except Exception as error:
-                self.use.metrics.append({"tool": tool.name, "release": _said(error)})
-
-    async def run(self, calls: Sequence[ParsedToolCall]) -> list[ToolResult]:
-        """Run the calls of a turn, all at once; results in the order of the calls."""
-        began = self._clock()
-        results = await asyncio.gather(*(self._run(call) for call in calls))
-        self.use.seconds += self._clock() - began
-        self.use.calls += len(results)
-        self.use.failed += sum(result.failed for result in results)
-        self.use.reward += sum(result.reward for result in results)
-        self.use.metrics += [
-            {"tool": call.name, **result.metrics} for call, result in zip(calls, results, strict=True) if result.metrics
-        ]
-        return list(results)
-
-    async def _run(self, call: ParsedToolCall) -> ToolResult:
-        tool = self._tools.get(call.name or "")
-        if call.status not in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) or call.arguments is None or not call.name:
-            return _failure(call.problem or f"the call is {call.status}")
-        if tool is None:
-            return _failure(f"there is no tool {call.name!r}; there are: {', '.join(self._tools) or 'none'}")
-        try:
-            done = tool.execute(self._instance, dict(call.arguments))
-            result = _as_result(await within(done, self._timeout, tool.name))
-        except TooLong as error:
-            return _failure(str(error))
-        except Exception as error:
-            return _failure(_said(error))
-        worth = reward(result.reward, f"{tool.name}: the reward of a call")  # a bad one is nothing to show a model
-        return dataclasses.replace(result, reward=worth or 0.0)
-
-    async def rewards(self) -> float | None:
-        """What the tools say the trajectory is worth, added up; None where none says anything."""
-        total = None
-        for tool in self._created:
-            who = f"{tool.name}: calc_reward"
-            value = reward(await within(tool.calc_reward(self._instance), self._timeout, who), who)
-            if value is not None:
-                total = (total or 0.0) + value
-        return total
-
-
-def _as_result(answer: Any) -> ToolResult:
+def as_result(answer: Any, tool: str) -> ToolResult:
+    """What a tool returned, as a result. An answer with `text`, `image` and `video` is verl's ``ToolResponse``: images
+    and videos cannot be shown, and the result says so."""
     if isinstance(answer, ToolResult):
         return answer
     given: Any = 0.0
     metrics: Any = {}
-    if isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[2], Mapping | None):
-        answer, given, metrics = answer
+    if isinstance(answer, tuple) and _is_rewarded(answer):
+        answer, given, metrics = (*answer, 0.0, {})[:3] if len(answer) < 2 else (*answer, {})[:3]
+    if is_response(answer):
+        shown_text, unshown = answer.text or "", unshown_media(answer)
+        lines = [shown_text, f"error: {tool} returned {unshown}, which cannot be shown here" if unshown else ""]
+        return ToolResult("\n".join(filter(None, lines)), given or 0.0, dict(metrics or {}), failed=bool(unshown))
     if not isinstance(answer, str):
         try:
             answer = json.dumps(answer, ensure_ascii=False)
@@ -274,9 +247,27 @@ def _as_result(answer: Any) -> ToolResult:
     return ToolResult(answer, given, dict(metrics or {}))
 
 
-def _failure(problem: str) -> ToolResult:
-    return ToolResult(f"error: {problem}", failed=True)
+def _is_rewarded(answer: tuple[Any, ...]) -> bool:
+    """Whether it is text, reward and metrics. A shorter one is only if it begins with a ``ToolResponse``: two values
+    may well be a result."""
+    if len(answer) == 3:
+        return isinstance(answer[2], Mapping | None)
+    return len(answer) in (1, 2) and is_response(answer[0])
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def is_response(answer: Any) -> bool:
+    """Whether it is like verl's ``ToolResponse``."""
+    return all(hasattr(answer, name) for name in ("text", "image", "video"))
+
+
+def unshown_media(response: Any) -> str:
+    """The images and videos of a response, counted; empty where there are none."""
+    counts = [
+        (name, len(value) if is_list(value) else 1) for name in ("image", "video") if (value := _of(response, name))
+    ]
+    return " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts)
+
+
+def _of(response: Any, name: str) -> Any:
+    value = getattr(response, name)
+    return None if value is None or (is_list(value) and not value) else value

@@ -1,0 +1,167 @@
+"""NeMo Gym's token capture, kept in a store of ours: SQLite for one machine, PostgreSQL for many.
+
+In NeMo Gym's YAML, with both on the same store::
+
+    token_id_capture:
+      enabled: true
+      sink: tokentrace.integrations.nemo_gym:TokenStore
+      sink_kwargs: {store: captures.db}
+      lineage_store: tokentrace.integrations.nemo_gym:TokenStore
+      lineage_store_kwargs: {store: captures.db}
+
+A rollout is a session of the store, a captured call is a turn, and a frozen rollout is a sealed session. The records
+are NeMo Gym's own, as JSON, so give it a store of its own: the gateway's commands do not read them.
+`tokentrace.integrations.nemo_items` has what goes between these records, response items and trajectories.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..gateway.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord, open_store
+from .nemo_items import full_prompts
+
+try:
+    from nemo_gym.token_id_capture.lineage import RolloutLineage
+    from nemo_gym.token_id_capture.protocols import LineageMatch, LineageResolution, TokenCaptureSnapshot
+    from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry, compute_digest
+except ImportError as error:
+    raise ImportError(f"tokentrace.integrations.nemo_gym needs NeMo Gym: pip install nemo-gym ({error})") from error
+
+_MOST_ROLLOUTS: Final = 4096
+"""Of how many rollouts the lineage is remembered; others are read from the store again."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What has been read of a rollout."""
+
+    lineage: RolloutLineage = field(default_factory=RolloutLineage)
+    turns: int = 0
+
+
+class TokenStore:
+    """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``; passes its ``run_conformance``.
+
+    `store` is a path (SQLite) or ``postgresql://user@host/database``. Any number of processes may have one on the same
+    store: what `put` has stored is seen by all. `StoreError` where the store cannot be used; NeMo Gym then marks the
+    rollout as incomplete, and that mark is written to the same store.
+    """
+
+    def __init__(self, store: str) -> None:
+        if not store or store == ":memory:":
+            raise StoreError("the sink and the lineage store share what is stored: give a path or a postgresql:// URL")
+        self._store = open_store(store)
+        self._known: dict[str, _Known] = {}
+
+    def __repr__(self) -> str:
+        return f"TokenStore({self._store.where!r})"
+
+    # -- the sink
+
+    async def put(self, entry: TokenEntry) -> None:
+        """Store a call, on disk when it returns. The same call again changes nothing; another one by its id is refused.
+
+        Refused with `Closed` once the rollout is frozen.
+        """
+        id, call = entry.rollout_id, entry.model_call_id
+        payload = entry.model_dump_json().encode()
+        session = await self._session(id)
+        while True:
+            number = await self._store.turn_named(id, call)
+            if number is not None:
+                if (await anext(self._store.turns(id, number))).records != (payload,):
+                    raise Conflict(f"call {call!r} of rollout {id!r} is stored already, and with other tokens")
+                return
+            turn = TurnRecord(session.turns, session.records, (payload,), {}, sampled=len(entry.generation_token_ids))
+            with suppress(Conflict):  # another client was quicker: look again
+                await self._store.append(id, turn, request=call, names=[call])
+                return
+            session = await self._session(id)
+
+    async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
+        """Note that a call is sent. If nothing is ever stored of it, the rollout is incomplete."""
+        await self._session(rollout_id)
+        await self._store.begin(rollout_id, model_call_id, {})
+
+    async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
+        """Note that a call was not captured, also after the rollout was frozen: its snapshot has a new version."""
+        await self._session(rollout_id)
+        await self._store.label(rollout_id, [Label(f"incomplete {model_call_id}", True)])
+
+    # -- the source
+
+    async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
+        """Seal the rollout, and give what was captured. It is incomplete where a call was marked or never stored."""
+        await self._session(rollout_id)
+        await self._store.set_state(rollout_id, State.SEALED)
+        entries = tuple([_entry(turn) async for turn in self._store.turns(rollout_id)])
+        marks = len(await self._store.labels(rollout_id))
+        lost = len(await self._store.incomplete(rollout_id))
+        return TokenCaptureSnapshot(rollout_id, entries, bool(lost + marks), _snapshot_id(rollout_id), version=marks)
+
+    async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
+        """Delete what was captured of a frozen rollout, and remember that it was there; False where it has changed.
+
+        A mark that comes while this runs may be lost with the rest.
+        """
+        session = await self._store.session(rollout_id)
+        if session is None or session.state is not State.SEALED or snapshot_id != _snapshot_id(rollout_id):
+            return False
+        if len(await self._store.labels(rollout_id)) != version:
+            return False
+        self._known.pop(rollout_id, None)
+        await self._store.set_state(rollout_id, State.DROPPED)
+        return True
+
+    # -- the resolver
+
+    async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
+        """The call that a request continues, found by NeMo Gym's own matcher and proven by the digest of its tokens."""
+        lineage = (await self._refreshed(rollout_id)).lineage
+        status, node, reason = lineage.resolve_node(request_items)
+        if status != ParentResolutionStatus.RESOLVED:
+            return LineageResolution(status, reason=reason)
+        chain = [node]
+        while chain[-1].prompt_is_delta and chain[-1].parent_call_id in lineage.by_call_id:
+            chain.append(lineage.by_call_id[chain[-1].parent_call_id])
+        entries = [_entry(await anext(self._store.turns(rollout_id, one.entry_offset))) for one in chain]
+        prompts = full_prompts(entries)
+        tokens = [*prompts.get(node.call_id, ()), *entries[0].generation_token_ids]
+        if compute_digest(tokens) != node.digest:
+            return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason="digest_mismatch")
+        match = LineageMatch(node.call_id, tuple(tokens), node.digest, prev_len=node.cum_len)
+        return LineageResolution(ParentResolutionStatus.RESOLVED, match)
+
+    def is_process_shared(self) -> bool:
+        """Whether other processes see what is stored: always."""
+        return True
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        await self._store.close()
+
+    async def _session(self, id: str) -> SessionInfo:
+        return await self._store.create(SessionInfo(id, State.OPEN, 0.0, {"written by": "NeMo Gym"}))
+
+    async def _refreshed(self, id: str) -> _Known:
+        """The lineage with all calls that are stored by now; of those it has already nothing is read again."""
+        known = self._known.pop(id, None) or _Known()
+        self._known[id] = known  # the one used last is the last
+        while len(self._known) > _MOST_ROLLOUTS:
+            del self._known[next(iter(self._known))]
+        async for turn in self._store.turns(id, known.turns):
+            if turn.number == known.turns:  # another task may have read it meanwhile
+                known.lineage.add_entry(_entry(turn), store_tokens=False, entry_offset=turn.number)
+                known.turns += 1
+        return known
+
+
+def _entry(turn: TurnRecord) -> TokenEntry:
+    return TokenEntry.model_validate_json(turn.records[0])
+
+
+def _snapshot_id(rollout_id: str) -> str:
+    return f"{rollout_id} sealed"

@@ -1,0 +1,141 @@
+"""NeMo Gym's response items and chat messages of a trajectory, and a trajectory of what NeMo Gym captured.
+
+NeMo RL trains on ``response.output``: an item with ``prompt_token_ids``, ``generation_token_ids`` and
+``generation_log_probs`` is a turn, its prompt has to begin with all tokens of the turns before, and the loss is on the
+generated ids. These are plain dicts; nothing here needs NeMo Gym to be installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..conversation.responses import item_id
+from ..errors import SampleError, TrajectoryError, shown
+from ..parsing.shapes import call_item, message_item, reasoning_item
+from ..trajectory.trajectory import Trajectory
+from .rows import only_sample
+
+Message = Mapping[str, Any]
+
+
+def output_items(
+    trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
+) -> list[dict[str, Any]]:
+    """What NeMo Gym expects in ``response.output``: all that follows the first prompt, turns with their tokens.
+
+    `messages` is the conversation of the branch, as `Rollout.messages` has it. Of the items of a turn the last carries
+    the three fields. `SampleError` where the trajectory has several branches and none is named, since NeMo RL takes one
+    response for a rollout; of a branch that is named, turns that another branch trains carry no tokens.
+    """
+    branch = only_sample(trajectory).branch if branch is None else branch
+    tokens = _tokens(trajectory, messages, branch)
+    first = min((turn.message for turn in trajectory.turns(branch)), default=len(messages))
+    items: list[dict[str, Any]] = []
+    for number, message in enumerate(messages[first:], first):
+        items += _items(number, message)
+        items[-1] |= tokens.get(number, {})
+    return items
+
+
+def chat_messages(
+    trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
+) -> list[dict[str, Any]]:
+    """The conversation as chat messages, those of the model with the three fields. As `output_items` in the rest."""
+    branch = only_sample(trajectory).branch if branch is None else branch
+    tokens = _tokens(trajectory, messages, branch)
+    return [{**message, **tokens.get(number, {})} for number, message in enumerate(messages)]
+
+
+def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) -> dict[int, dict[str, Any]]:
+    """The three fields for each message that the branch trains. Parts of a message that was continued are one."""
+    stream, logprobs = trajectory.stream(branch), trajectory.logprobs(branch)
+    spans: dict[int, tuple[int, int]] = {}
+    for turn in trajectory.turns(branch):
+        if turn.message >= len(messages) or messages[turn.message]["role"] != "assistant":
+            raise SampleError(f"message {turn.message} was sampled, but the messages have no assistant's there")
+        if turn.branch != branch or not len(turn):
+            continue
+        start, stop = spans.get(turn.message, (turn.start, turn.start))
+        if stop != turn.start:
+            raise SampleError(
+                f"message {turn.message} was continued after {turn.start - stop} tokens that nobody sampled; NeMo Gym "
+                "has one completion for each message"
+            )
+        spans[turn.message] = (start, turn.stop)
+    return {
+        number: {
+            "prompt_token_ids": stream[:start].tolist(),
+            "generation_token_ids": stream[start:stop].tolist(),
+            "generation_log_probs": logprobs[start:stop].tolist(),
+        }
+        for number, (start, stop) in spans.items()
+    }
+
+
+def _items(number: int, message: Message) -> list[dict[str, Any]]:
+    role, content = message["role"], message.get("content")
+    if role == "tool":
+        if not isinstance(content, str):
+            raise SampleError(f"message {number}: the result of a tool must be text, not {shown(content)}")
+        return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
+    if role != "assistant":
+        return [{"type": "message", "role": role, "content": content}]
+    reasoning, calls, turn = message.get("reasoning_content"), message.get("tool_calls", ()), f"t{number}"
+    items = [reasoning_item(item_id("rs", turn, 0), reasoning)] if reasoning else []
+    if content or not calls:
+        items.append(message_item(item_id("msg", turn, len(items)), content or ""))
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        items.append(call_item(item_id("fc", turn, len(items)), call["id"], name, text))
+    return items
+
+
+def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
+    """A trajectory of NeMo Gym's ``TokenEntry`` records: those of `TokenStore.freeze`, in any order.
+
+    A prompt that does not go on from an earlier call is a branch. Calls that generated nothing are left out. The
+    records say neither why a completion ended nor what its logprobs are of, so both are unknown. `TrajectoryError`
+    where a prompt that is stored as a suffix cannot be made whole.
+    """
+    entries = list(entries)
+    prompts = full_prompts(entries)
+    made = Trajectory(name=name)
+    for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
+        prompt = prompts.get(entry.model_call_id)
+        if prompt is None:
+            raise TrajectoryError(f"call {entry.model_call_id!r}: the call that its prompt goes on from is missing")
+        if not entry.generation_token_ids:
+            continue
+        if not made.num_branches:
+            made.begin(prompt)
+        elif (extends := made.shared_prefix(prompt).extends) >= 0:
+            made.extend_to(prompt, branch=extends)
+        else:
+            made.branch(prompt, cause="captured by NeMo Gym")
+        made.append_completion(entry.generation_token_ids, entry.generation_log_probs, finish_reason="unknown")
+    return made
+
+
+def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
+    """The whole prompt of each call. One stored as a suffix is left out where what it goes on from is not there."""
+    calls = {entry.model_call_id: entry for entry in entries}
+    whole: dict[str, list[int]] = {}
+    for call in calls:
+        chain = [call]
+        while chain[-1] not in whole and calls[chain[-1]].prompt_is_delta:
+            parent = calls[chain[-1]].parent_call_id
+            if parent not in calls or parent in chain:
+                break
+            chain.append(parent)
+        else:
+            for one in reversed(chain):
+                entry = calls[one]
+                if one in whole:
+                    continue
+                before = entry.parent_call_id if entry.prompt_is_delta else None
+                start = [] if before is None else [*whole[before], *calls[before].generation_token_ids]
+                whole[one] = [*start, *entry.prompt_token_ids]
+    return whole

@@ -1,0 +1,1 @@
+"""NeMo Gym, in an environment of its own."""

@@ -1,0 +1,301 @@
+"""verl's own tools and simulated users in our loop, unmodified: the classes from its package, the configurations as its
+repository has them.
+
+No release of verl has the configurations in its wheel or its source archive: they are in its repository, under
+``examples/sglang_multiturn/config`` (Apache-2.0). ``shipped/`` has them as of the tag v0.7.1, byte for byte, which the
+digests that git has of them prove. 0.7.1 is the last release whose package has the classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import yaml
+
+from tokentrace import create_renderer, trajectory_samples
+from tokentrace.demo.calculator import calculate
+from tokentrace.demo.tasks import make_questions
+from tokentrace.engines import EmbeddedEngine
+from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.rollout import (
+    FAILED_ENDS,
+    Agent,
+    Budget,
+    End,
+    Rollout,
+    Task,
+    load_interactions,
+    load_tools,
+    read_run,
+    row_task,
+)
+
+SHIPPED = Path(__file__).parent / "shipped"
+BLOBS = {
+    "gsm8k_tool_config.yaml": "a4197baabf08e1ac076357db8286c8641fc02f54",
+    "search_tool_config.yaml": "926b6b832f283175f92cc86b6cc4a1964096a8d3",
+    "gsm8k_interaction_config.yaml": "78faf386ef8a3a68de7dcd51c3c1281a403d5422",
+}
+RENDERER = create_renderer(POCKET)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def scripted(*turns: str) -> ScriptedEngine:
+    """An engine that says these turns one after another."""
+    said = iter(turns)
+    return ScriptedEngine(
+        lambda *_: RENDERER.tokenizer.encode(f"{next(said)}<|end|>"), vocab_size=RENDERER.tokenizer.vocabulary.size
+    )
+
+
+def check_exact(rollout: Rollout, engine: ScriptedEngine, turns: Sequence[str]) -> None:
+    """Each prompt is a prefix of the stream, and the row trains exactly what was sampled."""
+    stream = rollout.trajectory.stream()
+    for request in engine.requests:
+        np.testing.assert_array_equal(request.prompt_ids, stream[: len(request.prompt_ids)])
+    (sample,) = trajectory_samples(rollout.trajectory)
+    sampled = [RENDERER.tokenizer.encode(f"{turn}<|end|>") for turn in turns]
+    np.testing.assert_array_equal(sample.ids[sample.mask], np.concatenate(sampled))
+
+
+@pytest.mark.parametrize("name", BLOBS)
+def test_the_configurations_are_those_of_the_tag(name: str) -> None:
+    raw = (SHIPPED / name).read_bytes()
+    assert hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest() == BLOBS[name]
+
+
+def test_the_gsm8k_tool_is_made_as_verl_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from verl.tools.gsm8k_tool import Gsm8kTool
+    from verl.tools.schemas import OpenAIFunctionToolSchema
+    from verl.tools.utils.tool_registry import initialize_tools_from_config
+
+    (tool,) = load_tools(SHIPPED / "gsm8k_tool_config.yaml")
+    assert capsys.readouterr().out == "", "verl's tools print their schema; stdout is for results"
+    (theirs,) = initialize_tools_from_config(SHIPPED / "gsm8k_tool_config.yaml")
+    assert type(tool.tool) is type(theirs) is Gsm8kTool
+    assert isinstance(tool.tool.tool_schema, OpenAIFunctionToolSchema)
+    assert (tool.tool.tool_schema, tool.tool.config) == (theirs.tool_schema, theirs.config)
+    assert tool.tool_schema == theirs.tool_schema.model_dump(exclude_unset=True, exclude_none=True)
+
+
+def test_the_gsm8k_tool_rewards_a_rollout_of_pocket() -> None:
+    """The seed's example: the ground truth is in the row, as verl's own preprocessing writes it."""
+
+    def calculator(expression: str) -> int:
+        """Evaluate an arithmetic expression."""
+        return calculate(expression)
+
+    (gsm8k,) = load_tools(SHIPPED / "gsm8k_tool_config.yaml")
+    questions = make_questions(0, 8, "held_back", kinds=["checked"])
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": question.prompt,
+            "reward_model": {"style": "rule", "ground_truth": str(question.answer)},
+            "extra_info": {
+                "need_tools_kwargs": True,
+                "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": str(question.answer)}}},
+            },
+        }
+        for question in questions
+    ]
+
+    async def go() -> list[Rollout]:
+        engine = EmbeddedEngine(seed=0)
+        agent = Agent(engine, RENDERER, tools=[calculator, gsm8k], budget=Budget(turns=6, turn_tokens=256))
+        tasks = [row_task(row, agent.tools, name=f"row-{at}") for at, row in enumerate(rows)]
+        try:
+            return list(await asyncio.gather(*(agent.run(task, seed=3) for task in tasks)))
+        finally:
+            await engine.close()
+
+    rollouts = asyncio.run(go())
+    for rollout, question in zip(rollouts, questions, strict=True):
+        assert rollout.end not in FAILED_ENDS, rollout.notes
+        answers = [
+            json.loads(one["function"]["arguments"])["answer"]
+            for message in rollout.messages
+            for one in message.get("tool_calls") or ()
+            if one["function"]["name"] == "calc_gsm8k_reward"
+        ]
+        right = [str(answer) == str(question.answer) for answer in answers]
+        steps = [0.0 if now > before else -0.05 for before, now in zip([False, *right], right, strict=False)]
+        assert rollout.reward == pytest.approx(sum(steps) + (right or [0.0])[-1])
+    assert any(rollout.reward == 1.0 for rollout in rollouts), "pocket asked the tool, and was right"
+    assert gsm8k.tool._instance_dict == {}, "all were released"
+
+
+def test_the_gsm8k_tool_keeps_its_state_over_the_turns_of_a_rollout() -> None:
+    """verl calls `create` anew for each call since 0.5; here a trajectory has one instance, as its docs say."""
+    (gsm8k,) = load_tools(SHIPPED / "gsm8k_tool_config.yaml")
+    turns = [call("calc_gsm8k_reward", answer="7"), call("calc_gsm8k_reward", answer="42"), "It is 42."]
+    turns = [turns[0], turns[1], call("calc_gsm8k_reward", answer="42"), turns[2]]
+    engine = scripted(*turns)
+    task = Task(
+        [{"role": "user", "content": "What is 6 * 7?"}],
+        name="one",
+        tool_settings={"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "42"}}},
+    )
+    rollout = asyncio.run(Agent(engine, RENDERER, tools=[gsm8k]).run(task))
+    results = [message["content"] for message in rollout.messages if message["role"] == "tool"]
+    assert results == [
+        "Current parsed answer='7' reward=0.0",
+        "Current parsed answer='42' reward=1.0",
+        "Current parsed answer='42' reward=1.0",
+    ]
+    assert [turn.reward for turn in rollout.per_turn] == [-0.05, 0.0, -0.05, 0.0]
+    assert rollout.reward == pytest.approx(1.0 - 0.1)
+    assert rollout.notes == []
+    check_exact(rollout, engine, turns)
+
+
+def test_the_gsm8k_interaction_leads_a_rollout() -> None:
+    users = load_interactions(SHIPPED / "gsm8k_interaction_config.yaml")
+    assert list(users) == ["gsm8k"]
+    assert users["gsm8k"].name == "gsm8k"
+    turns = ["I think it is #### 41", "Sorry: #### 42"]
+    engine = scripted(*turns)
+    row = {
+        "prompt": [{"role": "user", "content": "What is 6 * 7?"}],
+        "extra_info": {"interaction_kwargs": {"name": "gsm8k", "query": "What is 6 * 7?", "ground_truth": "42"}},
+    }
+    rollout = asyncio.run(Agent(engine, RENDERER, interaction=users).run(row_task(row, name="one")))
+    assert (rollout.end, rollout.reward) == (End.USER, 1.0), "the score of the last turn, counted once"
+    assert [message["content"] for message in rollout.messages[1:]] == [
+        turns[0],
+        "Your response is incorrect! You need to reflect on your answer and try again.",
+        turns[1],
+    ]
+    assert rollout.notes == []
+    check_exact(rollout, engine, turns)
+    assert users["gsm8k"]._user._instance_dict == {}, "finalized"
+
+
+def test_several_of_verls_interactions_are_chosen_by_the_row(tmp_path: Path) -> None:
+    shipped = yaml.safe_load((SHIPPED / "gsm8k_interaction_config.yaml").read_text(encoding="utf-8"))
+    more = {"class_name": "verl.interactions.weather_interaction.WeatherInteraction", "config": {}}
+    file = tmp_path / "users.yaml"
+    file.write_text(yaml.safe_dump({"interaction": [*shipped["interaction"], more]}), encoding="utf-8")
+    users = load_interactions(file)
+    assert list(users) == ["gsm8k", "weather"], "one without a name is called as verl calls it"
+
+    def led_by(**settings: Any) -> Rollout:
+        task = Task([{"role": "user", "content": "?"}], name="one", interaction_settings=settings)
+        return asyncio.run(Agent(scripted("#### 42", "#### 42"), RENDERER, interaction=users).run(task))
+
+    assert led_by(name="gsm8k", ground_truth="42").reward == 1.0
+    assert led_by(name="weather").end is End.USER
+    assert "there is no simulated user 'wether'" in str(led_by(name="wether").notes)
+    assert "must name one of the simulated users: gsm8k, weather" in str(led_by(ground_truth="42").notes)
+
+
+def test_verls_files_and_limits_are_read_under_verls_names(tmp_path: Path) -> None:
+    for name in BLOBS:
+        (tmp_path / name).write_bytes((SHIPPED / name).read_bytes())
+    row = {
+        "prompt": [{"role": "user", "content": "?"}],
+        "extra_info": {
+            "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "42"}}},
+            "interaction_kwargs": {"name": "gsm8k", "ground_truth": "42"},
+        },
+    }
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    config = {
+        "engine": {"kind": "embedded"},
+        "data": {"file": "rows.jsonl"},
+        "tool_config_path": "gsm8k_tool_config.yaml",
+        "interaction_config_path": "gsm8k_interaction_config.yaml",
+        "budget": {"max_assistant_turns": 5, "max_user_turns": 4, "max_parallel_calls": 1},
+        "output": str(tmp_path / "out"),
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    run = read_run(tmp_path / "run.yaml")
+    assert [tool.name for tool in run.tools] == ["calc_gsm8k_reward"]
+    assert list(run.interactions) == ["gsm8k"]
+    assert run.budget == Budget(turns=5, user_turns=4, parallel_calls=1)
+    rollout = asyncio.run(run.agent(scripted("#### 42")).run(run.tasks[0]))
+    assert (rollout.end, rollout.reward) == (End.USER, 1.0)
+
+
+class Retrieval(BaseHTTPRequestHandler):
+    """The retrieval server of Search-R1, as far as verl's tool asks it."""
+
+    asked: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        found = [
+            [{"document": {"contents": f"{query}\nAll about {query}."}, "score": 1.0}] * min(body["topk"], 1)
+            for query in body["queries"]
+        ]
+        raw = json.dumps({"result": found}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def retrieval() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    asked: list[dict[str, Any]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (Retrieval,), {"asked": asked}))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/retrieve", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", _node_ip_address="127.0.0.1")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_search_tool_searches_in_a_rollout() -> None:
+    (search,) = load_tools(SHIPPED / "search_tool_config.yaml")
+    given = yaml.safe_load((SHIPPED / "search_tool_config.yaml").read_text(encoding="utf-8"))
+    assert search.tool_schema == given["tools"][0]["tool_schema"], "what the file says, with what verl's class drops"
+    turns = [call("search", query_list=["Ada Lovelace", "Alan Turing"]), "She was first."]
+    with retrieval() as (url, asked):
+        search.tool.retrieval_service_url = url  # the file has a fixed port
+        engine = scripted(*turns)
+        agent = Agent(engine, RENDERER, tools=[search], budget=Budget(tool_timeout=300))
+        rollout = asyncio.run(agent.run(Task([{"role": "user", "content": "Who was first?"}], name="one")))
+    assert asked == [{"queries": ["Ada Lovelace", "Alan Turing"], "topk": 3, "return_scores": True}]
+    assert rollout.end is End.ANSWER, rollout.notes
+    assert json.loads(rollout.messages[2]["content"]) == {
+        "result": "Doc 1 (Title: Ada Lovelace)\nAll about Ada Lovelace.\n---\n"
+        "Doc 1 (Title: Alan Turing)\nAll about Alan Turing."
+    }
+    assert rollout.per_turn[0].metrics[0]["total_results"] == 2
+    assert rollout.notes == ["search: calc_reward returned no number but a list: it counts for nothing"]
+    assert rollout.reward is None
+    check_exact(rollout, engine, turns)
