@@ -45,7 +45,7 @@ def questions(count: int, seed: int) -> dict[str, int]:
 def main() -> None:
     """Train, and print the reward of each step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="grpo-pocket")
     options = parser.parse_args()

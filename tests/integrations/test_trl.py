@@ -27,14 +27,15 @@ from trl.experimental.async_grpo.async_rollout_worker import (
 )
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from tests.integrations.trl_pocket import PROMPTS, QUIET, TrainedEngine, completion_logps, grpo, pocket_agent
-from tokentrace import Agent, Budget, Task, create_renderer
+from tests.integrations.trl_pocket import PROMPTS, QUIET, completion_logps, grpo, pocket_agent
+from tokentrace import Agent, Budget, EmbeddedEngine, Task, create_renderer
 from tokentrace.cli import main as cli
 from tokentrace.data.tables import read_samples
 from tokentrace.errors import SampleError
 from tokentrace.integrations.finished import Finished
 from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward
-from tokentrace.integrations.trl_async import RolloutWorker, rollout_samples
+from tokentrace.integrations.trl_async import RolloutWorker
+from tokentrace.integrations.trl_samples import rollout_samples
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Rollout
 from tokentrace.samples.sample import Sample
@@ -51,10 +52,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.finished: list[Finished] = []
         self.told: list[dict[str, Any]] = []
-        self.engine = TrainedEngine()
-        rollouts = RolloutFunction(
-            pocket_agent(self.engine), weights_to=self.engine, done=self.finished.extend, seed=0, concurrency=8
-        )
+        self.engine = EmbeddedEngine()
+        rollouts = RolloutFunction(pocket_agent(self.engine), weights_to=self.engine, done=self.finished.extend, seed=3)
         self.trainer = grpo(folder, rollouts, [rollout_reward, self.see], learning_rate=1e-3)
         try:
             self.trainer.train()
@@ -102,7 +101,7 @@ def rows_recorded(samples: Sequence[Sample]) -> Iterator[tuple[Any, ...]]:
 def test_ids_masks_and_logprobs_in_the_loss_are_the_trajectorys(run: Run) -> None:
     assert len(run.trainer.batches) == 2
     for step, batch in enumerate(run.trainer.batches):
-        finished = run.finished[8 * step : 8 * step + 8]
+        finished = run.finished[4 * step : 4 * step + 4]
         recorded = sorted(rows_recorded([one.samples[0] for one in finished]))  # TRL shuffles the rows of a batch
         assert sorted(rows_in_loss(batch)) == recorded
         assert any(0 in mask for _, _, mask, _ in recorded), "no rollout called a tool"
@@ -110,9 +109,9 @@ def test_ids_masks_and_logprobs_in_the_loss_are_the_trajectorys(run: Run) -> Non
 
 def test_each_prompt_is_run_as_often_as_it_is_given(run: Run) -> None:
     asked = [one.messages[0] for one in run.finished]
-    for at in range(0, len(asked), 4):
-        assert asked[at : at + 4] == [asked[at]] * 4
-    assert [told["prompts"] for told in run.told] == [[[message] for message in asked[at : at + 8]] for at in (0, 8)]
+    assert len(asked) == 8
+    assert asked[::2] == asked[1::2]
+    assert [told["prompts"] for told in run.told] == [[[message] for message in asked[at : at + 4]] for at in (0, 4)]
 
 
 def test_importance_ratios_are_one_before_each_step(run: Run) -> None:
@@ -120,9 +119,9 @@ def test_importance_ratios_are_one_before_each_step(run: Run) -> None:
     for step, batch in enumerate(run.trainer.batches):
         trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
         ratios = torch.exp(batch["logps"] - batch["sampling_per_token_logps"])[trained]
-        assert len(ratios) > 100
+        assert len(ratios) > 50
         assert (ratios - 1).abs().max() < ROUNDING
-        finished = run.finished[8 * step : 8 * step + 8]
+        finished = run.finished[4 * step : 4 * step + 4]
         assert {span.version for one in finished for span in one.samples[0].versions} == {step}
 
 
@@ -139,7 +138,7 @@ def test_the_weights_did_change_between_the_steps(run: Run, pocket: Any) -> None
 
 def test_reward_functions_see_real_messages_and_the_agents_reward(run: Run) -> None:
     for step, told in enumerate(run.told):
-        finished = run.finished[8 * step : 8 * step + 8]
+        finished = run.finished[4 * step : 4 * step + 4]
         assert told["rollout"] == finished
         assert told["messages"] == [one.messages for one in finished]
         assert all(messages[2]["role"] == "tool" for messages in told["messages"])
@@ -151,16 +150,15 @@ def test_ratios_are_not_one_with_ids_that_were_encoded_again(run: Run, pocket: A
     """What a client that keeps text trains on: the same text in other tokens, which the policy did not sample."""
     tokenizer = create_renderer(POCKET).tokenizer
     compared = 0
-    for one in run.finished[:8]:
+    for one in run.finished[:4]:
         (sample,) = one.samples
         span = sample.completions[0]
         sampled = sample.ids[span.start : span.stop]
         again = np.asarray(tokenizer.encode(tokenizer.decode(sampled)))
-        exact, other = (log_ratio(pocket, sample, span, ids) for ids in (sampled, again))
-        assert abs(exact) < 100 * ROUNDING
+        assert abs(log_ratio(pocket, sample, span, sampled)) < 100 * ROUNDING  # of the sum over all its tokens
         if not np.array_equal(sampled, again):
             compared += 1
-            assert abs(other) > 0.1
+            assert abs(log_ratio(pocket, sample, span, again)) > 0.1
     assert compared, "no completion whose tokens are not those of its text"
 
 
@@ -227,7 +225,7 @@ def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monk
             seen.append({name: value.clone() for name, value in inputs.items()})
             return super().compute_loss(model, inputs, *args, **more)
 
-    engine = TrainedEngine()
+    engine = EmbeddedEngine()
     worker = RolloutWorker(
         Forgetful(pocket_agent(engine, budget=Budget(turns=2, turn_tokens=48))),
         [Task(prompt) for prompt in PROMPTS],

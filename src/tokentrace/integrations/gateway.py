@@ -14,11 +14,11 @@ import httpx2
 from ..data.sources import pyarrow
 from ..data.tables import table_samples
 from ..engines.protocol import EngineError, EngineUnavailable
+from ..rollout.calling import in_thread
 from ..rollout.checks import reward as checked_reward
 from ..rollout.ends import End
 from ..rollout.patience import Patience
 from ..rollout.record import Task
-from ..rollout.tools import in_thread
 from .finished import Finished
 
 
