@@ -76,7 +76,7 @@ def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(ur
     """Pocket's embedding is left as it is: vLLM 0.32 on CPUs does not reload a head that is tied to it."""
     rng = np.random.default_rng(1)
     weights = {
-        name: one if "embed" in name else (one * rng.normal(1, 0.02, one.shape)).astype(np.float32)
+        name: one if "embed" in name else (one * rng.normal(1, 0.05, one.shape)).astype(np.float32)
         for name, one in read_safetensors(POCKET / "model.safetensors").items()
     }
     folder = save(tmp_path / "new", weights, shards=1)
@@ -84,7 +84,7 @@ def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(ur
         shutil.copy(POCKET / name, folder / name)
     config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
     old, new = load_pocket(), PocketModel(config, weights)
-    prompt, sampling = prompts()[0], SamplingParams(300, seed=3)
+    prompt, sampling = [4065, *rng.integers(10, 4000, 60).tolist()], SamplingParams(300, seed=3)  # it knows no answer
 
     async def use(engine: VLLMEngine) -> tuple[Completion, Completion]:
         try:
@@ -92,7 +92,7 @@ def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(ur
             pieces = []
             async for piece in engine.stream(prompt, sampling):
                 pieces.append(piece)
-                if len(pieces) == 10:
+                if len(pieces) == 4:
                     await engine.update_weights(folder, version=7)
                     assert (engine.version, await engine.is_paused()) == ("7", False)
             return joined(pieces), await engine.generate(prompt, SamplingParams(20, seed=4))

@@ -248,6 +248,13 @@ def test_a_row_chooses_among_the_tools_by_name() -> None:
     task = row_task(row, tools, name="x")
     assert task.tools == [tools[1]]
     assert row_task([{"role": "user", "content": "?"}], tools).tools is None
+    by_name: dict[str, Any] = {"prompt": "?", "extra_info": {"tool_selection": ["two"]}}
+    assert row_task(by_name, tools).tools == [tools[1]], "as verl's rows have it"
+    with pytest.raises(InputError, match="there is no tool 'three'"):
+        row_task({"prompt": "?", "tool_selection": ["three"]}, tools)
+    for odd in ({"prompt": "?", "tool_selection": "two"}, {**row, "tool_selection": ["two"]}):
+        with pytest.raises(InputError, match="must be a list of names, and not be there beside tools"):
+            row_task(odd, tools)
 
 
 def test_tools_and_interactions_have_files_of_their_own(tmp_path: Path) -> None:
