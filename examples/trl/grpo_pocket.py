@@ -46,6 +46,7 @@ def main() -> None:
     """Train, and print the reward of each step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rollouts", type=int, default=32, help="in each step, 8 of each question")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="grpo-pocket")
     options = parser.parse_args()
@@ -65,7 +66,7 @@ def main() -> None:
     config = GRPOConfig(
         output_dir=options.output,
         max_steps=options.steps,
-        per_device_train_batch_size=32,
+        per_device_train_batch_size=options.rollouts,
         num_generations=8,
         learning_rate=5e-4,
         lr_scheduler_type="constant",

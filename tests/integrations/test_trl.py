@@ -6,6 +6,9 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import re
+import runpy
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,13 +34,14 @@ from tests.integrations.trl_pocket import PROMPTS, QUIET, completion_logps, grpo
 from tokentrace import Agent, Budget, EmbeddedEngine, Task, create_renderer
 from tokentrace.cli import main as cli
 from tokentrace.data.tables import read_samples
-from tokentrace.errors import SampleError
+from tokentrace.errors import InputError, SampleError
 from tokentrace.integrations.finished import Finished
 from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward
 from tokentrace.integrations.trl_async import RolloutWorker
 from tokentrace.integrations.trl_samples import rollout_samples
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Rollout
+from tokentrace.rollout.patience import EngineDown
 from tokentrace.samples.sample import Sample
 from tokentrace.trajectory import VersionSpan
 
@@ -317,6 +321,73 @@ def test_a_sample_is_as_old_as_the_oldest_of_its_tokens(run: Run) -> None:
     unsaid = dataclasses.replace(run.finished[0], samples=[row.replace(versions=())])
     with pytest.raises(SampleError, match="does not say by a number"):
         rollout_samples([unsaid], group=0)
+
+
+class Broken:
+    async def run(self, task: Task, **_: Any) -> Finished:
+        raise EngineDown("the engine is gone")
+
+
+class Waits:
+    """Ends no rollout until it is told to."""
+
+    def __init__(self, finished: Finished) -> None:
+        self.finished = finished
+        self.begun = threading.Event()
+        self.tasks: list[Task] = []
+
+    async def run(self, task: Task, **_: Any) -> Finished:
+        self.tasks.append(task)
+        if len(self.tasks) > 4:
+            self.begun.set()
+            await asyncio.Event().wait()
+        return self.finished
+
+
+def test_a_worker_that_cannot_go_on_says_why() -> None:
+    worker = RolloutWorker(Broken(), [Task(PROMPTS[0])], weights_to=None, num_generations=2)
+    worker.check_health(60)
+    worker.start()
+    running = worker._running
+    assert running is not None
+    with pytest.raises(EngineDown, match="the engine is gone"):
+        running.result(30)
+    with pytest.raises(EngineDown, match="the engine is gone"):
+        worker.check_health(60)
+    with pytest.raises(InputError, match="leave weight_transfer to TRL"):
+        worker.pause()
+    worker.loop.close()
+
+
+def test_a_worker_that_ends_no_group_is_stale_once_the_trainer_has_all(run: Run) -> None:
+    agent = Waits(run.finished[0])
+    worker = RolloutWorker(agent, map(Task, PROMPTS[:2]), weights_to=None, num_generations=2, groups=1)
+    worker.update_model_version(7)
+    worker.start()
+    assert agent.begun.wait(30)
+    worker.check_health(-1)  # four samples wait for the trainer
+    samples = [worker.rollout_buffer.get(timeout=30) for _ in range(4)]
+    assert [(sample.group_id, sample.model_version) for sample in samples] == [(0, 7), (0, 7), (1, 7), (1, 7)]
+    assert [task.metadata["group"] for task in agent.tasks[:5]] == [f"grpo-{at:06d}" for at in (0, 0, 1, 1, 2)]
+    assert [task.messages for task in agent.tasks[:5]] == [PROMPTS[at] for at in (0, 0, 1, 1, 0)]
+    with pytest.raises(TimeoutError, match="no group of rollouts has ended"):
+        worker.check_health(-1)
+    worker.stop()
+    worker.loop.close()
+
+
+@pytest.mark.long
+def test_the_example_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Path(__file__).parents[2] / "examples" / "trl" / "grpo_pocket.py"
+    monkeypatch.setattr("sys.argv", [script.name, "--steps=1", "--rollouts=8", f"--output={tmp_path / 'out'}"])
+    runpy.run_path(str(script), run_name="__main__")
+    said = re.findall(r"^step +(\d+)  reward (0\.\d+)  tokens (\d+\.\d)$", capsys.readouterr().out, re.MULTILINE)
+    assert [int(step) for step, _, _ in said] == [1]
+    for _, reward, tokens in said:  # of right answers alone it would be equal
+        assert 0 < float(reward) <= 1 - float(tokens) / 100 + 1e-3
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 # -- SFT
