@@ -34,16 +34,13 @@ def channel_columns(rows: Sequence[tuple[int, Mapping[str, Channel]]]) -> dict[s
     for length, channels in rows:
         untyped = {name: channel for name, channel in channels.items() if name not in _KNOWN}
         for name, (type_, _) in _KNOWN.items():
-            pieces = _typed(name, channels[name]) if name in channels else []
-            if pieces is None:
-                untyped[name], pieces = channels[name], []
-            known[name].append(_one_list(pieces, length, type_()))
+            pieces, odd = _typed(name, channels[name]) if name in channels else ([], [])
+            if odd:
+                untyped[name] = Channel(length, tuple(odd))
+            known[name].append(_one_list(pieces, length, type_()) if pieces else None)
         text = {name: _plain(channel.entries()) for name, channel in untyped.items()}
         others.append(json.dumps(text, ensure_ascii=False, separators=(",", ":")) if text else None)
-    made = {
-        name: pa.concat_arrays(lists) if lists else pa.array([], pa.list_(_KNOWN[name][0]()))
-        for name, lists in known.items()
-    }
+    made = {name: _joined(lists, pa.list_(_KNOWN[name][0]())) for name, lists in known.items()}
     return {**made, OTHERS: pa.array(others, pa.string())}
 
 
@@ -56,19 +53,31 @@ def row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
     others = json.loads(row[OTHERS]) if row.get(OTHERS) else {}
     if not isinstance(others, dict) or not all(isinstance(entries, list) for entries in others.values()):
         raise SampleError(f"channels must be lists of entries by name, not {shown(others)}")
-    return found | {name: Channel.of(entries) for name, entries in others.items()}
+    for name, entries in others.items():
+        both = found[name].entries() if name in found else [None] * len(entries)
+        found[name] = Channel.of(one if one is not None else other for one, other in zip(both, entries, strict=True))
+    return found
 
 
-def _typed(name: str, channel: Channel) -> list[tuple[int, Any]] | None:
-    """The pieces of a channel as Arrow arrays; None where they have not the shape that they should."""
+def _joined(lists: Sequence[Any], type_: Any) -> Any:
+    """A column: one list for each row, null where there is none."""
+    pa = pyarrow()
+    if all(one is None for one in lists):
+        return pa.nulls(len(lists), type_)
+    return pa.concat_arrays([pa.nulls(1, type_) if one is None else one for one in lists])
+
+
+def _typed(name: str, channel: Channel) -> tuple[list[tuple[int, Any]], list[tuple[int, Entries]]]:
+    """The pieces of a channel as Arrow arrays, and as they came those that have not the shape that they should."""
     type_, shaped = _KNOWN[name]
-    pieces = []
+    pieces: list[tuple[int, Any]] = []
+    odd: list[tuple[int, Entries]] = []
     for start, entries in channel.pieces:
         try:
             pieces.append((start, _array(entries, type_, shaped)))
         except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's own are of these
-            return None
-    return pieces
+            odd.append((start, entries))
+    return pieces, odd
 
 
 def _array(entries: Entries, type_: Callable[[], Any], shaped: Callable[[Any], Any]) -> Any:
@@ -93,10 +102,8 @@ def _steps(count: int, size: int) -> Any:
 
 
 def _one_list(pieces: list[tuple[int, Any]], length: int, type_: Any) -> Any:
-    """Pieces as a list array with one entry: the values of one row. Its entry is null where there are no pieces."""
+    """Pieces as a list array with one entry: the values of one row."""
     pa = pyarrow()
-    if not pieces:
-        return pa.nulls(1, pa.list_(type_))
     parts, reached = [], 0
     for start, values in pieces:
         parts += [pa.nulls(start - reached, type_), values]
