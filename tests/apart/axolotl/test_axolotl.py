@@ -1,4 +1,4 @@
-"""axolotl: the labels that reach the loss of its trainer are those of our rows, element by element."""
+"""axolotl: what its data loading and its collator make of our rows has our labels, element by element."""
 
 from __future__ import annotations
 
@@ -55,32 +55,22 @@ def configured(said: dict[str, Any], folder: Path, **more: Any) -> Any:
     return load_cfg(str(folder / "config.yaml"))
 
 
-def trained(cfg: Any) -> list[tuple[list[int], list[int]]]:
-    """Ids and labels of every row, as the loss of axolotl's trainer is given them."""
+def test_labels_of_its_batches_are_those_of_the_rows(rows: Any, tmp_path: Path) -> None:
     from axolotl.common.datasets import load_datasets
-    from axolotl.train import setup_model_and_trainer
+    from axolotl.utils.collators import DataCollatorForSeq2Seq
+    from transformers import AutoTokenizer
 
-    trainer, *_ = setup_model_and_trainer(cfg, load_datasets(cfg=cfg))
-    seen: list[tuple[list[int], list[int]]] = []
-    loss = trainer.compute_loss
-
-    def watched(model: Any, inputs: dict[str, Any], *options: Any, **more: Any) -> Any:
-        attended = inputs["attention_mask"].bool()
-        for ids, labels, there in zip(inputs["input_ids"], inputs["labels"], attended, strict=True):
-            seen.append((ids[there].tolist(), labels[there].tolist()))
-            assert (labels[~there] == -100).all()
-        return loss(model, inputs, *options, **more)
-
-    trainer.compute_loss = watched
-    trainer.train()
-    return seen
-
-
-def test_labels_that_reach_the_loss_are_those_of_the_rows(rows: Any, tmp_path: Path) -> None:
     said, samples = rows
-    seen = trained(configured(said, tmp_path))
-    expected = sorted((sample.token_ids, sample.labels.tolist()) for sample in samples)
-    assert sorted(seen) == expected
+    prepared = load_datasets(cfg=configured(said, tmp_path)).train_dataset
+    collate = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(POCKET), return_tensors="pt")
+    names = ("input_ids", "attention_mask", "labels")
+    batch = collate([{name: row[name] for name in names} for row in prepared])
+    seen = []
+    for ids, attended, labels in zip(*(batch[name] for name in names), strict=True):
+        there = attended.bool()
+        seen.append((ids[there].tolist(), labels[there].tolist()))
+        assert (labels[~there] == -100).all()
+    assert sorted(seen) == sorted((sample.token_ids, sample.labels.tolist()) for sample in samples)
 
 
 def test_the_guide_runs(tmp_path: Path) -> None:
