@@ -98,7 +98,8 @@ def schema(layout: Layout) -> Any:
             [
                 *[("start", pa.int32()), ("stop", pa.int32()), ("logprobs_kind", pa.string())],
                 *[("temperature", pa.float64()), ("top_p", pa.float64()), ("top_k", pa.int32())],
-                ("cached_tokens", pa.int32()),
+                *[("cached_tokens", pa.int32()), ("min_p", pa.float64()), ("presence_penalty", pa.float64())],
+                *[("frequency_penalty", pa.float64()), ("repetition_penalty", pa.float64())],
             ]
         )
         fields += [("branch", pa.int32()), ("reward", pa.float64()), ("versions", pa.list_(version))]

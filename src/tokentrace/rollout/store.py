@@ -27,7 +27,7 @@ from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
-from .ends import FAILED_ENDS
+from .ends import FAILED_ENDS, End
 from .record import Rollout
 
 JOURNAL: Final = "rollouts.jsonl"
@@ -57,6 +57,8 @@ class RolloutStore:
         trajectories.mkdir(0o700, exist_ok=True)
         self._started: dict[str, dict[str, Any]] = {}
         self._finished: dict[str, dict[str, Any]] = {}
+        self._again: dict[str, dict[str, Any]] = {}
+        """What was said of rollouts that had ended and are run again."""
         self._writing = threading.Lock()
         self._journal = open(self.folder / JOURNAL, "ab", buffering=0, opener=owned)  # noqa: SIM115
         try:
@@ -110,8 +112,20 @@ class RolloutStore:
         self._partial(name).unlink(missing_ok=True)
 
     def keep(self, rollout: Rollout) -> None:
-        """Write what there is of an unfinished rollout to the disk, to be looked at. It will be run again."""
+        """Write what there is of an unfinished rollout to the disk: `recorded` gives it to those who go on with it."""
         save_trajectory(rollout.trajectory, self._partial(rollout.task.name))
+
+    def recorded(self, name: str) -> Trajectory | None:
+        """What there is of a rollout that can be gone on with: it was under way when a run ended, or it was aborted."""
+        paths = [self._partial(name)]
+        if self._again.get(name, {}).get("metrics", {}).get("end") == End.ABORT:
+            paths.append(self.folder / TRAJECTORIES / f"{file_name(name)}.tt")
+        for path in paths:
+            if name not in self._finished and path.is_file() and not path.is_symlink():
+                loaded = load_trajectory(path)
+                if not loaded.truncated and loaded.trajectory.name == name:
+                    return loaded.trajectory
+        return None
 
     def _partial(self, name: str) -> Path:
         return self.folder / TRAJECTORIES / f"{file_name(name)}.partial.tt"
@@ -140,7 +154,7 @@ class RolloutStore:
             case "finished":
                 self._finished[row["name"]] = row
             case "again":
-                self._finished.pop(row["name"], None)
+                self._again[row["name"]] = self._finished.pop(row["name"], {})
             case other:
                 raise ValueError(other)
 

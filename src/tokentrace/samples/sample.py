@@ -43,6 +43,11 @@ class CompletionSpan(NamedTuple):
     """0 is all tokens."""
     cached_tokens: int | None = None
     """How many ids of its prompt the engine had cached."""
+    min_p: float | None = None
+    """None, here and below, where it was not asked for."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample, is_number
 
+_PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""Settings that change logits by what was there before, each with the value that does nothing."""
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
 
@@ -101,6 +103,7 @@ def _completion(turn: Turn) -> CompletionSpan:
         top_p,
         top_k if _is_small(top_k) else None,
         turn.cached_tokens,
+        *(_number(sampling.get(name)) for name in ("min_p", *_PENALTIES)),
     )
 
 
@@ -113,16 +116,28 @@ def _is_small(value: Any) -> TypeGuard[int]:
 
 
 def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
-    """A note where logprobs are not of the distribution that was sampled from."""
+    """A note where logprobs are not of the distribution that was sampled from: temperature or penalties changed it.
+
+    What top-k, top-p and min-p leave out is not noted: trainers compare with the whole distribution.
+    """
     odd = [
-        f"{kind}, sampled at temperature {temperature:g}"
-        for _, _, kind, temperature, *_ in completions
-        if temperature not in (None, 0, 1) and kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
+        f"{span.logprobs_kind}, sampled at {' and '.join(changed)}"
+        for span in completions
+        if (changed := _changes(span)) and span.logprobs_kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
     ]
     if not odd:
         return ()
     what = "; ".join(dict.fromkeys(odd))
     return (f"logprobs of {len(odd)} of {len(completions)} completions are not of what was sampled from: {what}",)
+
+
+def _changes(span: CompletionSpan) -> list[str]:
+    """What makes the distribution that was sampled from another than the model's; nothing where it was greedy."""
+    if span.temperature == 0:
+        return []
+    changed = [] if span.temperature in (None, 1) else [f"temperature {span.temperature:g}"]
+    penalties = {name: getattr(span, name) for name in _PENALTIES}
+    return changed + [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, _PENALTIES[name])]
 
 
 def _reward_of(trajectory: Trajectory, reward: float | None) -> float | None:
