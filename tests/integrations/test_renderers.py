@@ -284,6 +284,8 @@ def test_compat_resolves_as_renderers_does(qwen3: Any) -> None:
     unnamed = renderers_compat.create_renderer(POCKET, renderers.AutoRendererConfig(thinking_retention="all"))
     assert type(unnamed) is TokentraceRenderer
     assert unnamed.config.thinking_retention == "all"
+    varied = renderers_compat.create_renderer(POCKET, chat_template_kwargs={"enable_thinking": False})
+    assert varied.renderer.template_kwargs == {"enable_thinking": False}
     assert type(renderers_compat.create_renderer(qwen3, custom())) is TokentraceRenderer
     assert type(renderers_compat.Qwen3Renderer(qwen3).config) is renderers.Qwen3RendererConfig
 

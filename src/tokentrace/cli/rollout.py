@@ -171,7 +171,10 @@ async def _run(
             )
             return summary, circuits_of(engine), patience.waited
     finally:
-        await engine.close()
+        try:
+            await run.close()
+        finally:
+            await engine.close()
 
 
 async def _run_on_ray(

@@ -189,6 +189,8 @@ class EmbeddedEngine(Engine):
             model = weights if isinstance(weights, PocketModel) else await asyncio.to_thread(self._read, weights)
         except (InputError, OSError, ValueError, TypeError) as error:
             raise EngineError(f"the weights of {version!r} cannot be used: {error}") from error
+        if (model.vocabulary_size, model.longest) != (self._model.vocabulary_size, self._model.longest):
+            raise EngineError(f"the weights of {version!r} cannot be used: they are of another model")
         async with self._stepping:
             self._model, self.version = model, version
             self._forget()

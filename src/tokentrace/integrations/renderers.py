@@ -46,6 +46,7 @@ class TokentraceConfig(BaseRendererConfig):
     model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}
     _allow_opaque_template_kwargs: ClassVar[bool] = True
 
+    name: Literal["tokentrace"] = "tokentrace"
     renderer: str = "auto"
     preserve_all_thinking: bool = False
     preserve_thinking_between_tool_calls: bool = False

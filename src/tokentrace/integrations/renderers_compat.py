@@ -17,6 +17,7 @@ from ..rendering.renderer import Renderer
 from .renderers import TokentraceConfig, TokentraceRenderer, history_of
 
 import renderers  # isort: skip  (the module above says what to install where it is missing)
+from renderers import create_renderer as create_theirs  # isort: skip
 
 DIALECTS: Final = {"qwen3": "hermes", "qwen3.5": "qwen-xml", "glm": "glm-xml", "deepseek-v3": "deepseek"}
 """Names of renderers' tool parsers, as our dialects."""
@@ -68,7 +69,7 @@ def create_renderer(
 ) -> Any:
     """As `renderers.create_renderer`. Models that renderers has no class for get a `TokentraceRenderer`."""
     if isinstance(config, renderers.CustomRendererConfig):
-        return renderers.create_renderer(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
+        return create_theirs(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
     if config is None or isinstance(config, renderers.AutoRendererConfig):
         config = _resolved(tokenizer, getattr(config, "thinking_retention", None))
     config = renderers.merge_chat_template_kwargs(config, chat_template_kwargs)

@@ -18,7 +18,7 @@ from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversati
 from ..errors import ContinuationError, InputError, shown
 from ..settings import instance
 from ..trajectory.trajectory import Trajectory
-from .checks import MOST_SEED
+from .checks import MOST_SEED, is_list
 from .checks import count as checked_count
 from .ends import End
 from .loop import Agent, Rollout, Task
@@ -27,7 +27,17 @@ from .store import RolloutStore
 from .tools import BaseTool
 
 _READ: Final = frozenset(
-    {*MESSAGES, *COMPLETIONS, "prompt", "system", "tools", "functions", "tools_kwargs", "interaction_kwargs"}
+    {
+        *MESSAGES,
+        *COMPLETIONS,
+        "prompt",
+        "system",
+        "tools",
+        "functions",
+        "tools_kwargs",
+        "interaction_kwargs",
+        "tool_selection",
+    }
 )
 _OURS: Final = frozenset({"reward", "group", "member", "task"})
 """What a rollout's metadata says of itself; a column of that name becomes ``data_reward`` and so on."""
@@ -107,7 +117,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
     """A row of a dataset as a task: its conversation up to the last message that is not the assistant's.
 
     ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the
-    interaction; ``tools`` chooses among the tools by name; all other columns go to the metadata.
+    interaction; ``tools`` or ``tool_selection`` chooses among the tools by name; all other columns go to the metadata.
     """
     columns = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
     if isinstance(columns, dict) and "prompt" in columns and not any(columns.get(n) for n in (*MESSAGES, *COMPLETIONS)):
@@ -117,11 +127,14 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
     if found.variables:
         raise InputError("a task has no template variables of its own: set them under renderer.kwargs")
     by_name = {tool.name: tool for tool in tools}
-    wanted = [str(one.get("function", one).get("name")) for one in found.tools or ()]
-    if missing := [one for one in wanted if one not in by_name]:
-        raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
     extra = columns.get("extra_info")
     both = {**(extra if isinstance(extra, Mapping) else {}), **columns}
+    chosen = both.get("tool_selection") or ()
+    if not is_list(chosen) or (chosen and found.tools):
+        raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
+    wanted = [str(one.get("function", one).get("name")) for one in found.tools or ()] or [*map(str, chosen)]
+    if missing := [one for one in wanted if one not in by_name]:
+        raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
     rest = {key: value for key, value in columns.items() if key not in _READ}
     return Task(
         messages=_prompt(found),

@@ -87,6 +87,11 @@ class Run:
     """What must not change when a run goes on: everything but the address of the engine, how many rollouts run at once,
     and the output."""
 
+    async def close(self) -> None:
+        """Let go of what the tools have kept for all rollouts."""
+        for tool in self.tools:
+            await tool.close()
+
     def agent(self, engine: Engine) -> Agent:
         """The agent that runs the tasks."""
         return Agent(
@@ -193,6 +198,9 @@ def _remembered(top: Section, folder: Path) -> dict[str, Any]:
     for key in ("tools_file", "interaction_file"):
         if settings.get(key) is not None:
             settings[key] = read_config(folder / settings[key]).plain()
+    for tool in settings.get("tools") or (settings.get("tools_file") or {}).get("tools") or ():
+        for key in ("url", "headers", "env"):  # addresses and keys are nobody's to remember
+            (tool.get("mcp") or {}).pop(key, None)
     return settings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from verifiers.v1.trace import Trace
 from verifiers.v1.types import AssistantMessage, SamplingConfig, SystemMessage, Tool, ToolMessage, UserMessage
 
 from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.guides import run_guide
 from tokentrace import create_renderer
 from tokentrace.demo.calculator import calculate
 from tokentrace.pocket import POCKET
@@ -123,3 +125,7 @@ def test_images_are_refused_before_anything_is_sampled(served: Served) -> None:
     with pytest.raises(NotImplementedError, match="TokentraceRenderer"):
         asyncio.run(client.get_response(ChatDialect(), {"model": "pocket"}, SamplingConfig(), "s", turn))
     assert not served.prompts
+
+
+def test_guide(tmp_path: Path) -> None:
+    run_guide("prime-rl", tmp_path)
