@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shutil
-import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from ..errors import InputError, TrajectoryError, shown
 from ..files import lock, owned, write_whole
+from ..samples.advantages import relative_to_group
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.storage import load_trajectory, save_trajectory
@@ -200,7 +200,7 @@ class RolloutStore:
         from ..data.tables import Layout, Place, sample_writer, samples_table
         from .columns import rollout_columns, rollout_fields
 
-        layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True)
+        layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
             groups[_group(row)].append(row["name"])
@@ -229,17 +229,8 @@ def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
     The deviation is that of a sample (n - 1), plus 1e-6. Rollouts that failed, and those without a reward, are in no
     group and have no advantage: mean and deviation are those of the others. The one that is left of a group has 0.
     """
-    groups: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        reward = _reward(row)
-        if reward is not None:
-            groups[_group(row)][row["name"]] = float(reward)
-    out: dict[str, float] = {}
-    for members in groups.values():
-        mean = statistics.fmean(members.values())
-        deviation = statistics.stdev(members.values()) if len(members) > 1 else 0.0
-        out |= {name: (reward - mean) / (deviation + 1e-6) for name, reward in members.items()}
-    return out
+    rewards = {row["name"]: reward for row in rows if (reward := _reward(row)) is not None}
+    return dict(relative_to_group(rewards, {row["name"]: _group(row) for row in rows}).values)
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:

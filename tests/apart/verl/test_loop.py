@@ -167,12 +167,12 @@ def test_a_tools_result_that_nothing_follows_is_not_in_the_row(tmp_path: Path) -
     assert len(stream) > sampled[-1] + 1, "the calculator's result stands at the end of the stream"
     assert rows["attention_mask"][0].sum() == sampled[-1] + 1
     assert rows["response_mask"][0].sum() == len(sampled)
-    # verl's GAE leaves the rewards of masked tokens out: on the result, this one would have been lost
-    mask = rows["response_mask"].float()
-    found, _ = compute_gae_advantage_return(rows["rm_scores"], torch.zeros_like(mask), mask, 1.0, 1.0)
-    assert found[mask.bool()].isfinite().all()
-    width = int(rows["attention_mask"][0].sum()) - int(sampled[0])
-    assert rows["rm_scores"][0][width - 1] == pytest.approx(rollout.reward)
+    # verl's GAE leaves the rewards of masked tokens out: on the token after, the result's first, it would be lost
+    mask, scores = rows["response_mask"].float(), rows["rm_scores"]
+    _, returns = compute_gae_advantage_return(scores, torch.zeros_like(mask), mask, 1.0, 1.0)
+    assert returns[mask.bool()].tolist() == pytest.approx([rollout.reward] * len(sampled))
+    _, lost = compute_gae_advantage_return(scores.roll(1, -1), torch.zeros_like(mask), mask, 1.0, 1.0)
+    assert not lost[mask.bool()].any()
 
 
 def test_a_prompt_that_is_too_long_is_refused_and_not_cut(tmp_path: Path) -> None:
