@@ -96,6 +96,7 @@ class TokentraceRenderer:
     """renderers' `Renderer` protocol over our own, which is in `renderer`. Text only: media are refused."""
 
     config_class: ClassVar[type] = TokentraceConfig
+    supports_tools: ClassVar[bool] = True
 
     def __init__(self, tokenizer: Any, config: Any = None) -> None:
         self.config = self.config_class() if config is None else config
