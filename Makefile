@@ -71,7 +71,7 @@ $(VLLM)/.vllm-$(VLLM_VERSION):
 	touch $@
 
 test-vllm: $(VENV)/.test $(VLLM)/.vllm-$(VLLM_VERSION)
-	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py -v -rP
+	TOKENTRACE_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest tests/live/test_vllm.py tests/live/test_vllm_training.py -v -rP
 
 # Trainers and libraries at their pinned versions: renderers and TRL here, the others in environments of their own (some GB
 # each, once). NAMES="verl tinker" runs these alone.

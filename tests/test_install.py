@@ -226,14 +226,15 @@ def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
         ("ray", "import ray.data", "from tokentrace.data.cluster import tokenize_on_ray; tokenize_on_ray"),
         ("engines", "import httpx2", "from tokentrace.engines.http import Connection; Connection('http://127.0.0.1')"),
         ("rollout", "import yaml", "from tokentrace.rollout.config import read_config; read_config"),
+        ("mcp", "import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),
         ("gateway", "import starlette, uvicorn, apsw, prometheus_client", GATEWAY),
         ("postgres", "import psycopg", "from tokentrace.gateway.postgres import postgres_store; postgres_store"),
         ("telemetry", "import opentelemetry.sdk", TRACED),
     ],
-    ids=["hub", "transformers", "data", "ray", "engines", "rollout", "gateway", "postgres", "telemetry"],
+    ids=["hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"],
 )
 def test_each_extra_installs_on_its_own(extra: str, statement: str, then: str, wheel: Path, tmp_path: Path) -> None:
-    known = {"hub", "transformers", "data", "ray", "engines", "rollout", "gateway", "postgres", "telemetry"}
+    known = {"hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"}
     assert set(PROJECT["optional-dependencies"]) == known, "a new extra needs a row here"
     python = environment(tmp_path / extra, f"{wheel}[{extra}]")
     run(python, "-c", f"{statement}\n{USE}\n{then}", cwd=tmp_path)

@@ -331,7 +331,8 @@ DOORS: list[Door] = [
     (
         "SamplingParams",
         SamplingParams,
-        {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 1, "stop_token_ids": (1,)},
+        {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 1, "stop_token_ids": (1,)}
+        | {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "stop": ("x",)},
     ),
     (
         "ScriptedEngine",

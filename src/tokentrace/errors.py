@@ -36,6 +36,10 @@ class InputError(TokentraceError):
         return self
 
 
+class ContinuationError(InputError):
+    """A rollout cannot go on with what a trajectory has recorded."""
+
+
 class ControlTokenError(InputError):
     """Untrusted text spells a control token and the policy is ``reject``."""
 

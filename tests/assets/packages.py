@@ -57,6 +57,14 @@ PACKAGES: dict[str, Package] = {
         18_505_042,
         "a9993aedfb0ff378577246bcc6422e6d3ead5c9b3cb61b0ac95a03d752f735d3",
     ),
+    # its own tests, which are run through our renderers
+    "renderers": Package(
+        "renderers",
+        "0.1.12",
+        "renderers-0.1.12.tar.gz",
+        437_149,
+        "0e688605163cf891cfa3afa3ed5895dbb29360279bcf52ef1d893c74079df9e4",
+    ),
     # Carries llama.cpp's models/templates, byte for byte as llama-cpp-python 0.3.36 does in twice the size.
     "xllamacpp": Package(
         "xllamacpp",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -62,6 +65,21 @@ def states(where: Path) -> dict[str, str]:
 
     found: dict[str, str] = within(where, read)
     return found
+
+
+@pytest.mark.parametrize(("trainer", "name"), [("axolotl", "rows.parquet"), ("llama-factory", "rows")])
+def test_rows_can_be_written_for_a_trainer(store: Path, tmp_path: Path, trainer: str, name: str) -> None:
+    assert run(store, "-o", tmp_path / "all.parquet", "--keep-state").exit_code == 0
+    samples = list(read_samples(tmp_path / "all.parquet"))
+    result = run(store, "-o", tmp_path / name, "--for", trainer)
+    assert result.exit_code == 0, result.output
+    assert str(max(map(len, samples))) in result.stdout.partition("for ")[2]
+    data = next((tmp_path / name).glob("*.arrow")) if name == "rows" else tmp_path / name
+    table = pa.ipc.open_stream(data).read_all() if name == "rows" else pq.read_table(data)
+    assert table.column_names == ["input_ids", "attention_mask", "labels"]
+    assert table["labels"].to_pylist() == [sample.labels.tolist() for sample in samples]
+    assert stat.S_IMODE((tmp_path / name).stat().st_mode) in (0o600, 0o700)
+    assert run(store, "-o", tmp_path / ("x.jsonl" if name == "rows" else "x"), "--for", trainer).exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl", "rows.jsonl.gz"])

@@ -12,7 +12,8 @@ import pytest
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.demo.rollouts import FollowUps, question_tasks
 from tokentrace.demo.tasks import make_questions
-from tokentrace.engines.embedded import EmbeddedEngine, sample
+from tokentrace.engines.drawing import sample
+from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import (
     Completion,
     Delta,
@@ -246,7 +247,7 @@ def test_versions_tell_which_weights_sampled_which_tokens() -> None:
         async for delta in engine.stream(PROMPTS[0], params(max_tokens=12, stop_token_ids=())):
             found.append(delta)
             if len(found) == 4:
-                engine.update_weights(load_pocket(), "step 2")
+                await engine.update_weights(load_pocket(), version="step 2")
         last = found[-1]
         ids = np.concatenate([delta.ids for delta in found])
         logprobs = np.concatenate([delta.logprobs for delta in found])

@@ -171,17 +171,18 @@ def test_a_request_that_is_aborted_while_the_engine_is_paused_returns() -> None:
 
 def test_a_token_is_of_the_weights_that_its_step_began_with() -> None:
     """The weights change while a step is under way: that step still samples with the old ones, and says so."""
-    engines: list[EmbeddedEngine] = []
-
-    def change(step: int) -> None:
-        if step == 3:
-            engines[0].update_weights(model, "new")  # type: ignore[arg-type]
-
-    model = Watched(change)
 
     async def work(engine: EmbeddedEngine) -> Completion:
-        engines.append(engine)
+        loop = asyncio.get_running_loop()
+
+        def change(step: int) -> None:
+            if step == 3:
+                asyncio.run_coroutine_threadsafe(engine.update_weights(POCKET, version="new"), loop)
+
+        model._before = change
         return await engine.generate(prompt(5), SamplingParams(6))
+
+    model = Watched()
 
     assert run(work, model, version="old").versions == (VersionSpan("old", 0, 3), VersionSpan("new", 3, 6))
 

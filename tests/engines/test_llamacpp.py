@@ -108,6 +108,16 @@ def test_top_k_and_top_p_come_after_the_temperature() -> None:
     assert fake.bodies(COMPLETION)[0]["samplers"] == ["temperature"]
 
 
+def test_the_repetition_penalty_counts_all_that_there_is_and_comes_first() -> None:
+    answer = cut_after(recording("llamacpp_completion")["response"], 2)
+    can = replace(RAW, max_length=4096, sampling=frozenset({"min_p", "repetition_penalty"}))
+    asked = SamplingParams(4, top_k=5, min_p=0.1, repetition_penalty=1.2, allow_raw_logprobs=True)
+    _, fake = whole(answer, asked, can)
+    [body] = fake.bodies(COMPLETION)
+    assert body["samplers"] == ["penalties", "temperature", "min_p", "top_k"]
+    assert (body["min_p"], body["repeat_penalty"], body["repeat_last_n"]) == (0.1, 1.2, 4096)
+
+
 def test_what_follows_a_stop_token_is_cut_off() -> None:
     answer = recording("llamacpp_cmp")
     done, fake = whole(answer, SamplingParams(64, stop_token_ids=(996, 325)))
@@ -181,6 +191,7 @@ def test_connecting_finds_out_what_a_server_can_do() -> None:
         logprobs=LogprobKind.PROCESSED,
         top_logprobs=20,
         structures=True,
+        sampling=frozenset({"min_p", "repetition_penalty"}),
     )
     assert asyncio.run(run(fake)) == found
     fake.on("/v1/models", {"data": [{"id": "tiny.gguf", "meta": {"n_vocab": 1024}}]})

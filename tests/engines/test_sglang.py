@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.engines.support import Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
 from tokentrace.engines.protocol import (
+    OPTIONAL,
     Capabilities,
     EngineAnswerError,
     EngineError,
@@ -339,7 +340,30 @@ def test_connecting_finds_out_what_a_server_can_do(mode: str) -> None:
         versions=True,
         top_logprobs=20,
         structures=True,
+        sampling=frozenset(OPTIONAL),
+        weights=True,
     )
+
+
+def test_min_p_penalties_and_stop_texts_are_sent_and_the_text_that_ended_it_is_told() -> None:
+    wanted = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
+    recorded = recording("sglang_generate_stoptok")
+    answer = copy.deepcopy(recorded["response"])
+    answer["meta_info"]["finish_reason"] = {"type": "stop", "matched": "\n\n"}
+    fake = Fake().on(GENERATE, answer)
+    able = Capabilities("sglang", logprobs=LogprobKind.SCALED, sampling=frozenset(OPTIONAL))
+    sampling = SamplingParams(64, stop=["x", "\n\n"], **wanted)
+    done = asyncio.run(
+        SGLangEngine(fake.connection(), able).generate(recorded["request"]["json"]["input_ids"], sampling)
+    )
+    assert (done.finish_reason, done.stopped_by) == (FinishReason.STOP, "\n\n")
+    assert done.ids.tolist() == answer["output_ids"]
+    params = fake.bodies(GENERATE)[0]["sampling_params"]
+    assert {name: params[name] for name in wanted} == wanted
+    assert (params["stop"], params["skip_special_tokens"]) == (["x", "\n\n"], False)
+    answer["meta_info"]["finish_reason"]["matched"] = "NaN happened"
+    with pytest.raises(EngineAnswerError, match="no stop text that was asked for"):
+        asyncio.run(SGLangEngine(fake.connection(), able).generate([1] * 6, SamplingParams(64)))
 
 
 def test_the_vocabulary_must_be_known() -> None:

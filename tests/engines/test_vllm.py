@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.engines.support import RECORDINGS, Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
 from tokentrace.engines.protocol import (
+    OPTIONAL,
     Capabilities,
     Completion,
     EngineAnswerError,
@@ -393,6 +394,29 @@ def test_json_is_refused_where_it_might_be_ignored() -> None:
         asyncio.run(engine(fake).generate([1], asked_for))
 
 
+@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
+def test_min_p_penalties_and_stop_texts_are_sent_and_the_text_that_ended_it_is_told(path: str) -> None:
+    wanted = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
+    recorded = recording("vllm_generate_stop_token" if path == GENERATE else "vllm_completions_ids")
+    prompt, _ = asked(recorded)
+    answer = copy.deepcopy(recorded["response"])
+    answer["choices"][0] |= {"finish_reason": "stop", "stop_reason": "\n\n"}
+    fake = Fake().on(path, answer)
+    able = VLLMEngine(
+        fake.connection(),
+        replace(TINY, logprobs=LogprobKind.PROCESSED, sampling=frozenset(OPTIONAL)),
+        path=path,
+        check_echo=False,
+    )
+    done = asyncio.run(able.generate(prompt, SamplingParams(64, stop=["x", "\n\n"], **wanted)))
+    assert (done.finish_reason, done.stopped_by) == (FinishReason.STOP, "\n\n")
+    assert len(done.ids) == len(answer["choices"][0]["token_ids"])
+    [body] = fake.bodies(path)
+    params = body.get("sampling_params", body)
+    assert {name: params[name] for name in wanted} == wanted
+    assert (params["stop"], params["skip_special_tokens"]) == (["x", "\n\n"], False)
+
+
 # -- connecting
 
 
@@ -445,6 +469,7 @@ def test_connecting_finds_out_what_a_server_can_do(mode: str, native: bool) -> N
     fake = served(Fake(), mode=mode, native=native)
     if native:
         fake.on("/is_paused", recording("vllm_is_paused")["response"])
+        fake.on("/weight_info", {"weight_version": "default"})
     assert connect(fake, vocab_size=1024) == Capabilities(
         "vllm",
         version="0.32.0",
@@ -458,6 +483,8 @@ def test_connecting_finds_out_what_a_server_can_do(mode: str, native: bool) -> N
         versions=native,
         top_logprobs=19 if native else 20,
         structures=True,
+        sampling=frozenset(OPTIONAL),
+        weights=native,
     )
 
 

@@ -385,7 +385,7 @@ def test_memory_does_not_grow_with_the_number_of_sessions(format: Format, monkey
             many, large = await peak(endless, last)
             assert large > 4 * small
             tokens = (last - first) * 2 * 600
-            assert many - few < tokens * 14 / 4  # the ids, masks, messages, kinds and logprobs of one have 14 bytes
+            assert many - few < tokens * 18 / 4  # ids, labels, masks, messages, kinds and logprobs have 18 bytes
 
     run(make())
 

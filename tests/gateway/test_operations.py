@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 import socket
 import threading
@@ -238,6 +239,34 @@ def test_budgets_and_forced_sampling() -> None:
         ):
             status, answer = served.call("POST", "/sessions", {"settings": wrong})
             assert status == 400, (wrong, answer)
+
+
+def test_min_p_and_penalties_are_honoured_recorded_and_refused_where_the_engine_has_none() -> None:
+    with gateway_server() as served:
+        path = "/sessions/p/v1/chat/completions"
+        hot = {**SUM, "temperature": 2, "seed": 3, "max_tokens": 40}
+        shaped = {"min_p": 1, "frequency_penalty": -0.1, "presence_penalty": 0, "repetition_penalty": 1.0}
+        told = [
+            served.call("POST", path, body)[1]["choices"][0]["message"]
+            for body in ({**SUM, "temperature": 0}, hot, {**hot, **shaped})
+        ]
+        assert told[0] == told[2] != told[1], "with min-p 1 only the likeliest token is left, however hot"
+        trajectory = served.run(served.app.gateway.sessions.get("p")).session.trajectory
+        asked = trajectory.turns(2)[0].sampling
+        assert (asked["frequency_penalty"], asked["min_p"]) == (-0.1, 1.0)
+        assert not {"presence_penalty", "repetition_penalty"} & set(asked)
+        ids = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 3, "repetition_penalty": 1.5}}
+        assert served.call("POST", "/sessions/ids/inference/v1/generate", ids)[0] == 200
+        recorded = served.run(served.app.gateway.sessions.get("ids")).session.trajectory.turns(0)
+        assert recorded[0].sampling["repetition_penalty"] == 1.5
+        forced = {"id": "forced", "settings": {"sampling": {"presence_penalty": 0.5}}}
+        assert served.call("POST", "/sessions", forced)[0] == 201
+        engine = served.app.gateway.engine
+        engine.capabilities = dataclasses.replace(engine.capabilities, sampling=frozenset())
+        for name, body in (("p", {"min_p": 0.1}), ("forced", {})):
+            status, refused = served.call("POST", f"/sessions/{name}/v1/chat/completions", {**SUM, **body})
+            assert (status, refused["error"]["code"]) == (400, "unsupported_parameter")
+            assert refused["error"]["param"] == ("min_p" if body else "presence_penalty")
 
 
 def test_a_prompt_that_does_not_fit_is_refused_as_clients_know_it() -> None:

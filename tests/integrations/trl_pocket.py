@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from trl import GRPOConfig, GRPOTrainer
 from tokentrace import Agent, Budget, EmbeddedEngine, create_renderer
 from tokentrace.demo.calculator import calculate
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.model import PocketModel
 
 PROMPTS = [[{"role": "user", "content": f"What is {a} * {b}?"}] for a, b in ((17, 23), (41, 12), (86, 37), (29, 58))]
 QUIET = {
@@ -29,13 +26,6 @@ QUIET = {
     "logging_steps": 1,
     "lr_scheduler_type": "constant",
 }
-
-
-class TrainedEngine(EmbeddedEngine):
-    async def update_weights(self, weights: Mapping[str, Any], /, *, version: int) -> None:  # type: ignore[override]
-        config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
-        arrays = {name: tensor.detach().float().numpy().copy() for name, tensor in weights.items()}
-        super().update_weights(PocketModel(config, arrays), version)
 
 
 def calculator(expression: str) -> Fraction:
@@ -79,7 +69,7 @@ def completion_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, count: i
 
 
 def grpo(folder: Path, rollouts: Any, rewards: Any, *, prompts: Any = PROMPTS, **settings: Any) -> HookedGRPO:
-    config: dict[str, Any] = {"per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2, **QUIET}
+    config: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 2, **QUIET}
     return HookedGRPO(
         str(POCKET),
         reward_funcs=rewards,

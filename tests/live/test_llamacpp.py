@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.test_sampling import reference
 from tests.live.live import CONTEXT, ROOT, Recorder, llama_server, no_wheel
 from tokentrace import create_renderer
 from tokentrace.demo.rollouts import FollowUps, question_reward, question_tasks
@@ -273,6 +274,25 @@ def test_logprobs_are_of_the_distribution_sampled_from(server: str, settings: di
     for completion, one in zip(completions, sampling, strict=True):
         expected = expected_logprobs(logits_of(prompt, completion.ids), completion.ids, one)
         np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=PROCESSED_GAP)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"min_p": 0.1, "temperature": 2.0}, {"repetition_penalty": 1.5}, {"repetition_penalty": 0.7, "min_p": 0.05}],
+)
+def test_min_p_and_the_repetition_penalty_mean_what_they_do_elsewhere(server: str, given: dict[str, Any]) -> None:
+    prompt, sampling = first_prompts(3)[2], SamplingParams(40, seed=1, stop_token_ids=(END,), **given)
+
+    async def work(engine: LlamaCppEngine) -> Any:
+        return await engine.generate(prompt, sampling)
+
+    done, _ = use(server, work)
+    ids, known = done.ids.tolist(), prompt.tolist()
+    wanted = [
+        np.log(reference(logits, known, ids[:at], sampling)[ids[at]])
+        for at, logits in enumerate(logits_of(prompt, done.ids))
+    ]
+    np.testing.assert_allclose(done.logprobs, wanted, rtol=0, atol=PROCESSED_GAP)
 
 
 def test_raw_logprobs_can_be_asked_for(server: str) -> None:

@@ -87,7 +87,8 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
             tool_schema: {SCHEMA}
         interaction: {{class_name: "./own_tools.py:User", config: {{name: someone}}}}
         data: {{file: rows.jsonl, limit: 2}}
-        sampling: {{temperature: 0.5, top_p: 0.9, top_k: 20, seed: 7, max_tokens: 99}}
+        sampling: {{temperature: 0.5, top_p: 0.9, top_k: 20, seed: 7, max_tokens: 99, min_p: 0.1,
+          presence_penalty: 1, stop: ["Q:", "\\n\\n"]}}
         budget: {{turns: 3, tool_seconds: 2, result_keep: tail, context: null}}
         reward: own_tools:judge
         rollouts_per_task: 3
@@ -106,6 +107,8 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
     assert [tool.name for tool in run.tools] == ["plus", "table"]
     assert run.interactions[""].name == "someone"
     assert (run.sampling.temperature, run.sampling.top_p, run.sampling.top_k) == (0.5, 0.9, 20)
+    assert (run.sampling.min_p, run.sampling.penalties) == (0.1, {"presence_penalty": 1.0})
+    assert run.sampling.stop == ("Q:", "\n\n")
     assert (run.sampling.seed, run.seed) == (None, 7), "one seed for all would make the rollouts of a group the same"
     assert run.budget == Budget(turns=3, turn_tokens=99, tool_seconds=2, result_keep=Keep.TAIL)
     assert (run.concurrency, run.advantages) == (6, "group")
@@ -136,6 +139,12 @@ BAD = {
     "sampling": (
         POCKET_RUN + "sampling:\n  top_k: 3\n  top_p: 2\n",
         "line 7: sampling.top_p: must be a number from 0 to 1, not 2",
+    ),
+    "stop is a list": (POCKET_RUN + "sampling: {stop: x}\n", "line 5: sampling.stop: must be a list, not 'x'"),
+    "a stop that is empty": (POCKET_RUN + "sampling: {stop: ['']}\n", "line 5: sampling.stop: must be texts"),
+    "a penalty": (
+        POCKET_RUN + "sampling: {repetition_penalty: 3}\n",
+        "line 5: sampling.repetition_penalty: must be a number from 0 to 2, not 3",
     ),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
@@ -239,6 +248,13 @@ def test_a_row_chooses_among_the_tools_by_name() -> None:
     task = row_task(row, tools, name="x")
     assert task.tools == [tools[1]]
     assert row_task([{"role": "user", "content": "?"}], tools).tools is None
+    by_name: dict[str, Any] = {"prompt": "?", "extra_info": {"tool_selection": ["two"]}}
+    assert row_task(by_name, tools).tools == [tools[1]], "as verl's rows have it"
+    with pytest.raises(InputError, match="there is no tool 'three'"):
+        row_task({"prompt": "?", "tool_selection": ["three"]}, tools)
+    for odd in ({"prompt": "?", "tool_selection": "two"}, {**row, "tool_selection": ["two"]}):
+        with pytest.raises(InputError, match="must be a list of names, and not be there beside tools"):
+            row_task(odd, tools)
 
 
 def test_tools_and_interactions_have_files_of_their_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 
 from ..errors import InputError
-from ..rollout.ends import FAILED_ENDS
+from ..rollout.ends import FAILED_ENDS, End
 from . import one_blas_thread
 from .options import debug_option, json_option, quiet_option
 from .output import ProgressBars, note
@@ -37,6 +37,11 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of going on with it.")
 @click.option("--retry", is_flag=True, help=f"Run those again that ended with {', '.join(_FAILED)}.")
 @click.option(
+    "--continue-aborted",
+    is_flag=True,
+    help="Go on with the tokens that an earlier run left of rollouts that were aborted or under way.",
+)
+@click.option(
     "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Work on a Ray cluster (a local one if none)."
 )
 @click.option(
@@ -57,6 +62,7 @@ def rollout(
     seed: int | None,
     fresh: bool,
     retry: bool,
+    continue_aborted: bool,
     ray: str | None,
     workers: int | None,
     as_json: bool,
@@ -90,6 +96,8 @@ def rollout(
 
     if workers is not None and ray is None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
+    if continue_aborted and ray is not None:
+        raise click.UsageError("--continue-aborted goes on with rollouts in this process: leave --ray out")
     options: dict[str, Any] = {"limit": limit, "concurrency": concurrency, "seed": seed, "sources": dict(SOURCES)}
     run = read_run(config, output=output, **options)
     if fresh:
@@ -100,13 +108,13 @@ def rollout(
         raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
     store = RolloutStore(run.output)
     try:
-        again = store.run_again(_FAILED) if retry else []
+        again = store.run_again(_FAILED if retry else [End.ABORT] if continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not quiet:
             _announce(run, store, before)
         try:
             if ray is None:
-                running = _run(run, store, quiet)
+                running = _run(run, store, quiet, continue_aborted)
             else:
                 options["output"] = run.output
                 running = _run_on_ray(run, config.absolute(), options, ray, workers, store, quiet)
@@ -137,7 +145,9 @@ def _kept(run: Run, store: RolloutStore) -> str:
     return f"{done}; the same command goes on with the rest"
 
 
-async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, list[Circuit], float]:
+async def _run(
+    run: Run, store: RolloutStore, quiet: bool, continue_aborted: bool
+) -> tuple[Summary, list[Circuit], float]:
     """The summary of the run, the states of its endpoints, and for how many seconds it waited for an engine."""
     from ..engines.routing import circuits_of
     from ..rollout.batch import Summary, run_rollouts
@@ -157,10 +167,14 @@ async def _run(run: Run, store: RolloutStore, quiet: bool) -> tuple[Summary, lis
                 done=display.update,
                 seed=run.seed,
                 patience=patience,
+                continue_aborted=continue_aborted,
             )
             return summary, circuits_of(engine), patience.waited
     finally:
-        await engine.close()
+        try:
+            await run.close()
+        finally:
+            await engine.close()
 
 
 async def _run_on_ray(

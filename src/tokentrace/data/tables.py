@@ -23,6 +23,7 @@ from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
+from .channel_columns import channel_columns, channel_fields, row_channels
 from .lines import metadata_path, read_line_tables
 from .sources import parquet_file, pyarrow
 from .trainers import Trainer, find_trainer
@@ -56,6 +57,8 @@ class Layout:
     advantages: bool = False
     rollout: bool = False
     """Reward, versions, completions and branch: rows of trajectories."""
+    channels: bool = False
+    """What engines told of tokens beside logprobs."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Layout:
@@ -65,6 +68,7 @@ class Layout:
             logprobs=any(sample.logprobs is not None for sample in samples),
             advantages=any(sample.advantages is not None for sample in samples),
             rollout=any(sample.branch >= 0 or sample.reward is not None for sample in samples),
+            channels=any(sample.channels for sample in samples),
         )
 
 
@@ -98,12 +102,13 @@ def schema(layout: Layout) -> Any:
             [
                 *[("start", pa.int32()), ("stop", pa.int32()), ("logprobs_kind", pa.string())],
                 *[("temperature", pa.float64()), ("top_p", pa.float64()), ("top_k", pa.int32())],
-                ("cached_tokens", pa.int32()),
+                *[("cached_tokens", pa.int32()), ("min_p", pa.float64()), ("presence_penalty", pa.float64())],
+                *[("frequency_penalty", pa.float64()), ("repetition_penalty", pa.float64())],
             ]
         )
         fields += [("branch", pa.int32()), ("reward", pa.float64()), ("versions", pa.list_(version))]
         fields.append(("completions", pa.list_(completion)))
-    return pa.schema(fields)
+    return pa.schema([*fields, *(channel_fields() if layout.channels else ())])
 
 
 def samples_table(
@@ -146,6 +151,8 @@ def samples_table(
             for sample in samples
         ],
     }
+    if layout.channels:
+        columns |= channel_columns([(len(sample), sample.channels) for sample in samples])
     return pa.table({field.name: pa.array(columns[field.name], field.type) for field in made}, schema=made)
 
 
@@ -173,6 +180,7 @@ def table_samples(table: Any) -> Iterator[Sample]:
                 CompletionSpan(**span | {"logprobs_kind": LogprobKind(span["logprobs_kind"])})
                 for span in row.get("completions") or ()
             ),
+            channels=row_channels(row),
             name=row["source"],
             branch=row.get("branch", -1),
             notes=tuple(row["notes"]),

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Final
 
 from ..conversation.messages import check_tools
@@ -24,6 +23,7 @@ from ..settings import choose, instance, whole
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
+from ..version import __version__
 from .chunks import ROW_BYTES, Row
 from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
 from .sources import Format
@@ -266,7 +266,7 @@ class RowTokenizer:
     def described(self) -> dict[str, Any]:
         """What made the samples: for the metadata of a file, and to tell whether a run can be continued."""
         return {
-            "tokentrace": version("tokentrace"),
+            "tokentrace": __version__,
             "tokenizer": self.renderer.tokenizer.name,
             "tokenizer_sha256": self.renderer.tokenizer.digest,
             "template_sha256": self.renderer.template_digests(),

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from ..errors import shown
@@ -26,6 +27,7 @@ from .protocol import (
     EngineError,
     GenerateRequest,
     SamplingParams,
+    Weights,
 )
 
 
@@ -75,8 +77,27 @@ class HTTPEngine(Engine):
         body = None if value is None else json.dumps(value, separators=(",", ":")).encode("utf-8")
         await self._connection.tell(path, body)
 
+    async def _ask(self, path: str, value: dict[str, Any] | None = None) -> Any:
+        """As `_tell`, with an answer that says whether it was done: `EngineError` where it was not."""
+        body = b"" if value is None else json.dumps(value, separators=(",", ":")).encode("utf-8")
+        answer = await self._connection.post(path, body)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            words = answer.get("message")
+            raise EngineError(f"{self._connection.base_url}{path}: it was not done{f': {words}' if words else ''}")
+        return answer
+
     async def close(self) -> None:
         await self._connection.close()
+
+
+def folder_of(weights: Weights, engine: str) -> str:
+    """The folder that a server is to read."""
+    if not isinstance(weights, str | Path):
+        raise EngineError(
+            f"{engine} reads weights from a folder that its machine sees, not from arrays: save them, or send them by "
+            "the server's own transfer and call set_version"
+        )
+    return str(weights)
 
 
 def sampling_fields(sampling: SamplingParams, *, most: str, seed: str) -> dict[str, Any]:
@@ -89,15 +110,17 @@ def sampling_fields(sampling: SamplingParams, *, most: str, seed: str) -> dict[s
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
     }
     if sampling.seed is not None:
         fields[seed] = sampling.seed
     if sampling.stop_token_ids:
         fields["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.stop:  # in all that was sampled, control tokens too
+        fields |= {"stop": list(sampling.stop), "skip_special_tokens": False}
     return fields
 
 

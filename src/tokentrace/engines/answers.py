@@ -71,24 +71,42 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
             f"not sent: {capabilities.engine} cannot be held to JSON; ask for it in the prompt, or use vLLM, SGLang or "
             "llama.cpp"
         )
+    for name in sampling.optional:
+        if name not in capabilities.sampling:
+            why = _WHY_NOT.get((capabilities.engine, name), f"{capabilities.engine} has no such setting")
+            raise EngineRefusal(f"not sent: {name} cannot be asked for: {why}")
     return replace(request, prompt_ids=ids)
+
+
+_COUNTS_PROMPT: Final = "llama.cpp counts the tokens of the prompt too, which is another penalty; use another engine"
+_WHY_NOT: Final = {
+    ("llama.cpp", "presence_penalty"): _COUNTS_PROMPT,
+    ("llama.cpp", "frequency_penalty"): _COUNTS_PROMPT,
+    ("llama.cpp", "stop"): "llama.cpp does not return the logprobs of a stop text's tokens; use stop_token_ids",
+    ("embedded", "stop"): "an engine knows ids and no text; give EmbeddedEngine token_bytes=, what each id spells",
+    ("scripted", "stop"): "an engine knows ids and no text; give ScriptedEngine token_bytes=, what each id spells",
+}
 
 
 def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None:
     """`LogprobKindError` where raw or unknown logprobs are of another distribution than the one that is sampled from.
 
-    At temperature 1 they are of the same one, as far as temperature goes. A greedy completion is drawn from nothing:
-    its logprobs are raw with every engine, and are recorded as that.
+    At temperature 1 without penalties they are of the same one, but for tokens that top-k, top-p and min-p leave out. A
+    greedy completion is drawn from nothing: its logprobs are recorded as what they are, and never refused.
     """
     kind, temperature = capabilities.logprobs, sampling.temperature
-    if temperature in (0, 1) or kind in (LogprobKind.PROCESSED, LogprobKind.SCALED) or sampling.allow_raw_logprobs:
+    odd = {**({} if temperature == 1 else {"temperature": temperature}), **sampling.penalties}
+    if not odd or temperature == 0 or sampling.allow_raw_logprobs:
+        return
+    if kind in (LogprobKind.PROCESSED, LogprobKind.SCALED):
         return
     what = "raw" if kind is LogprobKind.RAW else "of a kind that is not known"
+    how = " and ".join(f"{name} {value:g}" for name, value in odd.items())
     raise LogprobKindError(
-        f"not sent: the logprobs of {capabilities.engine} are {what}, and at temperature {temperature:g} such are not "
+        f"not sent: the logprobs of {capabilities.engine} are {what}, and at {how} such are not "
         "those of the distribution that is sampled from. Start the server with processed logprobs (vLLM: "
         "--logprobs-mode processed_logprobs), say logprobs= when connecting if you know that they are, or sample at "
-        "temperature 1; SamplingParams(allow_raw_logprobs=True) records them as they are"
+        "temperature 1 without penalties; SamplingParams(allow_raw_logprobs=True) records them as they are"
     )
 
 
@@ -96,11 +114,13 @@ def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> Log
     """Of which distribution the logprobs of one completion are.
 
     Not known where it was held to a structure: some engines leave out what does not fit before they compute them, some
-    after.
+    after. The same goes for penalties where it is greedy, unless the engine's are raw in any case.
     """
     if sampling.structure is not None:
         return LogprobKind.UNKNOWN
-    return LogprobKind.RAW if sampling.temperature == 0 else capabilities.logprobs
+    if sampling.temperature or capabilities.logprobs is LogprobKind.RAW:
+        return capabilities.logprobs
+    return LogprobKind.UNKNOWN if sampling.penalties else LogprobKind.RAW
 
 
 def json_prompt(request: GenerateRequest) -> bytes:
@@ -283,7 +303,7 @@ class AnswerReader:
         channels: Channels = NO_CHANNELS,
         whole: Channels = NO_CHANNELS,
     ) -> None:
-        """The last piece: why it ended, with which stop token if that is told, and which weights sampled what.
+        """The last piece: why it ended, with which stop token or text if that is told, and which weights sampled what.
 
         `whole` are channels that were not told before, of the whole completion.
         """
@@ -296,9 +316,12 @@ class AnswerReader:
         ended = FinishReason(reason)
         if ended is FinishReason.STOP and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
             raise EngineAnswerError(f"it ended with stop token {stop}, but its last id is {self.last_id}")
+        text = stop if ended is FinishReason.STOP and isinstance(stop, str) else None
+        if text is not None and text not in self.sampling.stop:
+            raise EngineAnswerError(f"it ended with {shown(text)}, which is no stop text that was asked for")
         kind = completion_kind(self.sampling, self.capabilities)
         spans, told = answered_versions(versions, self.count), {**channels, **whole}
-        self._last = Delta(ids, logprobs, ended, spans, logprobs_kind=kind, channels=told)
+        self._last = Delta(ids, logprobs, ended, spans, logprobs_kind=kind, channels=told, stopped_by=text)
         self.finished = True
 
     def close(self) -> Delta:

@@ -1,26 +1,35 @@
-"""The embedded engine: the pocket model in this process, many requests in one batch, prefixes kept by session.
+"""The embedded engine: the pocket model in this process, many requests in one batch, prefixes kept.
 
-Logprobs are those of the distribution that was sampled from, temperature, top-k and top-p included. Greedy decoding
-(temperature 0) samples from nothing; its logprobs are the model's own.
+Logprobs are those of the distribution that was sampled from, penalties, temperature, min-p, top-k and top-p included.
+Greedy decoding (temperature 0) samples from nothing; its logprobs are the model's own, after penalties if there are
+any. What was read is kept for the next request of a session, and for the others of a group.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ..pocket.model import Cache, Floats, PocketModel, load_pocket, log_softmax
+from ..errors import InputError
+from ..pocket import POCKET
+from ..pocket.model import Cache, PocketModel, load_pocket
+from ..pocket.weights import weights_from
+from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
+from ..tokens.vocabulary import Vocabulary
 from ..trajectory.turns import VersionSpan
 from .answers import checked_request, completion_kind
+from .drawing import likeliest, penalized, sample
 from .protocol import (
+    OPTIONAL,
     TOP_LOGPROBS,
     Capabilities,
     Channels,
@@ -30,12 +39,12 @@ from .protocol import (
     FinishReason,
     GenerateRequest,
     LogprobKind,
-    SamplingParams,
     add_version,
 )
+from .stopping import StopFinder, TokenBytes
 
 KEPT_TOKENS: Final = 200_000
-"""How many tokens of idle sessions stay cached."""
+"""How many tokens of idle sessions and of the prompts of groups stay cached."""
 READ_AT_ONCE: Final = 256
 """How many tokens of prompts are read in one step: between two steps others go on, and requests can be ended."""
 
@@ -58,31 +67,48 @@ class _Sequence:
     cache: Cache
     pieces: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     cached: int = 0
-    """How many ids of the prompt were in the cache of its session."""
-    read: int = 0
-    """How many ids of the prompt are in the cache."""
+    """How many ids of the prompt were in the cache of its session or group."""
     ids: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
+    stops: StopFinder | None = None
     aborted: bool = False
 
     @property
     def unread(self) -> int:
-        """How many ids of the prompt the model has not seen."""
-        return len(self.prompt) - self.read
+        """How many ids the model has not seen: the rest of the prompt, or the one that was sampled last."""
+        return len(self.prompt) + len(self.ids) - self.cache.length
 
     def pending(self, most: int) -> Any:
-        """The ids that come next: at most so many of the prompt, then the last id that was sampled."""
-        return self.prompt[self.read : self.read + most] if self.unread else self.ids[-1:]
+        """The ids that come next, at most so many."""
+        read = self.cache.length - len(self.prompt)
+        if read >= 0:
+            return self.ids[read : read + most]
+        chunk = self.prompt[self.cache.length : self.cache.length + most]
+        return np.concatenate((chunk, np.asarray(self.ids[: most - len(chunk)], np.int32)))
 
 
 class EmbeddedEngine(Engine):
     """The pocket model as an engine. Make it and use it in one event loop; `close` ends its work.
 
     `version` is which weights sample, as completions tell it. Requests that name a seed depend on it alone.
+    `token_bytes` is what each id spells (``renderer.tokenizer.vocabulary.token_bytes``), for stop texts; that of pocket
+    is known.
     """
 
-    def __init__(self, model: PocketModel | None = None, *, seed: int | None = None, version: str | int = 0) -> None:
+    version: str | int
+
+    def __init__(
+        self,
+        model: PocketModel | None = None,
+        *,
+        seed: int | None = None,
+        version: str | int = 0,
+        token_bytes: TokenBytes | None = None,
+    ) -> None:
         self._model = model or load_pocket()
+        if token_bytes is None and self._model is load_pocket():
+            token_bytes = _pocket_bytes
+        self._token_bytes = token_bytes
         super().__init__(
             Capabilities(
                 engine="embedded",
@@ -95,12 +121,15 @@ class EmbeddedEngine(Engine):
                 pauses=True,
                 versions=True,
                 top_logprobs=self._model.vocabulary_size,
+                sampling=frozenset(OPTIONAL) - (frozenset() if token_bytes else {"stop"}),
+                weights=True,
             )
         )
         self.version = version
         self._seeds = np.random.default_rng(seed)
         self._active: list[_Sequence] = []
-        self._sessions: OrderedDict[str, tuple[Ids, Cache]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[Ids, Cache]] = OrderedDict()
+        """What is cached of idle sessions and of the prompts of groups, that of the longest unused first."""
         self._wake = asyncio.Event()
         """There is something new: a request, an end, or that work may go on."""
         self._paused = False
@@ -149,14 +178,39 @@ class EmbeddedEngine(Engine):
         self._paused = False
         self._wake.set()
 
-    def update_weights(self, model: PocketModel, version: str | int) -> None:
-        """Sample with other weights from the next step on. What is cached of idle sessions is forgotten.
+    async def update_weights(
+        self, weights: str | Path | Mapping[str, Any] | PocketModel, *, version: str | int
+    ) -> None:
+        """Sample with other weights from the next step on: a folder of safetensors, a state dict, or a model.
 
-        Requests under way go on with what the old weights left in their caches: pause and let them end before, where
-        that matters.
+        All of the model's weights must be there. They are copied: what they came from may change later.
         """
-        self._model, self.version = model, version
-        self._sessions.clear()
+        try:
+            model = weights if isinstance(weights, PocketModel) else await asyncio.to_thread(self._read, weights)
+        except (InputError, OSError, ValueError, TypeError) as error:
+            raise EngineError(f"the weights of {version!r} cannot be used: {error}") from error
+        if (model.vocabulary_size, model.longest) != (self._model.vocabulary_size, self._model.longest):
+            raise EngineError(f"the weights of {version!r} cannot be used: they are of another model")
+        async with self._stepping:
+            self._model, self.version = model, version
+            self._forget()
+
+    def _read(self, weights: str | Path | Mapping[str, Any]) -> PocketModel:
+        return self._model.with_weights(weights_from(weights))
+
+    async def set_version(self, version: str | int) -> None:
+        self.version = version
+
+    async def reset_prefix_cache(self) -> None:
+        async with self._stepping:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let all be computed anew, what requests under way have read as well."""
+        self._kept.clear()
+        for sequence in self._active:
+            sequence.cache.truncate(0)
+            sequence.cached = 0
 
     async def close(self) -> None:
         """End all requests and the work."""
@@ -166,7 +220,7 @@ class EmbeddedEngine(Engine):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._worker
         self._fail(self._active, EngineError("the engine was closed"))
-        self._sessions.clear()
+        self._kept.clear()
 
     # -- the work
 
@@ -179,21 +233,37 @@ class EmbeddedEngine(Engine):
                 await self._wake.wait()
                 continue
             # prompts first, a share of them; those that are read to their end then go on together with the others
-            going = [sequence for sequence in self._active if not sequence.unread]
-            for batch in (self._share(), [(sequence, 0) for sequence in going]):
+            ready = self._ready()
+            going = [(sequence, 1) for sequence in ready if sequence.unread == 1]
+            for batch in (_share(ready), going):
                 if batch and not self._paused:
                     async with self._stepping:
                         await self._advance(batch)
             await asyncio.sleep(0)
 
-    def _share(self) -> list[tuple[_Sequence, int]]:
-        """Requests whose prompt is to be read on, and how far: as much as is read at once, first come first served."""
-        left, share = READ_AT_ONCE, []
+    def _ready(self) -> list[_Sequence]:
+        """The requests that can go on. While the first of a group reads its prompt, the others wait: then it is there
+        for all of them."""
+        ready, reading = [], set()
         for sequence in self._active:
-            if sequence.unread and left:
-                share.append((sequence, min(sequence.unread, left)))
-                left -= share[-1][1]
-        return share
+            group = sequence.request.group
+            if group is not None and not sequence.cache.length:
+                if group in reading:
+                    continue
+                self._borrow(sequence, group)
+            if group is not None and not sequence.cached and sequence.unread > 1:
+                reading.add(group)
+            ready.append(sequence)
+        return ready
+
+    def _borrow(self, sequence: _Sequence, group: str) -> None:
+        """Begin with what the group has in common with a request."""
+        kept = self._kept.get(("group", group))
+        if kept is not None:
+            ids, cache = kept
+            self._kept.move_to_end(("group", group))
+            sequence.cached = _shared(ids, sequence.prompt)
+            sequence.cache = cache.copy(sequence.cached, sequence.cache.capacity)
 
     async def _advance(self, batch: Sequence[tuple[_Sequence, int]]) -> None:
         """One step of the model, in a thread. What it samples is of the weights that it began with."""
@@ -205,21 +275,29 @@ class EmbeddedEngine(Engine):
             return
         for (sequence, _), one in zip(batch, drawn, strict=True):
             if one is not None:
+                self._lend(sequence)
                 self._take(sequence, one, version)
+
+    def _lend(self, sequence: _Sequence) -> None:
+        """Keep a prompt that was read from its beginning for the others of its group."""
+        group = sequence.request.group
+        if group is not None and not sequence.cached and ("group", group) not in self._kept:
+            self._keep(("group", group), sequence.prompt, sequence.cache.copy(len(sequence.prompt)))
 
     def _begun(self, request: GenerateRequest, random: np.random.Generator) -> _Sequence:
         """A request with the cache of its session, as far as the prompt goes on with it."""
         prompt, session = np.asarray(request.prompt_ids, np.int32), request.session
-        kept = self._sessions.pop(session, None) if session is not None else None
+        stops = None
+        if request.sampling.stop and self._token_bytes is not None:
+            stops = StopFinder(request.sampling.stop, self._token_bytes)
+        kept = self._kept.pop(("session", session), None) if session is not None else None
         if kept is None:
             cache = self._model.new_cache(len(prompt) + request.sampling.max_tokens)
-            return _Sequence(request, prompt, random, cache)
+            return _Sequence(request, prompt, random, cache, stops=stops)
         ids, cache = kept
-        limit = min(len(ids), cache.length, len(prompt) - 1)
-        same = ids[:limit] == prompt[:limit]
-        cached = limit if same.all() else int(np.argmin(same))
+        cached = _shared(ids[: cache.length], prompt)
         cache.truncate(cached)
-        return _Sequence(request, prompt, random, cache, cached=cached, read=cached)
+        return _Sequence(request, prompt, random, cache, cached=cached, stops=stops)
 
     def _fail(self, sequences: Sequence[_Sequence], error: EngineError) -> None:
         for sequence in sequences:
@@ -233,8 +311,11 @@ class EmbeddedEngine(Engine):
         add_version(sequence.versions, version, len(sequence.ids))
         ids, logprobs = np.asarray([drawn.token], np.int32), np.asarray([drawn.logprob], np.float32)
         piece = Delta(ids, logprobs, channels=drawn.channels)
+        text = None if sequence.stops is None else sequence.stops.feed(drawn.token)
         if drawn.token in sampling.stop_token_ids:
             self._finish(sequence, piece, FinishReason.STOP)
+        elif text is not None:
+            self._finish(sequence, replace(piece, stopped_by=text), FinishReason.STOP)
         elif len(sequence.ids) >= sampling.max_tokens:
             self._finish(sequence, piece, FinishReason.LENGTH)
         else:
@@ -249,9 +330,12 @@ class EmbeddedEngine(Engine):
         )
         if session is not None:
             known = np.concatenate((sequence.prompt, np.asarray(sequence.ids, np.int32)))
-            self._sessions[session] = known[: sequence.cache.length], sequence.cache
-            while sum(len(ids) for ids, _ in self._sessions.values()) > KEPT_TOKENS:
-                self._sessions.popitem(last=False)
+            self._keep(("session", session), known[: sequence.cache.length], sequence.cache)
+
+    def _keep(self, name: tuple[str, str], ids: Ids, cache: Cache) -> None:
+        self._kept[name] = ids, cache
+        while sum(len(ids) for ids, _ in self._kept.values()) > KEPT_TOKENS:
+            self._kept.popitem(last=False)
 
     def _end_aborted(self) -> None:
         nothing = Delta(np.zeros(0, np.int32), np.zeros(0, np.float32))
@@ -259,54 +343,43 @@ class EmbeddedEngine(Engine):
             self._finish(sequence, nothing, FinishReason.ABORT)
 
 
+def _share(ready: Sequence[_Sequence]) -> list[tuple[_Sequence, int]]:
+    """Requests whose prompt is to be read on, and how far: as much as is read at once, first come first served."""
+    left, share = READ_AT_ONCE, []
+    for sequence in ready:
+        if sequence.unread > 1 and left:
+            share.append((sequence, min(sequence.unread, left)))
+            left -= share[-1][1]
+    return share
+
+
 def _step(model: PocketModel, batch: Sequence[tuple[_Sequence, int]]) -> list[_Drawn | None]:
-    """Read on, and sample of each request whose prompt is read to its end."""
+    """Read on, and sample of each request that is read to its end."""
     rows = model.extend([one.cache for one, _ in batch], [one.pending(most) for one, most in batch])
     drawn: list[_Drawn | None] = []
-    for (sequence, most), logits in zip(batch, rows, strict=True):
-        sequence.read += most
+    for (sequence, _), logits in zip(batch, rows, strict=True):
         sampling = sequence.request.sampling
-        told = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs and not sequence.unread else {}
-        drawn.append(None if sequence.unread else _Drawn(*sample(logits, sampling, sequence.random), told))
+        if sequence.unread:
+            drawn.append(None)
+            continue
+        logits = penalized(logits, sampling, sequence.prompt, sequence.ids)
+        told = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs else {}
+        drawn.append(_Drawn(*sample(logits, sampling, sequence.random), told))
     return drawn
 
 
-def sample(logits: Floats, sampling: SamplingParams, random: np.random.Generator) -> tuple[int, float]:
-    """One token, and its log-probability under the distribution that it was drawn from."""
-    if sampling.temperature == 0:
-        index = int(logits.argmax())
-        return index, float(log_softmax(logits)[index])
-    weights = _distribution(logits, sampling)
-    index = int(np.searchsorted(np.cumsum(weights), random.random(), side="right"))
-    index = min(index, len(weights) - 1)
-    while not weights[index]:  # the sum may end a hair below 1
-        index -= 1
-    return index, float(np.log(weights[index]))
+def _shared(ids: Ids, prompt: Ids) -> int:
+    """How many ids a prompt begins with that are cached; its last one is read in any case."""
+    limit = min(len(ids), len(prompt) - 1)
+    same = ids[:limit] == prompt[:limit]
+    return limit if same.all() else int(np.argmin(same))
 
 
-def likeliest(logits: Floats, sampling: SamplingParams) -> tuple[tuple[int, float], ...]:
-    """The ids that `sampling` asks to be told, best first, with logprobs of the distribution that `sample`'s are of."""
-    if sampling.temperature == 0:
-        logprobs = log_softmax(logits)
-    else:
-        with np.errstate(divide="ignore"):
-            logprobs = np.log(_distribution(logits, sampling))
-    best = np.argsort(-logprobs, kind="stable")[: sampling.top_logprobs]
-    return tuple((int(index), float(logprobs[index])) for index in best if np.isfinite(logprobs[index]))
+def _pocket_bytes(token: int) -> bytes:
+    """What an id of pocket's spells."""
+    return _pocket_vocabulary().token_bytes(token)
 
 
-def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
-    """What is sampled from at a temperature above 0."""
-    scaled = logits.astype(np.float64) / sampling.temperature
-    if sampling.top_k and sampling.top_k < len(scaled):
-        scaled[scaled < np.partition(scaled, -sampling.top_k)[-sampling.top_k]] = -np.inf
-    scaled -= scaled.max()
-    weights = np.exp(scaled)
-    weights /= weights.sum()
-    if sampling.top_p < 1:
-        order = np.argsort(-weights, kind="stable")
-        reached = np.cumsum(weights[order])
-        out = order[int(np.searchsorted(reached, sampling.top_p)) + 1 :]
-        weights[out] = 0
-        weights /= weights.sum()
-    return weights
+@functools.cache
+def _pocket_vocabulary() -> Vocabulary:
+    return load_tokenizer(POCKET).vocabulary

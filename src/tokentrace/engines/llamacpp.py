@@ -1,8 +1,8 @@
 """The server of llama.cpp: ``/completion``.
 
 Where llama.cpp differs from other engines: its logprobs are raw unless probabilities after sampling are asked for
-(``post_sampling_probs``), as they are here; its samplers run in the order that the request names: temperature, top-k,
-top-p; it knows no stop tokens but the end of the model's text, so what it samples after one of them is cut off here.
+(``post_sampling_probs``), as they are here; its samplers run in the order that the request names; it knows no stop
+tokens but the end of the model's text, so what it samples after one of them is cut off here.
 
 It is never streamed: ids whose bytes are not a whole character are lost in its streams. Whole answers have them, but
 some without a logprob, and that is `EngineAnswerError`. For training on text that is not ASCII, use another engine.
@@ -40,6 +40,10 @@ from .protocol import (
 COMPLETION: Final = "/completion"
 _TOP_LOGPROBS: Final = 20
 """It has no bound of its own."""
+_SAMPLING: Final = frozenset({"min_p", "repetition_penalty"})
+"""Its presence and frequency penalties count the prompt too, and it keeps no logprobs of a stop text's tokens."""
+_WHOLE: Final = 1 << 30
+"""How many tokens back repetitions are looked for where the context's size is not known: all."""
 _REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 
@@ -77,6 +81,7 @@ class LlamaCppEngine(HTTPEngine):
                 logprobs=kind,
                 top_logprobs=_TOP_LOGPROBS,
                 structures=True,
+                sampling=_SAMPLING,
             )
             return cls(connection, found)
 
@@ -91,20 +96,35 @@ class LlamaCppEngine(HTTPEngine):
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
-            "min_p": 0.0,
-            "samplers": ["temperature", *["top_k"] * (sampling.top_k > 0), *["top_p"] * (sampling.top_p < 1)],
+            "min_p": sampling.min_p,
+            "samplers": _samplers(sampling),
             "return_tokens": True,
             "n_probs": max(1, sampling.top_logprobs),
             "post_sampling_probs": _is_processed(sampling, self.capabilities),
             "cache_prompt": True,
             "stream": False,
         }
+        if sampling.repetition_penalty != 1:
+            back = self.capabilities.max_length or _WHOLE
+            fields |= {"repeat_penalty": sampling.repetition_penalty, "repeat_last_n": back}
         if sampling.structure is not None:
             fields["json_schema"] = sampling.structure.get("schema", {"type": "object"})
         return fields if sampling.seed is None else fields | {"seed": sampling.seed}
 
     def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
         return _Reader(request, self.capabilities)
+
+
+def _samplers(sampling: SamplingParams) -> list[str]:
+    """What it samples with, in the order in which vLLM does."""
+    used = {
+        "penalties": sampling.repetition_penalty != 1,
+        "temperature": True,
+        "min_p": sampling.min_p > 0,
+        "top_k": sampling.top_k > 0,
+        "top_p": sampling.top_p < 1,
+    }
+    return [name for name, is_used in used.items() if is_used]
 
 
 def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -24,6 +25,8 @@ from ..trajectory.turns import VersionSpan
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
 """A prompt as JSON text in pieces, or a function that returns it."""
+Weights: TypeAlias = str | Path | Mapping[str, Any]
+"""A folder of safetensors as the engine's machine sees it, or arrays by name (a state dict)."""
 Channels: TypeAlias = Mapping[str, Sequence[Any]]
 """What is told of tokens beside their logprobs, by name: one entry for each."""
 TOP_LOGPROBS: Final = "top_logprobs"
@@ -34,6 +37,12 @@ NO_CHANNELS: Final[Channels] = {}
 _MOST: Final = 2**31 - 1
 COLDEST: Final = 0.01
 """The lowest temperature but 0: vLLM samples at this one where a lower one is asked for, or greedily."""
+PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""The settings that change logits by what is there already, each with the value that does nothing."""
+OPTIONAL: Final = ("min_p", *PENALTIES, "stop")
+"""The settings of `SamplingParams` that not every engine has: see `Capabilities.sampling`."""
+_MOST_STOPS: Final = 32
+"""SGLang takes no more."""
 
 
 class EngineError(TokentraceError):
@@ -53,7 +62,7 @@ class EngineRefusal(EngineError):  # noqa: N818
 
 
 class LogprobKindError(EngineRefusal):
-    """Not sent: at this temperature the engine's logprobs are not those of the distribution that is sampled from."""
+    """Not sent: sampled like this, the engine's logprobs are not those of the distribution that is sampled from."""
 
 
 class EngineAnswerError(EngineError):
@@ -64,7 +73,7 @@ class FinishReason(StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"
-    """With a stop token, which is its last id."""
+    """With a stop token, which is its last id, or with a stop text, which its last id completes."""
     LENGTH = "length"
     """It ran out of tokens."""
     ABORT = "abort"
@@ -75,8 +84,14 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy.
 
-    Nothing else changes how it samples: adapters switch off every other setting that an engine is known to have (min-p,
-    penalties). A temperature other than 0 and 1 is refused with `LogprobKindError` where the engine's logprobs are raw
+    `min_p` leaves out the tokens that are less likely than this share of the likeliest one's probability.
+    `presence_penalty` is taken off the logit of each token that was sampled before, `frequency_penalty` once for each
+    time that it was, and `repetition_penalty` divides the logits of tokens of the prompt and the completion (it
+    multiplies negative ones). `stop` are texts: the completion ends with the id that completes one of them, and keeps
+    all of its ids. Not every engine has these settings (`Capabilities.sampling`).
+
+    Nothing else changes how it samples: adapters switch off every other setting that an engine is known to have. A
+    temperature other than 0 and 1, or a penalty, is refused with `LogprobKindError` where the engine's logprobs are raw
     or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that assumes so is
     wrong on every token. `allow_raw_logprobs` permits it; the kind of the logprobs is recorded all the same.
 
@@ -97,6 +112,11 @@ class SamplingParams:
     allow_raw_logprobs: bool = False
     top_logprobs: int = 0
     structure: Mapping[str, Any] | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         given = self.stop_token_ids
@@ -113,6 +133,11 @@ class SamplingParams:
             ),
             "top_logprobs": whole("top_logprobs", self.top_logprobs, least=0, most=_MOST, error=EngineError),
             "allow_raw_logprobs": instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError),
+            "min_p": number("min_p", self.min_p, 0.0, 1.0, EngineError),
+            "presence_penalty": number("presence_penalty", self.presence_penalty, -2.0, 2.0, EngineError),
+            "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, EngineError),
+            "repetition_penalty": number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, EngineError),
+            "stop": _stop(self.stop),
         }
         if self.structure is not None:
             checked["structure"] = _structure(self.structure)
@@ -120,6 +145,8 @@ class SamplingParams:
             checked["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
         if checked["top_p"] == 0:
             raise EngineError("top_p cannot be 0: no token would be left; temperature 0 is greedy")
+        if checked["repetition_penalty"] == 0:
+            raise EngineError("repetition_penalty cannot be 0: logits are divided by it; 1 changes nothing")
         if 0 < self.temperature < COLDEST:
             raise EngineError(
                 f"temperature cannot be {self.temperature!r}: below {COLDEST}, engines sample at another temperature "
@@ -128,10 +155,41 @@ class SamplingParams:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def penalties(self) -> dict[str, float]:
+        """The penalties that are not the value that does nothing, by name."""
+        values = {name: getattr(self, name) for name in PENALTIES}
+        return {name: value for name, value in values.items() if value != PENALTIES[name]}
+
+    @property
+    def optional(self) -> list[str]:
+        """Which of the settings that not every engine has are asked for."""
+        asked = {"min_p": bool(self.min_p), "stop": bool(self.stop), **dict.fromkeys(self.penalties, True)}
+        return [name for name in OPTIONAL if asked.get(name)]
+
     def described(self) -> dict[str, Any]:
         """As JSON can hold it: what a trajectory records. What was not asked for is left out."""
-        values = asdict(self) | {"stop_token_ids": list(self.stop_token_ids)}
-        return {name: value for name, value in values.items() if value or name not in ("top_logprobs", "structure")}
+        values = asdict(self) | {"stop_token_ids": list(self.stop_token_ids), "stop": list(self.stop)}
+        asked = {*self.optional, *(name for name in ("top_logprobs", "structure") if values[name])}
+        return {
+            name: value
+            for name, value in values.items()
+            if name in asked or name not in ("top_logprobs", "structure", *OPTIONAL)
+        }
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    """Stop texts, of which one may be given alone."""
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
+        raise EngineError(f"stop must be texts, none of them empty, not {shown(given)}")
+    if len(texts) > _MOST_STOPS:
+        raise EngineError(f"stop can have at most {_MOST_STOPS} texts, not {len(texts)}")
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise EngineError(f"stop has a text that is not Unicode: {error}") from error
+    return tuple(texts)
 
 
 def _structure(given: Any) -> dict[str, Any]:
@@ -161,6 +219,7 @@ class GenerateRequest:
     request_id: str | None = None
     session: str | None = None
     wire: WireText | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,6 +240,8 @@ class Delta:
     """What else the engine tells of each token, by name: ``"top_logprobs"`` has the likeliest ids at that place, best
     first, as ``(id, logprob)``; those that could not have been drawn are left out. One entry for each of `ids`. A
     channel that only the last piece has covers the whole completion."""
+    stopped_by: str | None = None
+    """The text of `SamplingParams.stop` that ended the completion; None where something else did."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,6 +280,7 @@ def joined(pieces: Sequence[Delta]) -> Completion:
         last.cached_tokens,
         last.logprobs_kind,
         _joined_channels(pieces),
+        last.stopped_by,
     )
 
 
@@ -275,14 +337,21 @@ class Capabilities:
     """How many of the likeliest ids it tells at each place: the most that `SamplingParams.top_logprobs` may be."""
     structures: bool = False
     """Whether it can be held to JSON: see `SamplingParams.structure`."""
+    sampling: frozenset[str] = frozenset()
+    """Which of `min_p`, the penalties and `stop` of `SamplingParams` it has."""
+    weights: bool = False
+    """Whether it can be given other weights: see `Engine.update_weights`."""
 
 
 class Engine:
     """One engine, or several that look like one. Safe to use from many tasks of one event loop.
 
     An engine of your own is a subclass with its `capabilities` and a `_stream`; it has a `_generate` too if whole
-    answers come in another way, and `abort`, `pause` and `resume` if it can do that.
+    answers come in another way, and `abort`, `pause`, `resume` and what concerns weights if it can do that.
     """
+
+    version: str | int | None = None
+    """Which weights sample now; None where that is not known."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -298,14 +367,17 @@ class Engine:
         request_id: str | None = None,
         session: str | None = None,
         wire: WireText | None = None,
+        group: str | None = None,
     ) -> Completion:
         """Sample a completion.
 
         `request_id` is what `abort` takes. Requests of one `session` (a rollout) go to the same endpoint, where the
         prefix of their prompt is cached. `wire` is the prompt as JSON text in pieces (`Trajectory.wire_parts`), or a
-        function that returns it, for engines that are sent JSON; it must say the same as `prompt_ids`.
+        function that returns it, for engines that are sent JSON; it must say the same as `prompt_ids`. Requests of one
+        `group` begin with the same prompt (several answers to one question): they go to one endpoint while it has
+        room, so that the prompt is read once.
         """
-        return await self._generate(GenerateRequest(prompt_ids, sampling, request_id, session, wire))
+        return await self._generate(GenerateRequest(prompt_ids, sampling, request_id, session, wire, group))
 
     def stream(
         self,
@@ -315,9 +387,10 @@ class Engine:
         request_id: str | None = None,
         session: str | None = None,
         wire: WireText | None = None,
+        group: str | None = None,
     ) -> AsyncGenerator[Delta]:
         """As `generate`, in pieces. Closing the iterator ends the request."""
-        return self._stream(GenerateRequest(prompt_ids, sampling, request_id, session, wire))
+        return self._stream(GenerateRequest(prompt_ids, sampling, request_id, session, wire, group))
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         return await collected(self._stream(request))
@@ -338,6 +411,25 @@ class Engine:
     async def resume(self) -> None:
         """Let requests go on."""
         raise EngineError(f"{self.capabilities.engine} cannot be paused")
+
+    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+        """Sample with other weights of the same model, and call them `version`.
+
+        `weights` is a folder of safetensors, which a server must be able to read itself, or arrays by name, for an
+        engine in this process. When this returns, whatever is sampled is of the new weights, and nothing that the old
+        ones computed is read again: requests under way have it computed anew. Their completions say which weights
+        sampled which of their tokens. `EngineError` where it cannot be done; what the engine then samples with is what
+        its completions say.
+        """
+        raise EngineError(f"{self.capabilities.engine} cannot be given other weights: start it again with them")
+
+    async def set_version(self, version: str | int) -> None:
+        """Call the weights that sample now `version`: somebody else has changed them, and emptied the cache."""
+        raise EngineError(f"{self.capabilities.engine} does not tell which weights sampled a completion")
+
+    async def reset_prefix_cache(self) -> None:
+        """Let nothing that was computed so far be read again, neither by new requests nor by those under way."""
+        raise EngineError(f"{self.capabilities.engine} cannot be told to empty its cache")
 
     async def close(self) -> None:
         """Let go of what is open: connections, work under way."""

@@ -11,9 +11,20 @@ from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
 
-from .protocol import Capabilities, Completion, Delta, Engine, EngineError, EngineUnavailable, GenerateRequest
+from .protocol import (
+    Capabilities,
+    Completion,
+    Delta,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    GenerateRequest,
+    Weights,
+)
 
-_ALL_CAN: Final = ("streams", "aborts", "pauses", "versions", "structures")
+_ALL_CAN: Final = ("streams", "aborts", "pauses", "versions", "structures", "weights")
+GROUP_LEAD: Final = 16
+"""By how many requests the endpoint of a group may be ahead of the one where the fewest run."""
 
 
 class CircuitState(StrEnum):
@@ -72,6 +83,10 @@ class Router(Engine):
     session moves there. An endpoint that failed is left alone for `rest` seconds, twice as long with each further
     failure up to `longest_rest`, unless no other answers: before a request is lost, all are tried, once.
 
+    Requests of a group begin with the same prompt, which an engine reads once for all of them where they come to it
+    together. So they go where the first of them went, until `group_lead` more run there than where the fewest do; then
+    the group moves there. A group can so bring one endpoint ahead of the others, but never by more.
+
     `names` are what `circuits` calls the endpoints: addresses without passwords; numbers where there are none.
 
     `EngineError` where the engines differ in vocabulary or in the kind of their logprobs: rows of both could not be
@@ -85,6 +100,7 @@ class Router(Engine):
         rest: float = 5.0,
         longest_rest: float = 300.0,
         sessions: int = 100_000,
+        group_lead: int = GROUP_LEAD,
         names: Sequence[str] = (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -99,8 +115,11 @@ class Router(Engine):
         self._longest_rest: Final = longest_rest
         self._most_sessions: Final = sessions
         self._clock: Final = clock
+        self._group_lead: Final = group_lead
+        self._groups: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
         self._homes: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
         self._requests: Final[dict[str, _Endpoint]] = {}
+        self._take_version()
 
     def __repr__(self) -> str:
         return f"Router({', '.join(map(str, self.circuits))})"
@@ -118,7 +137,7 @@ class Router(Engine):
 
     async def _generate(self, request: GenerateRequest) -> Completion:
         failures: list[EngineUnavailable] = []
-        for endpoint in self._candidates(request.session):
+        for endpoint in self._candidates(request):
             with self._attempt(endpoint, request, failures) as answered:
                 completion = await endpoint.engine.generate(request.prompt_ids, request.sampling, **_options(request))
                 answered()
@@ -128,7 +147,7 @@ class Router(Engine):
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         """After the first piece, nothing is sent elsewhere."""
         failures: list[EngineUnavailable] = []
-        for endpoint in self._candidates(request.session):
+        for endpoint in self._candidates(request):
             with self._attempt(endpoint, request, failures) as answered:
                 deltas = endpoint.engine.stream(request.prompt_ids, request.sampling, **_options(request))
                 async with aclosing(deltas):
@@ -154,6 +173,26 @@ class Router(Engine):
         """Resume all. `EngineError` names those that were not."""
         await self._everywhere("resume", lambda engine: engine.resume())
 
+    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+        """Give all the same weights. `version` is the router's once all have it.
+
+        `EngineError` names those that did not take them. The others have: which weights sampled what is told by each
+        completion, until the update is asked for again.
+        """
+        await self._everywhere("update_weights", lambda engine: engine.update_weights(weights, version=version))
+        self._take_version()
+
+    async def set_version(self, version: str | int) -> None:
+        """As `update_weights`, where somebody else has changed the weights of all."""
+        await self._everywhere("set_version", lambda engine: engine.set_version(version))
+        self._take_version()
+
+    async def reset_prefix_cache(self) -> None:
+        await self._everywhere("reset_prefix_cache", lambda engine: engine.reset_prefix_cache())
+
+    def _take_version(self) -> None:
+        self.version = _one({one.engine.version for one in self._endpoints})
+
     async def close(self) -> None:
         await self._everywhere("close", lambda engine: engine.close())
 
@@ -168,13 +207,14 @@ class Router(Engine):
     ) -> None:
         done = await asyncio.gather(*(act(one.engine) for one in self._endpoints), return_exceptions=True)
         failed = [(at, error) for at, error in enumerate(done) if error is not None and not isinstance(error, but)]
-        problems = [f"endpoint {at}: {error}" for at, error in failed]
+        problems = [f"{self._endpoints[at].name}: {error}" for at, error in failed]
         if problems:
             raise EngineError(f"{what} failed at {len(problems)} of {len(done)}: {'; '.join(problems)}")
 
-    def _candidates(self, session: str | None) -> Iterator[_Endpoint]:
+    def _candidates(self, request: GenerateRequest) -> Iterator[_Endpoint]:
         """The endpoints in the order in which to try them, each once; chosen when it is its turn."""
         left = list(self._endpoints)
+        session, group = request.session, request.group
         home = self._homes.get(session) if session is not None else None
         while left:
             now = self._clock()
@@ -182,11 +222,22 @@ class Router(Engine):
             if home is not None and home in awake:
                 chosen = home
             elif awake:
-                chosen = min(awake, key=lambda one: (one.running, one.sessions, one.number))
+                idlest = min(awake, key=lambda one: (one.running, one.sessions, one.number))
+                chosen = idlest if group is None else self._of_group(group, awake, idlest)
             else:
                 chosen = min(left, key=lambda one: one.resting_until)
             left.remove(chosen)
             yield chosen
+
+    def _of_group(self, group: str, awake: Sequence[_Endpoint], idlest: _Endpoint) -> _Endpoint:
+        """Where the group is, while it has room; else the endpoint where the fewest requests run."""
+        found = self._groups.get(group, idlest)
+        chosen = found if found in awake and found.running < idlest.running + self._group_lead else idlest
+        self._groups[group] = chosen
+        self._groups.move_to_end(group)
+        if len(self._groups) > self._most_sessions:
+            self._groups.popitem(last=False)
+        return chosen
 
     @contextmanager
     def _attempt(
@@ -242,7 +293,8 @@ class Router(Engine):
 
 
 def _options(request: GenerateRequest) -> dict[str, Any]:
-    return {"request_id": request.request_id, "session": request.session, "wire": request.wire}
+    found = {"request_id": request.request_id, "session": request.session, "wire": request.wire}
+    return found if request.group is None else found | {"group": request.group}
 
 
 def _agreed(found: Sequence[Capabilities]) -> Capabilities:
@@ -258,14 +310,20 @@ def _agreed(found: Sequence[Capabilities]) -> Capabilities:
     first = found[0]
     return Capabilities(
         engine="+".join(sorted({one.engine for one in found})),
-        version=first.version if len({one.version for one in found}) == 1 else None,
-        model=first.model if len({one.model for one in found}) == 1 else None,
+        version=_one({one.version for one in found}),
+        model=_one({one.model for one in found}),
         max_length=min((one.max_length for one in found if one.max_length is not None), default=None),
         vocab_size=next(iter(sizes), None),
         logprobs=first.logprobs,
         top_logprobs=min(one.top_logprobs for one in found),
+        sampling=frozenset.intersection(*(one.sampling for one in found)),
         **{name: all(getattr(one, name) for one in found) for name in _ALL_CAN},
     )
+
+
+def _one(values: set[Any]) -> Any:
+    """What all agree on; None where they do not."""
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _all_failed(failures: Sequence[EngineUnavailable]) -> EngineUnavailable:

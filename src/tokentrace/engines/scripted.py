@@ -19,6 +19,7 @@ from ..trajectory.turns import VersionSpan
 from .answers import AnswerReader, answered_ids, answered_logprobs, checked_request
 from .protocol import (
     NO_CHANNELS,
+    OPTIONAL,
     TOP_LOGPROBS,
     Capabilities,
     Channels,
@@ -32,10 +33,12 @@ from .protocol import (
     LogprobKind,
     Logprobs,
     SamplingParams,
+    Weights,
     add_version,
     check_channels,
     collected,
 )
+from .stopping import StopFinder, TokenBytes
 
 _TOP_LOGPROBS: Final = 20
 """As many as the APIs of servers allow."""
@@ -116,8 +119,10 @@ class ScriptedEngine(Engine):
     A completion that ends short of ``max_tokens`` without a stop token ends with its last id as one. Ids without
     logprobs get ``-1.0`` each. Top logprobs that are asked for and not told are made up: the sampled id is the best,
     and each of the ids after it is less likely by 1. Pieces of a stream have `piece` ids, 0 for all in one; `latency`
-    is awaited before each with its number of ids. `version` is which weights sample, and may be set at any time.
-    `logprobs` is of which kind they are said to be. Requests are kept in `requests` unless `record` is off.
+    is awaited before each with its number of ids. `version` is which weights sample, and may be set at any time; other
+    weights that it is given are kept in `updates`. Penalties and min-p are the script's to heed; stop texts end a
+    completion where `token_bytes` tells what each id spells. `logprobs` is of which kind they are said to be. Requests
+    are kept in `requests` unless `record` is off.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()
@@ -135,6 +140,7 @@ class ScriptedEngine(Engine):
         version: str | int | None = None,
         record: bool = True,
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
+        token_bytes: TokenBytes | None = None,
     ) -> None:
         super().__init__(
             Capabilities(
@@ -147,6 +153,8 @@ class ScriptedEngine(Engine):
                 pauses=True,
                 versions=version is not None,
                 top_logprobs=_TOP_LOGPROBS,
+                sampling=frozenset(OPTIONAL) - (frozenset() if token_bytes else {"stop"}),
+                weights=version is not None,
             )
         )
         self.requests: Final[list[GenerateRequest]] = []
@@ -157,7 +165,12 @@ class ScriptedEngine(Engine):
         """The requests whose reader went away before they ended; kept as `requests` are."""
         self.running = 0
         """How many requests are under way."""
+        self.updates: Final[list[tuple[Weights, str | int]]] = []
+        """The weights that it was given, and what they are called."""
+        self.resets = 0
+        """How often its cache was emptied."""
         self.version = version
+        self._token_bytes: Final = token_bytes
         self._script: Final = script
         self._piece: Final = piece
         self._latency: Final = latency
@@ -179,6 +192,19 @@ class ScriptedEngine(Engine):
     async def resume(self) -> None:
         self._going.set()
 
+    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+        await self.set_version(version)
+        self.updates.append((weights, version))
+        await self.reset_prefix_cache()
+
+    async def set_version(self, version: str | int) -> None:
+        if not self.capabilities.weights:
+            await super().set_version(version)
+        self.version = version
+
+    async def reset_prefix_cache(self) -> None:
+        self.resets += 1
+
     async def _generate(self, request: GenerateRequest) -> Completion:
         return await collected(self._pieces(request, streamed=False))
 
@@ -195,7 +221,7 @@ class ScriptedEngine(Engine):
         if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not streamed):
             raise EngineUnavailable("the script says that the engine cannot be reached")
         name = request.request_id or ""
-        ids, logprobs, channels, stops = self._answer(prompt, request.sampling, fault)
+        ids, logprobs, channels, reason, text = self._answer(prompt, request.sampling, fault)
         self._names.add(name)
         self.running += 1
         try:
@@ -215,8 +241,7 @@ class ScriptedEngine(Engine):
                 if isinstance(fault, Breaks) and given == fault.after:
                     raise fault.error
                 if stop == len(ids) and fault is not Fault.DIES:
-                    reason = "stop" if stops else "length"
-                    reader.end(ids[start:], logprobs[start:], reason, versions=_told(spans), channels=told)
+                    reader.end(ids[start:], logprobs[start:], reason, text, _told(spans), told)
                     break
                 if fault is Fault.DIES and (reader.count or stop == len(ids)):
                     words = f"the script says that the engine died after {reader.count} tokens had arrived"
@@ -236,8 +261,8 @@ class ScriptedEngine(Engine):
 
     def _answer(
         self, prompt: Ids, sampling: SamplingParams, fault: Fault | Breaks | None
-    ) -> tuple[Ids, Logprobs, Channels, bool]:
-        """The ids, their logprobs and channels, and whether the last is a stop token."""
+    ) -> tuple[Ids, Logprobs, Channels, str, str | None]:
+        """The ids, their logprobs and channels, why they end, and the stop text that they end with."""
         if fault is Fault.GARBAGE:
             raise EngineAnswerError("the script says that the answer is not JSON")
         given = self._script(prompt, sampling)
@@ -254,8 +279,10 @@ class ScriptedEngine(Engine):
         if sampling.top_logprobs and TOP_LOGPROBS not in channels:
             channels[TOP_LOGPROBS] = self._made_up(sampled, values, sampling.top_logprobs)
         ends = [at + 1 for at, one in enumerate(sampled) if one in sampling.stop_token_ids][:1]
-        end = min([*ends, len(sampled), sampling.max_tokens])
-        stops = bool(end) and (end in ends or end < sampling.max_tokens)
+        text, reached = self._text(sampled, sampling)
+        end = min([*ends, reached, len(sampled), sampling.max_tokens])
+        text = text if end == reached and end not in ends else None
+        stops = bool(end) and (end in ends or text is not None or end < sampling.max_tokens)
         sampled, values = sampled[:end], values[:end]
         channels = {name: entries[:end] for name, entries in channels.items()}
         if fault is Fault.WRONG_IDS:
@@ -263,7 +290,16 @@ class ScriptedEngine(Engine):
         if fault is Fault.FEW_LOGPROBS:
             values = values[:-1]
         ids = answered_ids(sampled, "ids", self.capabilities.vocab_size)
-        return ids, answered_logprobs(values, ids, "logprobs"), channels, stops
+        return ids, answered_logprobs(values, ids, "logprobs"), channels, "stop" if stops else "length", text
+
+    def _text(self, ids: list[int], sampling: SamplingParams) -> tuple[str | None, int]:
+        """The first stop text, and how many ids there are up to its end."""
+        if sampling.stop and self._token_bytes is not None:
+            finder = StopFinder(sampling.stop, self._token_bytes)
+            for at, one in enumerate(ids, 1):
+                if (text := finder.feed(one)) is not None:
+                    return text, at
+        return None, len(ids)
 
     def _made_up(self, ids: list[int], logprobs: list[float], count: int) -> list[tuple[tuple[int, float], ...]]:
         size = self.capabilities.vocab_size or INT32_MAX

@@ -14,12 +14,13 @@ from typing import Any, Final, Literal
 
 from ..errors import shown
 from ..tokens.tokenizer import Ids
-from .adapter import HTTPEngine, best_logprob, connecting, probed_kind, sampling_fields
+from .adapter import HTTPEngine, best_logprob, connecting, folder_of, probed_kind, sampling_fields
 from .answers import AnswerReader, answered_count, answered_ids, answered_logprobs, optional, part, same_ids
 from .channels import answered_top, experts_of, flat_experts
 from .http import Connection, HTTPSettings
 from .protocol import (
     NO_CHANNELS,
+    OPTIONAL,
     ROUTED_EXPERTS,
     TOP_LOGPROBS,
     Capabilities,
@@ -33,6 +34,7 @@ from .protocol import (
     LogprobKind,
     Logprobs,
     SamplingParams,
+    Weights,
 )
 
 GENERATE: Final = "/generate"
@@ -114,7 +116,10 @@ class SGLangEngine(HTTPEngine):
                 versions=sampled.get("weight_versions") is not None,
                 top_logprobs=_TOP_LOGPROBS,
                 structures=True,
+                sampling=frozenset(OPTIONAL),
+                weights=model.get("weight_version") is not None,
             )
+            engine.version = optional(model, "weight_version", str)
             if routed_experts:
                 engine._experts = await engine._count_experts()
             return engine
@@ -145,11 +150,37 @@ class SGLangEngine(HTTPEngine):
         await self._tell("/abort_request", {"rid": _rid(request_id)})
 
     async def pause(self) -> None:
-        """Let no request go on. Empty the cache too when the weights change (``/flush_cache``)."""
+        """Let no request go on."""
         await self._tell("/pause_generation", {"mode": self._pause_mode})
 
     async def resume(self) -> None:
         await self._tell("/continue_generation", {})
+
+    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+        """Load from a folder that the server's machine sees, in place, and empty the cache.
+
+        Where it is not paused, requests under way are finished first and new ones wait. Where it is, with
+        ``pause_mode="in_place"`` and requests under way, SGLang loads the weights and then refuses to empty the cache,
+        which is an error: pause with ``"retract"`` or ``"abort"``. SGLang names versions by text: 3 is ``"3"``.
+        """
+        folder = folder_of(weights, "SGLang")
+        self._refuse_weights()
+        wanted = {"model_path": folder, "weight_version": str(version), "flush_cache": True}
+        await self._ask("/update_weights_from_disk", wanted)
+        self.version = str(version)
+
+    async def set_version(self, version: str | int) -> None:
+        self._refuse_weights()
+        await self._ask("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        self.version = str(version)
+
+    async def reset_prefix_cache(self) -> None:
+        """Refused while requests run, or wait in place."""
+        await self._tell("/flush_cache")
+
+    def _refuse_weights(self) -> None:
+        if not self.capabilities.weights:
+            raise EngineError("this SGLang does not tell which weights it has (weight_version): use a newer one")
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
         params = sampling_fields(request.sampling, most="max_new_tokens", seed="sampling_seed")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
 from ..tokens.tokenizer import Ids
-from .adapter import HTTPEngine, best_logprob, connecting, probed_kind, sampling_fields
+from .adapter import HTTPEngine, best_logprob, connecting, folder_of, probed_kind, sampling_fields
 from .answers import (
     AnswerReader,
     answered_count,
@@ -32,6 +32,7 @@ from .channels import answered_top, experts_of, npy_experts
 from .http import Connection, HTTPSettings
 from .protocol import (
     NO_CHANNELS,
+    OPTIONAL,
     ROUTED_EXPERTS,
     TOP_LOGPROBS,
     Capabilities,
@@ -44,6 +45,7 @@ from .protocol import (
     LogprobKind,
     Logprobs,
     SamplingParams,
+    Weights,
 )
 
 GENERATE: Final = "/inference/v1/generate"
@@ -111,6 +113,7 @@ class VLLMEngine(HTTPEngine):
             card = _card(part(await connection.get("/v1/models"), "data", kind=list), model)
             version = await connection.found("/version")
             paused = await connection.found("/is_paused")
+            weights = await connection.found("/weight_info")
             if isinstance(paused, dict) and paused.get("is_paused"):
                 raise EngineError(f"{connection.base_url} is paused: resume it before connecting")
             found = Capabilities(
@@ -121,6 +124,8 @@ class VLLMEngine(HTTPEngine):
                 vocab_size=vocab_size,
                 streams=True,
                 pauses=paused is not None,
+                sampling=frozenset(OPTIONAL),
+                weights=paused is not None and weights is not None,
             )
             engine = cls(connection, found, check_echo=check_echo, pause_mode=pause_mode)
             try:
@@ -140,6 +145,7 @@ class VLLMEngine(HTTPEngine):
                 # generate tells as many as it is asked for, the sampled one among them
                 top_logprobs=max(0, max_logprobs - (engine.path == GENERATE)),
             )
+            engine.version = optional(weights, "weight_version", str) if isinstance(weights, dict) else None
             return engine
 
     async def _sample_one(self, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
@@ -166,7 +172,7 @@ class VLLMEngine(HTTPEngine):
         await self._tell("/inference/v1/abort_requests", {"request_ids": [_ABORTED_ID + request_id]})
 
     async def pause(self) -> None:
-        """Let no request go on. Empty the prefix cache too when the weights change (``/reset_prefix_cache``)."""
+        """Let no request go on."""
         self._refuse_pausing()
         await self._tell(f"/pause?mode={self._pause_mode}&clear_cache=false")
 
@@ -178,6 +184,46 @@ class VLLMEngine(HTTPEngine):
         """Whether the server is paused, by this engine or by somebody else."""
         self._refuse_pausing()
         return part(await self._connection.get("/is_paused"), "is_paused") is True
+
+    async def update_weights(self, weights: Weights, *, version: str | int) -> None:
+        """Reload from a folder that the server's machine sees, in place. Paused meanwhile, where it is not already.
+
+        Where it fails the server is left paused: what it would sample with is not known. vLLM names versions by text:
+        3 is ``"3"``.
+        """
+        folder = folder_of(weights, "vLLM")
+        self._refuse_weights()
+        was_paused = await self.is_paused()
+        if not was_paused:
+            await self.pause()
+        try:
+            await self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+            await self.reset_prefix_cache()
+            await self.set_version(version)
+        except EngineError as error:
+            raise EngineError(
+                f"vLLM did not take the weights of {version!r}: {error}. It is left paused: give it weights that it "
+                "can load, or start it again"
+            ) from error
+        if not was_paused:
+            await self.resume()
+
+    async def set_version(self, version: str | int) -> None:
+        self._refuse_weights()
+        await self._ask("/update_weight_version", {"new_version": str(version)})
+        self.version = str(version)
+
+    async def reset_prefix_cache(self) -> None:
+        """Requests under way are put back, and have what was computed of them computed anew."""
+        self._refuse_weights()
+        await self._ask("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
+
+    def _refuse_weights(self) -> None:
+        if not self.capabilities.weights:
+            raise EngineError(
+                "vLLM can be given other weights only where it was started with VLLM_SERVER_DEV_MODE=1, and is new "
+                "enough to have /weight_info"
+            )
 
     def _refuse_pausing(self) -> None:
         if not self.capabilities.pauses:

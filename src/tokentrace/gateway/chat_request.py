@@ -1,7 +1,8 @@
 """Requests of OpenAI's Chat Completions, read. Pure.
 
-Also read: vLLM's ``top_k``, ``chat_template_kwargs``, ``continue_final_message`` with ``add_generation_prompt``,
-``return_token_ids`` and ``return_tokens_as_token_ids``, and the ``thinking`` and ``enable_thinking`` of others.
+Also read: vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_kwargs``, ``continue_final_message`` and
+``add_generation_prompt``, ``return_token_ids`` and ``return_tokens_as_token_ids``, and the ``thinking`` and
+``enable_thinking`` of others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ..conversation.messages import check_messages
 from ..conversation.place import Place
 from ..conversation.shapes import from_openai, openai_tools
 from ..conversation.values import check_depth, plain_json
+from ..engines.protocol import OPTIONAL
 from .hints import thinking_hints
 from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
 from .token_fields import TokenFields, asked_fields
@@ -49,7 +51,8 @@ UNSERVED: Final[Mapping[str, Sequence[Any]]] = {
     "guided_grammar": (),
     "structured_outputs": (),
 }
-"""Fields that would change what is sampled or shown, with the values that change nothing."""
+"""Fields that would change what is sampled or shown, with the values that change nothing. In chat, min-p and penalties
+are served, where the engine has them."""
 
 _TEXT_ONLY: Final = "there is only text here"
 
@@ -62,8 +65,10 @@ def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
         messages = check_messages(from_openai(messages), any_role=lambda role: True)
     tools, old = _tools(said)
     allowed, wishes = _choice(said, tools)
+    shaping = said.shaping()
     for name, harmless in UNSERVED.items():
-        said.refuse(name, harmless, NOT_OFFERED)
+        if name not in OPTIONAL:
+            said.refuse(name, harmless, NOT_OFFERED)
     said.refuse("audio", (), _TEXT_ONLY)
     said.refuse("modalities", (["text"], []), _TEXT_ONLY)
     said.refuse("web_search_options", (), "nothing here searches the web")
@@ -87,6 +92,7 @@ def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
         top_p=said.top_p(),
         top_k=said.top_k(),
         seed=said.whole("seed", 0, 2**63 - 1),
+        shaping=shaping,
         stop=said.texts("stop", 16),
         n=said.whole("n", 1, 128) or 1,
         stream=said.flag("stream"),

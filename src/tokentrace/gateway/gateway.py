@@ -259,9 +259,10 @@ class Gateway:
             "top_p": request.top_p,
             "top_k": request.top_k,
             "seed": None if request.seed is None else request.seed & (2**63 - 1),
+            **request.shaping,
         } | forced
         try:
-            return SamplingParams(
+            sampling = SamplingParams(
                 max_tokens=max(1, min(limit for limit in limits if limit is not None)),
                 stop_token_ids=request.stop_token_ids or tuple(self.renderer.get_stop_token_ids()),
                 allow_raw_logprobs=True,
@@ -271,6 +272,11 @@ class Gateway:
             )
         except EngineError as error:
             raise RequestError(str(error), code="invalid_value") from error
+        for name in sampling.optional:
+            if name not in self.engine.capabilities.sampling:
+                problem = f"{self.engine.capabilities.engine} does not have this setting; leave it out"
+                raise RequestError(problem, field=name, code="unsupported_parameter")
+        return sampling
 
     def _head(self, request: Request, prompt_ids: Any, id: str, created: float | None = None) -> Head:
         token_bytes = self.renderer.tokenizer.vocabulary.token_bytes
@@ -403,8 +409,8 @@ class Gateway:
         """Let requests go on, with new weights if a version is given."""
         if version is not None:
             self.version = version
-            if isinstance(getattr(self.engine, "version", None), str | int):  # an engine in this process
-                self.engine.version = version  # type: ignore[attr-defined]
+            if self.engine.capabilities.weights:
+                await self.engine.set_version(version)
         if self.engine.capabilities.pauses and self.paused:
             await self.engine.resume()
         self._open.set()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..engines.protocol import COLDEST
+from ..engines.protocol import COLDEST, PENALTIES
 from ..errors import InputError, TokentraceError, shown
 from ..tokens.tokenizer import Ids
 
@@ -21,6 +21,14 @@ _KINDS: Final[Mapping[int, str]] = {
     503: "overloaded_error",
     504: "timeout_error",
     529: "overloaded_error",
+}
+
+
+_SHAPING: Final[Mapping[str, tuple[float, float]]] = {
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0, 2),
 }
 
 
@@ -80,6 +88,8 @@ class Request:
     top_k: int | None = None
     """0 is all tokens."""
     seed: int | None = None
+    shaping: Mapping[str, float] = field(default_factory=dict)
+    """Min-p and penalties that were asked for, by name; an engine that does not have one is not asked."""
     stop: tuple[str, ...] = ()
     """Texts at which the answer's content ends. The text itself is not part of the answer."""
     n: int = 1
@@ -173,6 +183,15 @@ class Body:
         """How many of the likeliest tokens are sampled from; -1 and 0 are all."""
         value = self.whole("top_k", -1)
         return value if value is None else max(value, 0)
+
+    def shaping(self) -> dict[str, float]:
+        """Min-p and penalties, where they are not the value that does nothing."""
+        found = {name: self.number(name, *bounds) for name, bounds in _SHAPING.items()}
+        if found["repetition_penalty"] == 0:
+            raise RequestError(
+                "must be above 0: logits are divided by it; 1 changes nothing", field="repetition_penalty"
+            )
+        return {name: value for name, value in found.items() if value not in (None, PENALTIES.get(name, 0))}
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""

@@ -6,17 +6,18 @@ docs/rows.md is the specification of the columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from ..data.channel_columns import channel_columns, channel_fields
 from ..data.sources import pyarrow
 from ..data.tables import Layout, Place, samples_table
-from ..engines.protocol import ROUTED_EXPERTS, TOP_LOGPROBS
 from ..errors import SampleError, shown
 from ..samples.sample import Sample, is_number
 from ..samples.trajectories import each_trajectory_sample
 from ..settings import as_float
+from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .channels import unpack_channels
@@ -92,12 +93,14 @@ class SessionRows:
         ]
         table = samples_table(samples, places, LAYOUT)
         rows = [self._row(sample) for sample in samples]
+        along = (self.session.trajectory.turns(sample.branch) for sample in samples)
+        told = channel_columns(
+            [(len(sample), self._channels_of(turns, len(sample))) for sample, turns in zip(samples, along, strict=True)]
+        )
         for each in session_fields():
-            values = [row[each.name] for row in rows]
-            if each.name in _CHANNELS:
-                column = pyarrow().concat_arrays(values)
-            else:
-                column = pyarrow().array(values, each.type)
+            column = told.get(each.name)
+            if column is None:
+                column = pyarrow().array([row[each.name] for row in rows], each.type)
             table = table.append_column(each, column)
         return table
 
@@ -122,7 +125,6 @@ class SessionRows:
             "tools": None if tools is None else _text(tools),
             "tokenizer": last.notes.get("tokenizer"),
             "template": last.notes.get("template"),
-            **self._side_channels(along, len(sample)),
         }
 
     def _recorded(self, turn: Turn) -> Recorded:
@@ -150,73 +152,15 @@ class SessionRows:
             **{name: [_utf8(str(each)) for each in notes.get(name) or ()] for name in _LISTS},
         }
 
-    # -- what engines say of tokens
-
-    def _side_channels(self, along: Sequence[Turn], length: int) -> dict[str, Any]:
-        """The columns of side channels: for each token of a row what was said of it, one turn unpacked at a time."""
-        pa = pyarrow()
-        pieces: dict[str, list[Any]] = {name: [] for name in _CHANNELS}
-        reached = dict.fromkeys(_CHANNELS, 0)
-        others: dict[str, list[Any]] = {}
+    def _channels_of(self, along: Sequence[Turn], length: int) -> dict[str, Channel]:
+        """What engines said of the tokens of a row beside logprobs."""
+        pieces: dict[str, list[tuple[int, Any]]] = {}
         for turn in along:
-            packed = self._channels.get(self._numbers[turn.write])
-            for name, values in unpack_channels(packed or b"").items():
-                values = values[: len(turn)]
-                typed = _typed(name, values)
-                if typed is None:
-                    others.setdefault(name, [None] * length)[turn.start : turn.stop] = values
-                    continue
-                pieces[name] += [pa.nulls(turn.start - reached[name], typed.type), typed]
-                reached[name] = turn.stop
-        columns = {
-            name: _one_list(pieces[name], length - reached[name], type_()) for name, (type_, _) in _CHANNELS.items()
-        }
-        return {**columns, "channels": _text(others) if others else None}
+            for name, values in unpack_channels(self._channels.get(self._numbers[turn.write]) or b"").items():
+                pieces.setdefault(name, []).append((turn.start, values[: len(turn)]))
+        return {name: Channel(length, tuple(found)) for name, found in pieces.items()}
 
 
-def _typed(name: str, values: list[Any]) -> Any:
-    """A channel that is known, as an Arrow array; None for others, and for one that has not the shape it should."""
-    if name not in _CHANNELS:
-        return None
-    type_, shaped = _CHANNELS[name]
-    try:
-        return pyarrow().array([None if value is None else shaped(value) for value in values], type_())
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's own are of these
-        return None
-
-
-def _one_list(pieces: list[Any], rest: int, type_: Any) -> Any:
-    """Pieces as a list array with one entry: the values of one row. Its entry is null where there are no pieces."""
-    pa = pyarrow()
-    if not pieces:
-        return pa.nulls(1, pa.list_(type_))
-    values = pa.concat_arrays([*pieces, pa.nulls(rest, type_)])
-    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-
-
-def _alternatives(value: Any) -> list[dict[str, Any]]:
-    return [{"id": id, "logprob": logprob} for id, logprob in value]
-
-
-def _layers(value: Any) -> Any:
-    return value if not value or isinstance(value[0], list) else [value]
-
-
-def _alternatives_type() -> Any:
-    pa = pyarrow()
-    return pa.list_(pa.struct([("id", pa.int32()), ("logprob", pa.float32())]))
-
-
-def _layers_type() -> Any:
-    pa = pyarrow()
-    return pa.list_(pa.list_(pa.int32()))
-
-
-_CHANNELS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
-    TOP_LOGPROBS: (_alternatives_type, _alternatives),
-    ROUTED_EXPERTS: (_layers_type, _layers),
-}
-"""The channels that have a column of their own: the type of a token's entry, and the entry as that type has it."""
 _LISTS: Final = ("calls", "repairs", "notes", "wishes")
 
 
@@ -255,8 +199,7 @@ def session_fields() -> list[Any]:
         pa.field("tools", pa.string()),
         pa.field("tokenizer", pa.string()),
         pa.field("template", pa.string()),
-        *(pa.field(name, pa.list_(type_())) for name, (type_, _) in _CHANNELS.items()),
-        pa.field("channels", pa.string()),
+        *channel_fields(),
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..engines.protocol import EngineError, SamplingParams
+from ..engines.protocol import PENALTIES, EngineError, SamplingParams
 from ..errors import shown
 from ..settings import whole
 from ..trajectory.trajectory import Trajectory
@@ -23,7 +23,7 @@ from .store import SessionInfo, State, Store, StoreError
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""
 _BUDGETS: Final = ("max_turns", "max_sampled_tokens", "max_prompt_tokens")
-_SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+_SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", *PENALTIES)
 
 
 @dataclass(frozen=True, slots=True)

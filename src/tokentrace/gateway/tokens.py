@@ -19,7 +19,7 @@ from ..tokens.ids import check_ids
 from .chat import CHAT
 from .dialect import Dialect, Frames, Head, Reply
 from .endings import usage_of
-from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
+from .requests import Body, Request, RequestError, refusing
 
 _MOST: Final = 10_000_000
 
@@ -38,9 +38,6 @@ class Tokens:
         with refusing():
             ids = check_ids(given, "token_ids")
         sampling = Body(said.get("sampling_params", Mapping, "an object", {}))
-        for name, harmless in (("min_p", 0), ("repetition_penalty", 1), ("presence_penalty", 0)):
-            sampling.refuse(name, (harmless,), NOT_OFFERED)
-        sampling.refuse("frequency_penalty", (0,), NOT_OFFERED)
         sampling.refuse("n", (1,), "one completion a request is sampled here")
         sampling.refuse("stop", ([], ""), "texts are not looked for among ids: use stop_token_ids")
         stops = sampling.get("stop_token_ids", list, "a list of token ids", [])
@@ -60,6 +57,7 @@ class Tokens:
             top_p=sampling.number("top_p", 0, 1),
             top_k=None if top_k is None else max(0, top_k),
             seed=sampling.whole("seed", -(2**63), 2**63 - 1),
+            shaping=sampling.shaping(),
             logprobs=max(0, (wanted or 0) - 1),
             stream=said.flag("stream"),
             usage_in_stream=bool(options.get("include_usage")),
@@ -129,6 +127,7 @@ def _choice(head: Head, delta: Delta) -> dict[str, Any]:
     content = [
         {
             "token_id": id,
+            "token": f"token_id:{id}",  # what renderers' client reads; vLLM 0.32 tells only token_id
             "logprob": logprob,
             "top_logprobs": [
                 {"token_id": int(other), "logprob": float(value), "rank": rank}

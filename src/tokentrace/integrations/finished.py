@@ -30,7 +30,7 @@ class Finished:
 
 
 class Runs(Protocol):
-    """What runs rollouts: an `Agent`, or anything else with such a method."""
+    """What runs rollouts: an `Agent`, a `GatewayAgent`, or anything else with such a method."""
 
     async def run(
         self, task: Task, *, seed: int | None = None, patience: Patience | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import SampleError
 from ..samples.sample import Sample
@@ -31,13 +32,23 @@ def prompt_response(sample: Sample) -> PromptResponse:
     if not len(trained):
         raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
     first = int(sample.completions[0].start) if sample.completions else int(trained[0])
-    logprobs = None if sample.logprobs is None else np.nan_to_num(sample.logprobs[first:], nan=0.0).tolist()
+    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[first:].tolist()
     return PromptResponse(
         sample.ids[:first].tolist(),
         sample.ids[first:].tolist(),
         sample.mask[first:].astype(int).tolist(),
         logprobs,
     )
+
+
+def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
+    """The logprobs of a row, and 0.0 where nothing was sampled. `SampleError` where a token with loss has none."""
+    if sample.logprobs is None:
+        raise SampleError(f"{sample!r} has no logprobs: this trainer needs that of every token that was sampled")
+    missing = np.flatnonzero(sample.mask & ~np.isfinite(sample.logprobs))
+    if len(missing):
+        raise SampleError(f"{sample!r}: token {missing[0]} carries loss and has no logprob")
+    return np.nan_to_num(sample.logprobs, nan=0.0)
 
 
 def only_sample(trajectory: Trajectory) -> Sample:

@@ -1,6 +1,6 @@
 """TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows.
 
-docs/guides/trl.md shows how they are used.
+`trl_async` has the same for `AsyncGRPOTrainer`. docs/guides/trl.md shows both.
 """
 
 from __future__ import annotations
@@ -9,27 +9,20 @@ import asyncio
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from ..engines.protocol import Engine
 from ..errors import InputError, SampleError, shown
 from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
-from .background import BackgroundLoop
+from .background import BackgroundLoop, together
 from .collator import Collator
 from .finished import Finished, Runs, finish
 from .rows import PromptResponse, prompt_response
 
-__all__ = ["Collator", "RolloutFunction", "TakesWeights", "rollout_reward"]
-
-
-class TakesWeights(Protocol):
-    """An engine that can be sent other weights."""
-
-    async def update_weights(self, weights: Mapping[str, Any], /, *, version: int) -> None: ...
-
-    async def close(self) -> None: ...
+__all__ = ["Collator", "RolloutFunction", "rollout_reward"]
 
 
 class RolloutFunction:
@@ -51,7 +44,7 @@ class RolloutFunction:
         self,
         agent: Runs,
         *,
-        weights_to: TakesWeights | None,
+        weights_to: Engine | None,
         task: Callable[[Any], Task] | None = None,
         one_of: Callable[[Sequence[Sample]], Sample] | None = None,
         done: Callable[[Sequence[Finished]], None] | None = None,
@@ -118,12 +111,7 @@ class RolloutFunction:
                 return await finish(self._agent, task, seed=seed, patience=self._patience)
 
         first = self._started - len(tasks)
-        try:
-            async with asyncio.TaskGroup() as group:
-                runs = [group.create_task(one(first + at, task)) for at, task in enumerate(tasks)]
-        except ExceptionGroup as failed:  # the first is why, the others are the same again
-            raise failed.exceptions[0] from failed
-        return [run.result() for run in runs]
+        return await together(one(first + at, task) for at, task in enumerate(tasks))
 
     def _row(self, finished: Finished, trainer: Any) -> PromptResponse:
         if not finished.samples:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, overload
 
@@ -25,6 +25,8 @@ TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 BLOCK: Final = 256
 """How many tokens of one sequence attend at a time: a long prompt must not need memory for its length squared."""
+_EMBEDDING: Final = "model.embed_tokens.weight"
+_HEAD: Final = "lm_head.weight"
 SMALLEST: Final = 256
 """The capacity that a cache starts with, in tokens."""
 
@@ -96,6 +98,8 @@ class PocketModel:
     """Ids in, logits out. It holds no sequence itself, and may be used from several threads."""
 
     def __init__(self, config: dict[str, Any], weights: dict[str, Floats]) -> None:
+        self._config = config
+        self._shapes = {name: array.shape for name, array in weights.items()}
         self.vocabulary_size = int(config["vocab_size"])
         self.longest = int(config["max_position_embeddings"])
         """How many tokens a sequence can have."""
@@ -103,7 +107,7 @@ class PocketModel:
         self._kv_heads = int(config["num_key_value_heads"])
         self._head_size = size = int(config["head_dim"])
         self._epsilon = np.float32(config["rms_norm_eps"])
-        self._embedding = np.ascontiguousarray(weights["model.embed_tokens.weight"])
+        self._embedding = np.ascontiguousarray(weights[_EMBEDDING])
         self._head = np.ascontiguousarray(self._embedding.T)
         self._norm = weights["model.norm.weight"]
         self._layers = [_Layer(weights, index) for index in range(int(config["num_hidden_layers"]))]
@@ -123,6 +127,23 @@ class PocketModel:
         """The model of a folder with config.json and model.safetensors, tied embeddings."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return cls(config, read_safetensors(folder / "model.safetensors"))
+
+    def with_weights(self, weights: Mapping[str, Floats]) -> PocketModel:
+        """The same model with other weights, all of them. InputError names one that is missing, unknown or of another
+        shape. A head may be among them if it is the embedding, which it is tied to."""
+        given = dict(weights)
+        head = given.pop(_HEAD, None)
+        wanted = {name: shape for name, shape in self._shapes.items() if name != _HEAD}
+        for name in [*wanted, *given]:
+            if name not in given:
+                raise InputError(f"the new weights have no {name!r}; they must be all of the model's")
+            if name not in wanted:
+                raise InputError(f"the new weights have {name!r}, which the model does not have")
+            if given[name].shape != wanted[name]:
+                raise InputError(f"{name}: the new weights are {given[name].shape}, the model's {wanted[name]}")
+        if head is not None and not np.array_equal(head, given[_EMBEDDING]):
+            raise InputError(f"{_HEAD} differs from {_EMBEDDING}: the model has one matrix for both")
+        return PocketModel(self._config, given)
 
     def new_cache(self, capacity: int = SMALLEST) -> Cache:
         """The cache of a sequence that has no token yet."""

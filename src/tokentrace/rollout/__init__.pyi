@@ -16,6 +16,8 @@ from .loading import load_interaction as load_interaction
 from .loading import load_interactions as load_interactions
 from .loading import load_tools as load_tools
 from .loop import Agent as Agent
+from .mcp import MCPConfig as MCPConfig
+from .mcp import mcp_tools as mcp_tools
 from .patience import EngineDown as EngineDown
 from .patience import Outage as Outage
 from .patience import Patience as Patience

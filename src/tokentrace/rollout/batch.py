@@ -15,17 +15,29 @@ from typing import Any, Final
 from ..conversation.place import Place
 from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
-from ..errors import InputError, shown
+from ..errors import ContinuationError, InputError, shown
 from ..settings import instance
-from .checks import MOST_SEED
+from ..trajectory.trajectory import Trajectory
+from .checks import MOST_SEED, is_list
 from .checks import count as checked_count
+from .ends import End
 from .loop import Agent, Rollout, Task
 from .patience import EngineDown, Patience
 from .store import RolloutStore
 from .tools import BaseTool
 
 _READ: Final = frozenset(
-    {*MESSAGES, *COMPLETIONS, "prompt", "system", "tools", "functions", "tools_kwargs", "interaction_kwargs"}
+    {
+        *MESSAGES,
+        *COMPLETIONS,
+        "prompt",
+        "system",
+        "tools",
+        "functions",
+        "tools_kwargs",
+        "interaction_kwargs",
+        "tool_selection",
+    }
 )
 _OURS: Final = frozenset({"reward", "group", "member", "task"})
 """What a rollout's metadata says of itself; a column of that name becomes ``data_reward`` and so on."""
@@ -105,7 +117,7 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
     """A row of a dataset as a task: its conversation up to the last message that is not the assistant's.
 
     ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the
-    interaction; ``tools`` chooses among the tools by name; all other columns go to the metadata.
+    interaction; ``tools`` or ``tool_selection`` chooses among the tools by name; all other columns go to the metadata.
     """
     columns = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
     if isinstance(columns, dict) and "prompt" in columns and not any(columns.get(n) for n in (*MESSAGES, *COMPLETIONS)):
@@ -115,11 +127,14 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
     if found.variables:
         raise InputError("a task has no template variables of its own: set them under renderer.kwargs")
     by_name = {tool.name: tool for tool in tools}
-    wanted = [str(one.get("function", one).get("name")) for one in found.tools or ()]
-    if missing := [one for one in wanted if one not in by_name]:
-        raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
     extra = columns.get("extra_info")
     both = {**(extra if isinstance(extra, Mapping) else {}), **columns}
+    chosen = both.get("tool_selection") or ()
+    if not is_list(chosen) or (chosen and found.tools):
+        raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
+    wanted = [str(one.get("function", one).get("name")) for one in found.tools or ()] or [*map(str, chosen)]
+    if missing := [one for one in wanted if one not in by_name]:
+        raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
     rest = {key: value for key, value in columns.items() if key not in _READ}
     return Task(
         messages=_prompt(found),
@@ -207,6 +222,7 @@ async def run_rollouts(
     done: Callable[[Rollout], None] | None = None,
     seed: int | None = None,
     patience: Patience | None = None,
+    continue_aborted: bool = False,
 ) -> Summary:
     """Run tasks, `concurrency` at a time; tasks that the store has finished are skipped and counted.
 
@@ -215,6 +231,10 @@ async def run_rollouts(
     Tasks without names are called by their place; a name that is there twice is refused, before anything is run where
     `tasks` is a list. While the engine does not answer all rollouts wait, for as long as `patience` says (ten minutes
     by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises.
+
+    With `continue_aborted`, rollouts of which the store has the beginning are gone on with and not sampled anew: those
+    that were aborted, and those that were under way when a run ended. One that cannot be gone on with is run anew, and
+    a note says why.
     """
     instance("agent", agent, Agent, InputError)
     if not isinstance(tasks, Iterable):
@@ -224,6 +244,10 @@ async def run_rollouts(
     patience = Patience() if patience is None else instance("patience", patience, Patience, InputError)
     concurrency = checked_count("concurrency", concurrency)
     seed = None if seed is None else checked_count("seed", seed, least=0, most=MOST_SEED)
+    if continue_aborted:
+        if store is None:
+            raise InputError("continue_aborted needs a store, which has the rollouts to go on with")
+        store.run_again([End.ABORT])
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()
     waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))
@@ -236,7 +260,8 @@ async def run_rollouts(
             if store is None:
                 rollout = await agent.run(task, seed=own, patience=patience)
             else:
-                rollout = await _stored(agent, task, own, patience, store)
+                begun = store.recorded(task.name) if continue_aborted else None
+                rollout = await _stored(agent, task, own, patience, store, begun)
             summary.add(rollout.metrics())
             summary.seconds = time.monotonic() - began
             if done is not None:
@@ -252,12 +277,18 @@ async def run_rollouts(
     return summary
 
 
-async def _stored(agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore) -> Rollout:
+async def _stored(
+    agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore, begun: Trajectory | None
+) -> Rollout:
     """Run a task and write it to the disk; what there is of it where it is cancelled or the engine is down."""
     store.start(task.name)
     under_way: list[Rollout] = []
     try:
-        rollout = await agent.run(task, grown=under_way.append, seed=seed, patience=patience)
+        try:
+            rollout = await agent.run(task, trajectory=begun, grown=under_way.append, seed=seed, patience=patience)
+        except ContinuationError as error:
+            rollout = await agent.run(task, grown=under_way.append, seed=seed, patience=patience)
+            rollout.notes.append(f"run anew: {error}")
     except (EngineDown, asyncio.CancelledError):
         if under_way and under_way[-1].turns:
             store.keep(under_way[-1])

@@ -28,6 +28,7 @@ def rollout_fields() -> list[Any]:
             ("malformed", pa.bool_()),
             ("reward", pa.float64()),
             ("metrics", pa.string()),
+            ("continues", pa.bool_()),
         ]
     )
     return [pa.field("end", pa.string()), pa.field("metrics", pa.string()), pa.field("turns", pa.list_(turn))]

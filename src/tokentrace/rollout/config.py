@@ -122,7 +122,8 @@ class Section(dict[str, Any]):
         for one in kinds:
             if value is not None and issubclass(one, Enum):
                 return one(self.choice(key, [str(member.value) for member in one]))
-        wanted = [Section if issubclass(dict, one) else one for one in kinds if one is not type(None)]
+        written = {tuple: list}  # YAML has no tuples
+        wanted = [Section if issubclass(dict, one) else written.get(one, one) for one in kinds if one is not type(None)]
         return _plain(self.read(key, *wanted))
 
 

@@ -13,12 +13,15 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import InputError, TokentraceError, shown
 from .config import ConfigError, Section, read_config
 from .interactions import BaseInteraction, as_interactions
+from .mcp import MCPConfig, read_servers, tools_now
 from .tools import AdoptedTool, BaseTool, FunctionTool, as_tools
 
 
@@ -93,9 +96,15 @@ def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
     made: list[BaseTool] = []
     for section in sections:
         key = next((key for key in _TOOL_KEYS if key in section), "class_name")
+        if key == "mcp" and "class_name" in section:
+            raise section.error(
+                "the tools of an MCP server need no class: leave class_name and config out", "class_name"
+            )
         section.check_keys(_TOOL_KEYS[key])
         if key == "class_name":
             made.append(_made_tool(section, folder))
+        elif key == "mcp":
+            made += _server_tools(section.need("mcp", Section), folder)
         else:
             found = load_named(section, key, folder)
             if isinstance(found, type) or not callable(found):
@@ -108,9 +117,28 @@ def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
 
 
 _TOOL_KEYS: Final[Mapping[str, Sequence[str]]] = {
+    "mcp": ["mcp"],
     "function": ["function", "name"],
-    "class_name": ["class_name", "config", "tool_schema", "function"],
+    "class_name": ["class_name", "config", "tool_schema", "function", "mcp"],
 }
+
+
+def _server_tools(section: Section, folder: Path) -> list[BaseTool]:
+    """The tools of an MCP server, or of those in a file."""
+    section.rename({"mcp_servers_config_path": "file", "tool_selected_list": "tools"})
+    if "file" not in section:
+        servers, wanted = [section.make(MCPConfig)], None
+    else:
+        section.check_keys(["file", "tools"])
+        wanted = section.read("tools", list)
+        file = folder / section.need("file", str)
+        found = section.checked("file", lambda: read_servers(file))
+        servers = [section.checked("file", partial(MCPConfig, **one)) for one in found.values()]
+    servers = [replace(one, cwd=str(folder / (one.cwd or ""))) if one.command else one for one in servers]
+    tools = section.checked(None, lambda: tools_now(servers))
+    if missing := [name for name in wanted or () if name not in [tool.name for tool in tools]]:
+        raise section.error(f"there is no tool {shown(missing[0])}", "tools")
+    return [tool for tool in tools if wanted is None or tool.name in wanted]
 
 
 def _made_tool(section: Section, folder: Path) -> BaseTool:

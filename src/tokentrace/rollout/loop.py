@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy as np
 from ..conversation.messages import Messages
 from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
-from ..errors import InputError, shown
+from ..errors import ContinuationError, InputError, shown
 from ..parsing.response import ParsedResponse, ParsedToolCall
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
@@ -34,9 +33,11 @@ from .calling import TooLong, called, within
 from .checks import reward as checked_reward
 from .cutting import cut_text
 from .ends import FAILED_ENDS, End
+from .instances import instance_name
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
-from .record import Budget, Rollout, Task, TurnMetrics
+from .record import Budget, Rollout, Task, TurnMetrics, call_id
+from .resuming import Begun, check_continues, take_up
 from .toolbox import Toolbox
 from .tools import BaseTool, ToolResult, as_tools
 
@@ -47,6 +48,12 @@ Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
 its own, beside others; a coroutine function is awaited."""
 
 
+_ABORTS: Final = 100
+"""A turn that is aborted this often without a token in between is not gone on with."""
+_PAUSE: Final = 0.05
+"""Seconds before a turn that was aborted without a token is asked for again; twice as many each time."""
+_PIECE: Final = 10_007
+"""What seeds of parts of a turn are apart, for each token before."""
 _FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
 
 
@@ -59,6 +66,8 @@ class _UnderWay:
     grown: Callable[[Rollout], None]
     seed: int | None
     patience: Patience | None
+    begun: Begun | None = None
+    """The turn that a recorded trajectory ends with, until it is gone on with."""
     limit: asyncio.Timeout | None = None
 
     @contextlib.contextmanager
@@ -79,7 +88,11 @@ class _UnderWay:
 
 
 class Agent:
-    """Runs rollouts of one model with one set of tools. Safe to run many at once in one event loop."""
+    """Runs rollouts of one model with one set of tools. Safe to run many at once in one event loop.
+
+    A request that the engine was told to end (a pause with abort, before new weights) ends its rollout with
+    `End.ABORT`; with `resume_aborted` the same turn is sampled on as soon as the engine takes requests again.
+    """
 
     def __init__(
         self,
@@ -91,6 +104,7 @@ class Agent:
         interaction: BaseInteraction | Mapping[str, BaseInteraction] | None = None,
         reward: Reward | None = None,
         budget: Budget | None = None,
+        resume_aborted: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_settings(engine, renderer, sampling, reward, budget)
@@ -100,6 +114,7 @@ class Agent:
         self.interactions = as_interactions(interaction)
         self.reward = reward
         self.budget = budget or Budget()
+        self.resume_aborted = instance("resume_aborted", resume_aborted, bool, InputError)
         self._clock = clock
         self._unnamed = itertools.count()
         given = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
@@ -119,6 +134,7 @@ class Agent:
         self,
         task: Task,
         *,
+        trajectory: Trajectory | None = None,
         grown: Callable[[Rollout], None] | None = None,
         seed: int | None = None,
         patience: Patience | None = None,
@@ -129,32 +145,58 @@ class Agent:
         failing tools and rewards end a rollout with what was sampled kept; nothing is raised but cancellation, and
         `EngineDown` where `patience` waits for an engine that does not answer. `seed` overrides that of the sampling
         parameters. A task without a name is called by its number among those that this agent was given.
+
+        With a `trajectory` the rollout goes on with what that has recorded, which is added to: a turn that was aborted
+        is sampled on, one that is finished is answered, a prompt is sampled from. Tools and simulated user are created
+        anew, and calls that were answered are not run again. `ContinuationError` where it cannot go on: the prompt of
+        the task is not the one recorded, its last turn ran out of tokens, its history was rewritten.
         """
         if not isinstance(task, Task):
             raise InputError(f"{shown(task)} is not a Task; row_task makes one of a row of a dataset")
+        if trajectory is not None:
+            instance("trajectory", trajectory, Trajectory, InputError)
         if not task.name:
-            task = dataclasses.replace(task, name=f"task-{next(self._unnamed):05d}")
-        trajectory = Trajectory(
-            name=task.name,
-            vocab_size=self.renderer.tokenizer.vocabulary.size,
-            metadata={**task.metadata, "task": task.name},
-        )
-        tools = self.tools if task.tools is None else task.tools
+            name = f"task-{next(self._unnamed):05d}" if trajectory is None else trajectory.name
+            task = dataclasses.replace(task, name=name)
+        if trajectory is None:
+            trajectory = Trajectory(
+                name=task.name,
+                vocab_size=self.renderer.tokenizer.vocabulary.size,
+                metadata={**task.metadata, "task": task.name},
+            )
+        rollout = Rollout(task, trajectory, self.tools if task.tools is None else task.tools, list(task.messages))
+        begun = self._taken_up(rollout)
         began = self._clock()
-        with _instance(task.name) as name:
-            rollout = Rollout(task, trajectory, tools, list(task.messages), instance=name)
+        with instance_name(task.name) as rollout.instance:
             try:
-                await self._run(rollout, grown or (lambda _: None), seed, patience)
+                await self._run(rollout, grown or (lambda _: None), seed, patience, begun)
             finally:
                 rollout.seconds = self._clock() - began
         return rollout
 
+    def _taken_up(self, rollout: Rollout) -> Begun | None:
+        """Fill a rollout with what its trajectory has recorded already; the turn that it ends with."""
+        trajectory, task = rollout.trajectory, rollout.task
+        if not trajectory.num_writes:
+            return None
+        rendered = self.renderer.render(task.messages, tools=rollout.schemas, add_generation_prompt=True)
+        check_continues(trajectory, self.renderer, rendered.ids)
+        if trajectory.name != task.name:
+            raise ContinuationError(f"the trajectory is called {trajectory.name!r}, and its task {task.name!r}")
+        return take_up(rollout, self.renderer)
+
     async def _run(
-        self, rollout: Rollout, grown: Callable[[Rollout], None], seed: int | None, patience: Patience | None
+        self,
+        rollout: Rollout,
+        grown: Callable[[Rollout], None],
+        seed: int | None,
+        patience: Patience | None,
+        begun: Begun | None,
     ) -> None:
         try:
-            self._begin(rollout)
-            grown(rollout)
+            if not rollout.trajectory.num_writes:
+                self._begin(rollout)
+                grown(rollout)
             user = choose_interaction(self.interactions, rollout.task.interaction_settings)
             box = Toolbox(
                 rollout.tools,
@@ -164,10 +206,10 @@ class Agent:
                 parallel=self.budget.parallel_calls,
                 messages=rollout.messages,
             )
-            rollout.use = box.use
+            box.use = rollout.use
             try:
                 async with box:
-                    await self._lead(rollout, _UnderWay(box, user, grown, seed, patience))
+                    await self._lead(rollout, _UnderWay(box, user, grown, seed, patience, begun))
             finally:
                 rollout.notes += box.use.notes
         except EngineDown:
@@ -178,6 +220,8 @@ class Agent:
             rollout.notes.append(str(error) if is_told else f"{type(error).__name__}: {error}")
         if rollout.end in FAILED_ENDS:
             rollout.reward = None
+        if rollout.reward is not None:
+            rollout.trajectory.set_reward(rollout.reward)
 
     def _begin(self, rollout: Rollout) -> None:
         """Render the first prompt."""
@@ -225,46 +269,78 @@ class Agent:
 
     async def _turn(self, rollout: Rollout, under: _UnderWay) -> End | None:
         """Sample a turn, and put what answers it after it. Says why the rollout ends, if it does."""
-        room, limit = self._room(rollout)
-        if room < 1:
-            return limit
-        trajectory = rollout.trajectory
-        before = rollout.engine_seconds
-        completion = await self._sample(rollout, room, under)
-        start = len(trajectory)
-        trajectory.append_completion(
+        begun, under.begun = under.begun, None
+        start = len(rollout.trajectory) if begun is None else begun.start
+        reason = None
+        if begun is None:
+            room, limit = self._room(rollout, start, begun=False)
+            if room < 1:
+                return limit
+        if begun is None or begun.aborted:
+            reason = await self._speak(rollout, start, under, begun=begun is not None)
+        stream = rollout.trajectory.stream()
+        prompt, said = stream[:start], stream[start:]
+        parsed = self.renderer.parse_response(said, tools=rollout.schemas, prompt_ids=prompt)
+        rollout.messages.append(parsed.to_message(call_id=functools.partial(call_id, rollout.turns)))
+        turn = rollout.per_turn[-1]
+        turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
+        if reason is not None:
+            return reason
+        new, reason = await self._answers(rollout, parsed, turn, under)
+        if turn.reward:
+            rollout.trajectory.set_reward(turn.reward, rollout.trajectory.turns()[-1])
+        if reason is None:
+            reason = self.go_on(rollout, prompt, said, new)
+        if reason is None:
+            under.grown(rollout)
+        return reason
+
+    async def _speak(self, rollout: Rollout, start: int, under: _UnderWay, *, begun: bool) -> End | None:
+        """Sample a turn that begins at `start` of the stream: in one completion, or in several where it is aborted and
+        goes on. Says why the rollout ends with it, if it does."""
+        aborts = 0
+        while True:
+            room, limit = self._room(rollout, start, begun=begun)
+            if room < 1:
+                return limit
+            before = rollout.engine_seconds
+            completion = await self._sample(rollout, room, under, start, begun=begun)
+            aborted = completion.finish_reason is FinishReason.ABORT
+            goes_on = aborted and self.resume_aborted and aborts < _ABORTS
+            if len(completion.ids) or not goes_on:
+                self._record(rollout, completion, room, rollout.engine_seconds - before, continues=begun)
+                under.grown(rollout)
+                begun, aborts = True, 0
+            elif goes_on:
+                aborts += 1
+                await asyncio.sleep(min(_PAUSE * 2**aborts, 5.0))
+            if not goes_on:
+                return End.ABORT if aborted else limit if completion.finish_reason is FinishReason.LENGTH else None
+
+    def _record(self, rollout: Rollout, completion: Completion, room: int, seconds: float, *, continues: bool) -> None:
+        """Put what was sampled into the trajectory and among the metrics."""
+        start = len(rollout.trajectory)
+        rollout.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
             finish_reason=str(completion.finish_reason),
             version=completion.versions or None,
             sampling=self._sampling.described() | {"max_tokens": room},
+            continues=continues,
             logprobs_kind=completion.logprobs_kind,
             cached_tokens=completion.cached_tokens,
+            channels=completion.channels,
         )
-        turn = TurnMetrics(
-            prompt_tokens=start,
-            sampled=len(completion.ids),
-            finish_reason=str(completion.finish_reason),
-            cached_tokens=completion.cached_tokens,
-            engine_seconds=rollout.engine_seconds - before,
+        rollout.per_turn.append(
+            TurnMetrics(
+                prompt_tokens=start,
+                sampled=len(completion.ids),
+                finish_reason=str(completion.finish_reason),
+                cached_tokens=completion.cached_tokens,
+                engine_seconds=seconds,
+                continues=continues,
+            )
         )
-        rollout.per_turn.append(turn)
-        under.grown(rollout)
-        prompt = trajectory.stream()[:start]
-        parsed = self.renderer.parse_response(completion.ids, tools=rollout.schemas, prompt_ids=prompt)
-        rollout.messages.append(parsed.to_message(call_id=functools.partial(_call_id, rollout.turns)))
-        turn.malformed = any(not call.ok for call in (*parsed.tool_calls, *parsed.attempts))
-        if completion.finish_reason is FinishReason.ABORT:
-            return End.ABORT
-        if completion.finish_reason is FinishReason.LENGTH:
-            return limit
-        new, reason = await self._answers(rollout, parsed, turn, under)
-        if reason is not None:
-            return reason
-        reason = self.go_on(rollout, prompt, completion.ids, new)
-        if reason is None:
-            under.grown(rollout)
-        return reason
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
         """Put new messages after a turn: the stream is bridged to the next one. Says why not, where it cannot be.
@@ -290,22 +366,25 @@ class Agent:
         """Whether a turn can follow a prompt of this length."""
         return self._context is None or length < self._context
 
-    def _room(self, rollout: Rollout) -> tuple[int, End]:
-        """How many tokens the next turn may have, and what it is that allows no more."""
+    def _room(self, rollout: Rollout, start: int, *, begun: bool) -> tuple[int, End]:
+        """How many more tokens the turn at `start` may have, and what it is that allows no more."""
         budget = self.budget
-        if rollout.turns >= budget.turns:
+        if rollout.turns - begun >= budget.turns:
             return 0, End.TURNS
         if budget.tool_seconds is not None and rollout.use.seconds > budget.tool_seconds:
             return 0, End.TOOL_TIME
-        limits = [(self._sampling.max_tokens, End.LENGTH)]
+        limits = [(self._sampling.max_tokens - len(rollout.trajectory) + start, End.LENGTH)]
         if budget.tokens is not None:
             limits.append((budget.tokens - rollout.trajectory.num_sampled, End.TOKENS))
         if self._context is not None:
             limits.append((self._context - len(rollout.trajectory), End.CONTEXT))
         return min(limits, key=lambda limit: limit[0])
 
-    async def _sample(self, rollout: Rollout, room: int, under: _UnderWay) -> Completion:
-        seed = self._sampling.seed if under.seed is None else under.seed + rollout.turns
+    async def _sample(self, rollout: Rollout, room: int, under: _UnderWay, start: int, *, begun: bool) -> Completion:
+        turn = rollout.turns - begun
+        seed = self._sampling.seed if under.seed is None else under.seed + turn
+        if seed is not None:  # the rest of a turn is not drawn with the random numbers of its beginning
+            seed += _PIECE * (len(rollout.trajectory) - start)
         sampling = dataclasses.replace(self._sampling, seed=seed, max_tokens=room)
 
         async def request() -> Completion:
@@ -314,9 +393,10 @@ class Agent:
                 return await self.engine.generate(
                     rollout.trajectory.prompt(),
                     sampling,
-                    request_id=f"{rollout.instance}-{rollout.turns}",
+                    request_id=f"{rollout.instance}-{turn}",
                     session=rollout.instance,
                     wire=rollout.trajectory.wire_parts,
+                    **_group(rollout.task),
                 )
             finally:
                 rollout.engine_seconds += self._clock() - began
@@ -365,7 +445,7 @@ class Agent:
 
     def _result(self, call: ParsedToolCall, turn: int, result: ToolResult) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "tool", "content": self._cut(result.content)}
-        message["tool_call_id"] = call.id or _call_id(turn, call.index)
+        message["tool_call_id"] = call.id or call_id(turn, call.index)
         return {**message, "name": call.name} if call.name else message
 
     def _cut(self, text: str) -> str:
@@ -385,26 +465,6 @@ class Agent:
         rollout.reward = sum(told) + rollout.use.reward if told or rollout.use.reward else None
 
 
-_NAMES_UNDER_WAY: Final[set[str]] = set()
-_NAMING: Final = threading.Lock()
-
-
-@contextlib.contextmanager
-def _instance(name: str) -> Iterator[str]:
-    """A name for as long as a rollout is under way, which no other in this process has meanwhile.
-
-    Tools, simulated users and engines tell rollouts by it: two that shared one would share their state.
-    """
-    with _NAMING:
-        names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
-        own = next(one for one in names if one not in _NAMES_UNDER_WAY)
-        _NAMES_UNDER_WAY.add(own)
-    try:
-        yield own
-    finally:
-        _NAMES_UNDER_WAY.discard(own)
-
-
 def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budget: Any) -> None:
     """InputError for the first setting of an agent that is not what it must be."""
     if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
@@ -418,9 +478,10 @@ def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budg
             instance(name, value, kind, InputError)
 
 
-def _call_id(turn: int, index: int) -> str:
-    """An id for a call to which the model gave none: nine letters and digits, unique in a rollout."""
-    return f"c{turn:04d}{index:04d}"
+def _group(task: Task) -> dict[str, str]:
+    """What tells the engine that several rollouts begin with the same prompt."""
+    group = task.metadata.get("group")
+    return {} if group is None else {"group": str(group)}
 
 
 def _spans(messages: Any) -> list[tuple[int, int, int]]:

@@ -110,9 +110,15 @@ def _is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+def call_id(turn: int, index: int) -> str:
+    """An id for a call to which the model gave none: nine letters and digits, unique in a rollout."""
+    return f"c{turn:04d}{index:04d}"
+
+
 @dataclass(slots=True)
 class TurnMetrics:
-    """What is known of one turn: one for each completion of the trajectory, in the order of its writes."""
+    """What is known of one completion of the trajectory, in the order of its writes: a turn, or a part of one that was
+    aborted and went on."""
 
     prompt_tokens: int
     sampled: int
@@ -128,6 +134,8 @@ class TurnMetrics:
     """The rewards of this turn's calls, or of the reply to it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """What tools (``tool``) and the simulated user (``interaction``) measured."""
+    continues: bool = False
+    """It goes on with the turn before, which was aborted."""
 
 
 @dataclass(slots=True)
@@ -157,8 +165,8 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """How many turns the model had."""
-        return len(self.per_turn)
+        """How many turns the model had; one that was aborted and went on counts once."""
+        return sum(not turn.continues for turn in self.per_turn)
 
     @property
     def malformed(self) -> int:

@@ -14,6 +14,7 @@ from ..data.chunks import Row, plan, read_rows
 from ..data.conversations import without_nulls
 from ..data.sources import Format, find_sources
 from ..engines import EmbeddedEngine, Engine, EngineError, HTTPSettings, SamplingParams
+from ..engines.protocol import OPTIONAL
 from ..engines.servers import connect as connect_engine
 from ..errors import InputError, TokentraceError
 from ..pocket import POCKET
@@ -85,6 +86,11 @@ class Run:
     settings: Mapping[str, Any]
     """What must not change when a run goes on: everything but the address of the engine, how many rollouts run at once,
     and the output."""
+
+    async def close(self) -> None:
+        """Let go of what the tools have kept for all rollouts."""
+        for tool in self.tools:
+            await tool.close()
 
     def agent(self, engine: Engine) -> Agent:
         """The agent that runs the tasks."""
@@ -192,6 +198,9 @@ def _remembered(top: Section, folder: Path) -> dict[str, Any]:
     for key in ("tools_file", "interaction_file"):
         if settings.get(key) is not None:
             settings[key] = read_config(folder / settings[key]).plain()
+    for tool in settings.get("tools") or (settings.get("tools_file") or {}).get("tools") or ():
+        for key in ("url", "headers", "env"):  # addresses and keys are nobody's to remember
+            (tool.get("mcp") or {}).pop(key, None)
     return settings
 
 
@@ -265,7 +274,7 @@ def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
     section = top.read("sampling", Section)
     if section is None:
         return SamplingParams(budget.turn_tokens), budget, None
-    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs"])
+    section.check_keys(["temperature", "top_p", "top_k", "seed", "max_tokens", "allow_raw_logprobs", *OPTIONAL])
     if "seed" in section and "seed" in top:
         raise section.error("there is a seed for the whole run too: leave one of them out", "seed")
     most = section.count("max_tokens")

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shutil
-import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -23,11 +22,12 @@ from typing import Any, Final
 
 from ..errors import InputError, TrajectoryError, shown
 from ..files import lock, owned, write_whole
+from ..samples.advantages import relative_to_group
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
-from .ends import FAILED_ENDS
+from .ends import FAILED_ENDS, End
 from .record import Rollout
 
 JOURNAL: Final = "rollouts.jsonl"
@@ -57,6 +57,8 @@ class RolloutStore:
         trajectories.mkdir(0o700, exist_ok=True)
         self._started: dict[str, dict[str, Any]] = {}
         self._finished: dict[str, dict[str, Any]] = {}
+        self._again: dict[str, dict[str, Any]] = {}
+        """What was said of rollouts that had ended and are run again."""
         self._writing = threading.Lock()
         self._journal = open(self.folder / JOURNAL, "ab", buffering=0, opener=owned)  # noqa: SIM115
         try:
@@ -110,8 +112,20 @@ class RolloutStore:
         self._partial(name).unlink(missing_ok=True)
 
     def keep(self, rollout: Rollout) -> None:
-        """Write what there is of an unfinished rollout to the disk, to be looked at. It will be run again."""
+        """Write what there is of an unfinished rollout to the disk: `recorded` gives it to those who go on with it."""
         save_trajectory(rollout.trajectory, self._partial(rollout.task.name))
+
+    def recorded(self, name: str) -> Trajectory | None:
+        """What there is of a rollout that can be gone on with: it was under way when a run ended, or it was aborted."""
+        paths = [self._partial(name)]
+        if self._again.get(name, {}).get("metrics", {}).get("end") == End.ABORT:
+            paths.append(self.folder / TRAJECTORIES / f"{file_name(name)}.tt")
+        for path in paths:
+            if name not in self._finished and path.is_file() and not path.is_symlink():
+                loaded = load_trajectory(path)
+                if not loaded.truncated and loaded.trajectory.name == name:
+                    return loaded.trajectory
+        return None
 
     def _partial(self, name: str) -> Path:
         return self.folder / TRAJECTORIES / f"{file_name(name)}.partial.tt"
@@ -140,7 +154,7 @@ class RolloutStore:
             case "finished":
                 self._finished[row["name"]] = row
             case "again":
-                self._finished.pop(row["name"], None)
+                self._again[row["name"]] = self._finished.pop(row["name"], {})
             case other:
                 raise ValueError(other)
 
@@ -186,7 +200,7 @@ class RolloutStore:
         from ..data.tables import Layout, Place, sample_writer, samples_table
         from .columns import rollout_columns, rollout_fields
 
-        layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True)
+        layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
             groups[_group(row)].append(row["name"])
@@ -215,17 +229,8 @@ def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
     The deviation is that of a sample (n - 1), plus 1e-6. Rollouts that failed, and those without a reward, are in no
     group and have no advantage: mean and deviation are those of the others. The one that is left of a group has 0.
     """
-    groups: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        reward = _reward(row)
-        if reward is not None:
-            groups[_group(row)][row["name"]] = float(reward)
-    out: dict[str, float] = {}
-    for members in groups.values():
-        mean = statistics.fmean(members.values())
-        deviation = statistics.stdev(members.values()) if len(members) > 1 else 0.0
-        out |= {name: (reward - mean) / (deviation + 1e-6) for name, reward in members.items()}
-    return out
+    rewards = {row["name"]: reward for row in rows if (reward := _reward(row)) is not None}
+    return dict(relative_to_group(rewards, {row["name"]: _group(row) for row in rows}).values)
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:

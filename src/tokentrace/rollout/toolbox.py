@@ -121,6 +121,7 @@ class Toolbox:
             )
         self.use.seconds += self._clock() - began
         self.use.calls += len(results)
+        self.use.notes += [result.note for result in results if result.note]
         self.use.failed += sum(result.failed for result in results)
         self.use.reward += sum(result.reward for result in results)
         self.use.metrics += [

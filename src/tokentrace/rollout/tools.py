@@ -30,6 +30,8 @@ class ToolResult:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
     """The call was malformed, or the tool raised, took too long or returned what cannot be shown."""
+    note: str = ""
+    """What people should know: it is put among the rollout's notes."""
 
 
 class BaseTool:
@@ -115,7 +117,7 @@ class AdoptedTool(BaseTool):
     have it. `create`, `calc_reward` and `release` are called where they are there.
 
     `create` may say by which id it knows the trajectory: alone, or first in a tuple. It is given its arguments by name,
-    and all of them once more as ``create_kwargs`` where it takes that, which is the way verl calls it since 0.5.
+    and all of them once more as ``create_kwargs`` where it takes that, which is how verl calls it since 0.6.
     """
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
@@ -236,9 +238,10 @@ def as_result(answer: Any, tool: str) -> ToolResult:
     if isinstance(answer, tuple) and _is_rewarded(answer):
         answer, given, metrics = (*answer, 0.0, {})[:3] if len(answer) < 2 else (*answer, {})[:3]
     if is_response(answer):
-        shown_text, unshown = answer.text or "", unshown_media(answer)
-        lines = [shown_text, f"error: {tool} returned {unshown}, which cannot be shown here" if unshown else ""]
-        return ToolResult("\n".join(filter(None, lines)), given or 0.0, dict(metrics or {}), failed=bool(unshown))
+        unshown = unshown_media(answer)
+        note = f"{tool} returned {unshown}, which cannot be shown here" if unshown else ""
+        content = "\n".join(filter(None, [answer.text, note and f"error: {note}"]))
+        return ToolResult(content, given or 0.0, dict(metrics or {}), failed=bool(unshown), note=note)
     if not isinstance(answer, str):
         try:
             answer = json.dumps(answer, ensure_ascii=False)

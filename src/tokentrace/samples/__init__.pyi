@@ -1,5 +1,12 @@
 """The public names of samples and where each is defined."""
 
+from .advantages import Advantages as Advantages
+from .advantages import Baseline as Baseline
+from .advantages import Relative as Relative
+from .advantages import relative_to_group as relative_to_group
+from .advantages import returns_to_go as returns_to_go
+from .advantages import trajectory_advantages as trajectory_advantages
+from .advantages import with_advantages as with_advantages
 from .collation import collate as collate
 from .packing import Pack as Pack
 from .packing import flatten as flatten
@@ -8,6 +15,12 @@ from .packing import unpack as unpack
 from .pasts import HistoryWarning as HistoryWarning
 from .pasts import TurnStartWarning as TurnStartWarning
 from .sample import Sample as Sample
+from .staleness import Fresh as Fresh
+from .staleness import Stale as Stale
+from .staleness import fresh_samples as fresh_samples
+from .staleness import row_staleness as row_staleness
+from .staleness import token_staleness as token_staleness
+from .staleness import token_versions as token_versions
 from .supervised import SampleSettings as SampleSettings
 from .supervised import build_prompt_response_sample as build_prompt_response_sample
 from .supervised import build_supervised_sample as build_supervised_sample

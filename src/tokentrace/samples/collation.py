@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, TrajectoryError, shown
 from ..settings import whole
 from .sample import IGNORE, Sample, as_samples
+from .staleness import UNSAMPLED, checked_version, row_staleness, token_staleness, token_versions
 
 Tensors: TypeAlias = Literal["numpy", "torch"]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -27,6 +28,8 @@ _PADDING: Final[dict[str, Any]] = {
     "logprobs": np.nan,
     "advantages": 0.0,
     "version_ids": -1,
+    "token_versions": UNSAMPLED,
+    "staleness": UNSAMPLED,
 }
 MOST_TOKENS: Final = 1 << 27
 """The most tokens of one batch, padding included: more comes from a wrong length, and would take gigabytes."""
@@ -43,6 +46,8 @@ def collate(
     length: int | None = None,
     multiple_of: int | None = None,
     tensors: Tensors = "numpy",
+    version: int | None = None,
+    channels: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """A batch of rows, padded to the longest, to `length`, or up to a multiple of `multiple_of`.
 
@@ -59,10 +64,23 @@ def collate(
     ``versions``          list        the versions of the weights, each once, in the order in which they occur
     ====================  ==========  ============================================================
 
-    The last five are there if the samples have them. The first token of a row never carries loss: nothing before it
+    The last five are there if the samples have them. With the `version` of the weights that are trained there are also
+
+    ====================  ==========  ============================================================
+    ``token_versions``    int64       the version that sampled a token; -1 on padding and where none did
+    ``staleness``         int64       how many versions ago that was; -1 likewise
+    ``max_staleness``     int64       one for each row, of its tokens that carry loss; -1 where none does
+    ``mean_staleness``    float32     likewise; NaN where none does
+    ====================  ==========  ============================================================
+
+    and with `channels` one array for each that is named, with the value given there for tokens that nothing was told
+    of, and on padding: ``channels={"routed_experts": -1}``. Its shape is that of the batch and of one token's entry.
+
+    The first token of a row never carries loss: nothing before it
     could predict it. `SampleError` where there is no sample or an empty one, where one is longer than
     `length`, where some have logprobs, advantages or a reward and others do not, and where a token carries loss and
-    has no logprob in a sample that has them.
+    has no logprob in a sample that has them. With `version`, versions that are strings, and tokens that carry loss and
+    have none, are errors too; with `channels`, a sample that has not the channel, or not on every token with loss.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -70,7 +88,7 @@ def collate(
     >>> batch["input_ids"].tolist(), batch["labels"].tolist()
     ([[5, 6, 7, 0]], [[-100, 6, 7, -100]])
     """
-    rows = Rows(samples, pad_id, tensors)
+    rows = Rows(samples, pad_id, tensors, version)
     if not isinstance(side, str) or side not in ("right", "left"):
         raise SampleError(f"side is 'right' or 'left', not {shown(side)}")
     width = max(rows.lengths) if length is None else index("length", length, least=1)
@@ -87,6 +105,15 @@ def collate(
             if name not in batch:
                 batch[name] = rows.padding(name, (len(rows.samples), width), values.dtype)
             batch[name][number, place] = values
+        for name, fill in (channels or {}).items():
+            told = rows.channel(number, name, fill)
+            kept = batch.get(name)
+            if kept is None:
+                kept = batch[name] = np.full((len(rows.samples), width, *told.shape[1:]), fill, told.dtype)
+            elif kept.shape[2:] != told.shape[1:]:
+                raise SampleError(f"channel {name!r} has entries of shape {kept.shape[2:]} and of {told.shape[1:]}")
+            batch[name] = kept = kept.astype(np.result_type(kept, told), copy=False)
+            kept[number, place] = told
     made = rows.as_tensors(batch | rows.rewards(range(len(rows.samples))))
     return made | {"versions": list(rows.versions)} if rows.versions else made
 
@@ -94,13 +121,14 @@ def collate(
 class Rows:
     """Samples that are batched or packed together: checked, and as the arrays that a trainer takes."""
 
-    def __init__(self, samples: Sequence[Sample], pad_id: int, tensors: Tensors) -> None:
+    def __init__(self, samples: Sequence[Sample], pad_id: int, tensors: Tensors, version: int | None = None) -> None:
         self._to_tensor = _converter(tensors)
         self.samples = as_samples(samples)
         self.lengths = [len(sample) for sample in self.samples]
         self._pad_id = index("pad_id", pad_id, least=0)
         self._optional = [name for name in ("logprobs", "advantages") if self._all_have(name)]
         self._rewarded = self._all_have("reward")
+        self._version = None if version is None else checked_version(version)
         found = dict.fromkeys(span.version for sample in self.samples for span in sample.versions)
         self.versions: dict[Version, int] = {version: number for number, version in enumerate(found)}
         """The versions of the weights that sampled something, and the number of each in `version_ids`."""
@@ -133,12 +161,37 @@ class Rows:
             columns["version_ids"] = np.full(len(sample), -1, np.int64)
             for version, start, stop in sample.versions:
                 columns["version_ids"][start:stop] = self.versions[version]
+        if self._version is not None:
+            columns["token_versions"] = token_versions(sample)
+            columns["staleness"] = token_staleness(sample, self._version)
         return columns
 
+    def channel(self, number: int, name: str, fill: float) -> npt.NDArray[Any]:
+        """What is told of the tokens of a sample, with a value of the caller's for the others."""
+        sample = self.samples[number]
+        channel = sample.channels.get(name)
+        if channel is None:
+            raise SampleError(f"{self._called(number)} has no channel {name!r}; it has {sorted(sample.channels)}")
+        missing = sample.mask & ~channel.told
+        if missing.any():
+            raise SampleError(
+                f"{self._called(number)}: {name} tells nothing of token {int(missing.argmax())}, which carries loss"
+            )
+        try:
+            return channel.array(fill)
+        except TrajectoryError as error:
+            raise SampleError(f"{self._called(number)}, {name}: {error}") from error
+
     def rewards(self, numbers: Sequence[int]) -> Columns:
-        """The rewards of these samples, where samples have them."""
-        values = [self.samples[number].reward for number in numbers]
-        return {"rewards": np.array(values, np.float32)} if self._rewarded else {}
+        """What there is one of for each of these samples: its reward, and how old it is."""
+        made: Columns = {}
+        if self._rewarded:
+            made["rewards"] = np.array([self.samples[number].reward for number in numbers], np.float32)
+        if self._version is not None:
+            ages = [row_staleness(self.samples[number], self._version) for number in numbers]
+            made["max_staleness"] = np.array([oldest for oldest, _ in ages], np.int64)
+            made["mean_staleness"] = np.array([mean for _, mean in ages], np.float32)
+        return made
 
     def padding(self, name: str, shape: int | tuple[int, int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of what a column holds where there is no token."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
@@ -15,6 +15,7 @@ from ..errors import SampleError, shown
 from ..settings import as_float, items
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
+from ..trajectory.channels import Channel
 from ..trajectory.turns import LogprobKind, VersionSpan
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ class CompletionSpan(NamedTuple):
     """0 is all tokens."""
     cached_tokens: int | None = None
     """How many ids of its prompt the engine had cached."""
+    min_p: float | None = None
+    """None, here and below, where it was not asked for."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +75,8 @@ class Sample:
     """Which weights sampled which tokens; positions are those of the row."""
     completions: tuple[CompletionSpan, ...] = ()
     """What the engine returned at once, and how it was sampled; empty for rows of conversations."""
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    """What engines told of tokens beside logprobs, by name; nothing where nothing was sampled."""
     name: str = ""
     """What it was made from: the name of a trajectory, the file of a conversation."""
     branch: int = -1
@@ -103,6 +111,12 @@ class Sample:
                 if not _is_place(span.start) or not _is_place(span.stop) or not span.start <= span.stop <= len(self):
                     where = f"{shown(span.start)}..{shown(span.stop)}"
                     raise SampleError(f"{name}: a span of {where} is outside the {len(self)} tokens")
+
+        if not isinstance(self.channels, Mapping):
+            raise SampleError(f"channels must be a mapping by name, not {shown(self.channels)}")
+        for name, channel in self.channels.items():
+            if not isinstance(channel, Channel) or len(channel) != len(self):
+                raise SampleError(f"channels[{name!r}] must be a Channel of {len(self)} tokens, not {shown(channel)}")
 
     @property
     def token_ids(self) -> list[int]:
@@ -152,6 +166,7 @@ class Sample:
             ids=self.ids[start:stop],
             versions=_cut(self.versions, start, stop),
             completions=_cut(self.completions, start, stop),
+            channels={name: channel.slice(start, stop) for name, channel in self.channels.items()},
             offset=self.offset + start,
             **arrays,
         )

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,10 @@ from ..settings import items
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample, is_number
+from .staleness import UNSAMPLED, age
 
+_PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""Settings that change logits by what was there before, each with the value that does nothing."""
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
 
@@ -30,7 +33,8 @@ def trajectory_samples(
     completions are those of the whole stream, shared prefixes included; a trajectory that has no logprobs gives rows
     without them. A row whose logprobs are not of the distribution that was sampled from has a note that says so.
 
-    `reward` goes to each row; by default it is the number in ``trajectory.metadata["reward"]``, if there is one.
+    `reward` goes to each row; by default it is that of the trajectory (`set_reward`), else the number in its
+    ``metadata["reward"]``, if there is one.
     `advantage` is a float for all turns, a function that is called once for each turn, or one value for each turn of
     the whole trajectory in write order; it goes to the tokens of that turn that carry loss. `SampleError` names the
     turn whose advantage is not a finite float32, or says how many values there should be.
@@ -83,6 +87,7 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
             if start < stop
         ),
         completions=completions,
+        channels=trajectory.channels(index),
         name=trajectory.name,
         branch=index,
         notes=_notes(completions) if trajectory.has_logprobs else (),
@@ -101,6 +106,7 @@ def _completion(turn: Turn) -> CompletionSpan:
         top_p,
         top_k if _is_small(top_k) else None,
         turn.cached_tokens,
+        *(_number(sampling.get(name)) for name in ("min_p", *_PENALTIES)),
     )
 
 
@@ -113,11 +119,14 @@ def _is_small(value: Any) -> TypeGuard[int]:
 
 
 def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
-    """A note where logprobs are not of the distribution that was sampled from."""
+    """A note where logprobs are not of the distribution that was sampled from: temperature or penalties changed it.
+
+    What top-k, top-p and min-p leave out is not noted: trainers compare with the whole distribution.
+    """
     odd = [
-        f"{kind}, sampled at temperature {temperature:g}"
-        for _, _, kind, temperature, *_ in completions
-        if temperature not in (None, 0, 1) and kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
+        f"{span.logprobs_kind}, sampled at {' and '.join(changed)}"
+        for span in completions
+        if (changed := _changes(span)) and span.logprobs_kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
     ]
     if not odd:
         return ()
@@ -125,17 +134,36 @@ def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
     return (f"logprobs of {len(odd)} of {len(completions)} completions are not of what was sampled from: {what}",)
 
 
+def _changes(span: CompletionSpan) -> list[str]:
+    """What makes the distribution that was sampled from another than the model's; nothing where it was greedy."""
+    if span.temperature == 0:
+        return []
+    changed = [] if span.temperature in (None, 1) else [f"temperature {span.temperature:g}"]
+    penalties = {name: getattr(span, name) for name in _PENALTIES}
+    return changed + [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, _PENALTIES[name])]
+
+
 def _reward_of(trajectory: Trajectory, reward: float | None) -> float | None:
-    if reward is None:
-        recorded = trajectory.metadata.get("reward")
-        return _finite(recorded, "the reward in its metadata", trajectory) if is_number(recorded) else None
-    return _finite(reward, "the reward", trajectory)
+    return recorded_reward(trajectory) if reward is None else _finite(reward, "the reward", trajectory)
+
+
+def recorded_reward(trajectory: Trajectory) -> float | None:
+    """What a trajectory says that it was worth: what it was told, else the number in its metadata."""
+    if trajectory.reward is not None:
+        return _finite(trajectory.reward, "the reward", trajectory)
+    recorded = trajectory.metadata.get("reward")
+    return _finite(recorded, "the reward in its metadata", trajectory) if is_number(recorded) else None
+
+
+def owned_turns(trajectory: Trajectory) -> list[Turn]:
+    """All turns of a trajectory, each once, in the order in which they were written."""
+    owned = (turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k)
+    return sorted(owned, key=lambda turn: turn.write)
 
 
 def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float]:
     """The advantage of each turn, by the number of its write."""
-    owned = (turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k)
-    turns = sorted(owned, key=lambda turn: turn.write)
+    turns = owned_turns(trajectory)
     if callable(advantage):
         values: Sequence[Any] = [advantage(turn) for turn in turns]
     elif (isinstance(advantage, np.ndarray) and advantage.ndim) or isinstance(advantage, list | tuple):
@@ -198,6 +226,21 @@ class RolloutReport:
     """How many branches own no sampled token, and make no row."""
     causes: Mapping[str, int] = field(default_factory=dict)
     """Why histories were rewritten, the most frequent first; ``"unknown"`` where no cause was given."""
+    stale: Mapping[int, int] = field(default_factory=dict)
+    """How many sampled tokens are how many versions old, where `report_rollouts` was told the version of now."""
+    unversioned: int = 0
+    """How many sampled tokens nobody said the version of, where it was told that."""
+
+    @property
+    def max_staleness(self) -> int | None:
+        """None where nothing is known."""
+        return max(self.stale, default=None)
+
+    @property
+    def mean_staleness(self) -> float:
+        """Over sampled tokens whose version is known; NaN where there are none."""
+        tokens = sum(self.stale.values())
+        return sum(age * count for age, count in self.stale.items()) / tokens if tokens else math.nan
 
     @property
     def samples_per_rollout(self) -> float:
@@ -214,12 +257,22 @@ class RolloutReport:
                 f"breaks    {self.breaks:,}{f' ({why})' if why else ''}",
                 f"branches  {self.samples + self.unsampled:,}{none}",
                 f"tokens    {self.tokens:,} recorded, {self.sampled:,} sampled, {self.tokens_in_rows:,} in rows",
+                *self._stale_line(),
             ]
         )
 
+    def _stale_line(self) -> list[str]:
+        if not self.stale and not self.unversioned:
+            return []
+        known = f"at most {self.max_staleness}, {self.mean_staleness:.2f} on average" if self.stale else "not known"
+        return [f"staleness {known}{f'; {self.unversioned:,} tokens of no version' if self.unversioned else ''}"]
 
-def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
+
+def report_rollouts(trajectories: Iterable[Trajectory], *, version: int | None = None) -> RolloutReport:
     """Count samples, breaks with their causes, and tokens; trajectories are read one at a time.
+
+    With the `version` of the weights of now, it also says how old sampled tokens are. `SampleError` where versions are
+    strings, or later than that.
 
     >>> trajectory = Trajectory()
     >>> trajectory.begin([1, 2, 3])
@@ -234,6 +287,7 @@ def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
     """
     counts: Counter[str] = Counter()
     causes: Counter[str] = Counter()
+    stale: Counter[int] = Counter()
     for trajectory in items("trajectories", trajectories, SampleError):
         _check_trajectory(trajectory)
         branches = trajectory.branches
@@ -248,6 +302,25 @@ def report_rollouts(trajectories: Iterable[Trajectory]) -> RolloutReport:
             tokens_in_rows=sum(branch.stop for branch in rows),
             unsampled=len(branches) - len(rows),
         )
+        if version is not None:
+            stale.update(_ages(trajectory, version))
     ordered = dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
     names = ("rollouts", "samples", "breaks", "tokens", "sampled", "tokens_in_rows", "unsampled")
-    return RolloutReport(**{name: counts[name] for name in names}, causes=ordered)
+    unversioned = stale.pop(UNSAMPLED, 0)
+    return RolloutReport(
+        **{name: counts[name] for name in names},
+        causes=ordered,
+        stale=dict(sorted(stale.items())),
+        unversioned=unversioned,
+    )
+
+
+def _ages(trajectory: Trajectory, version: int) -> Counter[int]:
+    """How many sampled tokens are how many versions old; -1 for those that nobody said the version of."""
+    ages: Counter[int] = Counter()
+    for turn in owned_turns(trajectory):
+        for sampled_by, start, stop in turn.versions:
+            ages[age(sampled_by, version, _called(trajectory))] += stop - start
+        if not turn.versions:
+            ages[UNSAMPLED] += len(turn)
+    return ages

@@ -199,7 +199,7 @@ class Channel:
         `TrajectoryError` where they have several shapes, are not numbers, or where the array's type cannot hold `fill`.
         """
         arrays = [
-            (start + at, np.asarray(run))
+            (start + at, _as_array(run))
             for start, entries in self.pieces
             for at, run in ([(0, entries)] if isinstance(entries, np.ndarray) else Channel.of(entries).pieces)
         ]
@@ -240,6 +240,13 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"Channel({sum(len(entries) for _, entries in self.pieces)} of {self.length} tokens)"
+
+
+def _as_array(entries: Entries) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(entries)
+    except ValueError:  # several shapes
+        return np.asarray(["several shapes"])
 
 
 def _listed(entries: Entries) -> list[Any]:

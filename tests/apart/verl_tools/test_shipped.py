@@ -141,7 +141,7 @@ def test_the_gsm8k_tool_rewards_a_rollout_of_pocket() -> None:
 
 
 def test_the_gsm8k_tool_keeps_its_state_over_the_turns_of_a_rollout() -> None:
-    """verl calls `create` anew for each call since 0.5; here a trajectory has one instance, as its docs say."""
+    """verl makes an instance for each call since 0.5; here a trajectory has one instance, as its docs say."""
     (gsm8k,) = load_tools(SHIPPED / "gsm8k_tool_config.yaml")
     turns = [call("calc_gsm8k_reward", answer="7"), call("calc_gsm8k_reward", answer="42"), "It is 42."]
     turns = [turns[0], turns[1], call("calc_gsm8k_reward", answer="42"), turns[2]]

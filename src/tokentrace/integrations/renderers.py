@@ -1,0 +1,239 @@
+"""A tokentrace renderer where the `renderers` package wants one: in verifiers, in prime-rl, in `renderers.client`.
+
+``{"name": "custom", "import_path": "tokentrace.integrations.renderers:TokentraceRenderer"}`` is its configuration, with
+the fields of `TokentraceConfig` beside it. What differs from renderers' own classes: docs/guides/renderers.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
+
+from ..conversation.messages import Messages
+from ..errors import InputError, TokentraceError
+from ..parsing.response import CallStatus, PartKind
+from ..parsing.response import ParsedToolCall as OurCall
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import Renderer
+from ..rendering.trust import TRUSTED
+from ..study import probes
+from ..tokens.kinds import Kind
+
+try:
+    from renderers import (
+        BaseRendererConfig,
+        ParsedResponse,
+        ParsedToolCall,
+        RenderedTokens,
+        ToolCallParseStatus,
+        extract_message_tool_names,
+        reject_assistant_in_extension,
+    )
+except ImportError as error:
+    raise ImportError("tokentrace.integrations.renderers needs the renderers package: pip install renderers") from error
+
+
+class TokentraceConfig(BaseRendererConfig):
+    """The settings of `create_renderer`; any other field is a variable of the chat template, which has to read it.
+
+    `thinking_retention` is every renderer's: None bridges wherever the shipped template would not rewrite the past,
+    ``"all"`` bridges always and keeps the past as it was sampled, ``"tool_cycle"`` does not across a user's message.
+    """
+
+    model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}
+    _allow_opaque_template_kwargs: ClassVar[bool] = True
+
+    name: Literal["tokentrace"] = "tokentrace"
+    renderer: str = "auto"
+    preserve_all_thinking: bool = False
+    preserve_thinking_between_tool_calls: bool = False
+    use_patched: bool = False
+    control_tokens: Literal["literal", "reject", "hf_compat"] = "literal"
+    chat_template: str | None = None
+    truncation: Literal["close", "refuse"] = "close"
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    trusted: tuple[str, ...] = tuple(sorted(TRUSTED))
+    messages: Literal["adapt", "as_given"] = "adapt"
+    lost: Literal["warn", "error", "ignore"] = "warn"
+    refuse_unknown_tools: bool = False
+    """Give a call of a tool that was not offered the status ``unknown_tool``, with which verifiers drops it. Otherwise
+    it is a call like others, which whoever runs the tools has to answer."""
+
+    _internal_fields: ClassVar[frozenset[str]] = frozenset(
+        [
+            "renderer",
+            "preserve_all_thinking",
+            "preserve_thinking_between_tool_calls",
+            "use_patched",
+            "control_tokens",
+            "chat_template",
+            "truncation",
+            "tool_parser",
+            "reasoning_parser",
+            "trusted",
+            "messages",
+            "lost",
+            "refuse_unknown_tools",
+        ]
+    )
+
+    def settings(self) -> dict[str, Any]:
+        """What `create_renderer` is called with."""
+        own = {name: getattr(self, name) for name in self._internal_fields - {"refuse_unknown_tools"}}
+        return {**own, "history": history_of(self), **(self.model_extra or {})}
+
+
+def history_of(config: Any) -> str:
+    """What `thinking_retention` says of the past when the next turn comes."""
+    return "inference" if config.thinking_retention is None else "train"
+
+
+class TokentraceRenderer:
+    """renderers' `Renderer` protocol over our own, which is in `renderer`. Text only: media are refused."""
+
+    config_class: ClassVar[type] = TokentraceConfig
+    supports_tools: ClassVar[bool] = True
+
+    def __init__(self, tokenizer: Any, config: Any = None) -> None:
+        self.config = self.config_class() if config is None else config
+        self.renderer = self._create(tokenizer)
+
+    def _create(self, tokenizer: Any) -> Renderer:
+        return create_renderer(tokenizer, **self.config.settings())
+
+    def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Any:
+        """The ids with renderers' masks: a token of an assistant is content where it is sampled."""
+        refuse_media(messages)
+        rendered = self.renderer.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        spoken = [at for at, message in enumerate(messages) if message["role"] != "assistant"]
+        content = rendered.select(field="content") & np.isin(rendered.messages, spoken) | rendered.mask
+        return RenderedTokens(
+            token_ids=rendered.token_ids,
+            message_indices=rendered.message_indices,
+            sampled_mask=rendered.sampled,
+            is_content=content.tolist(),
+            message_roles=[message["role"] for message in messages],
+            message_tool_names=extract_message_tool_names(messages),
+        )
+
+    def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
+        """The ids alone."""
+        refuse_media(messages)
+        return self.renderer.render_ids(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def bridge_to_next_turn(
+        self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
+    ) -> Any:
+        """The stream, id for id, then the new messages and a generation prompt; None where that cannot be proven.
+
+        As the protocol has it, None as well for an assistant's message among the new ones, and where none is new.
+        """
+        refuse_media(new_messages)
+        if not new_messages or reject_assistant_in_extension(new_messages):
+            return None
+        if self.config.thinking_retention == "tool_cycle" and any(m.get("role") == "user" for m in new_messages):
+            return None
+        stream = (previous_prompt_ids, previous_completion_ids)
+        bridged = self.renderer.bridge_to_next_turn(*stream, new_messages, tools=tools)
+        if bridged is None:
+            return None
+        before, count = bridged.stream_length, len(bridged)
+        return RenderedTokens(
+            token_ids=bridged.token_ids,
+            message_indices=[-1] * before + bridged.messages.tolist(),
+            sampled_mask=[False] * count,
+            is_content=[False] * before + ((bridged.kinds == Kind.CONTEXT) & (bridged.messages >= 0)).tolist(),
+            message_roles=[message["role"] for message in new_messages],
+            message_tool_names=extract_message_tool_names(new_messages),
+        )
+
+    def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
+        """What a completion says. Without prompt ids (None or none) it is read as after the template's own prompt."""
+        parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids or None)
+        return ParsedResponse(
+            content=parsed.content,
+            reasoning_content=parsed.reasoning_content,
+            tool_calls=[self._call(call) for call in parsed.tool_calls],
+            reasoning_complete=parsed.open is not PartKind.REASONING,
+        )
+
+    def _call(self, call: OurCall) -> Any:
+        """An attempt. Arguments that cannot be read are the text that the model wrote, never no arguments at all."""
+        known = call.status is not CallStatus.UNKNOWN_TOOL or getattr(self.config, "refuse_unknown_tools", False)
+        return ParsedToolCall(
+            raw=call.raw,
+            name=call.name,
+            arguments=call.arguments_text if call.arguments is None else call.arguments,
+            token_span=(call.span.start, call.span.stop),
+            status=STATUSES[call.status] if known else ToolCallParseStatus.OK,
+            id=call.id,
+        )
+
+    def get_stop_token_ids(self) -> list[int]:
+        """The ids at which generation has to stop."""
+        return self.renderer.get_stop_token_ids()
+
+    @functools.cached_property
+    def is_prefix_stable(self) -> bool:
+        """Whether more messages leave the ids of a conversation as they are, in all conversations that were tried.
+
+        A template is a program, so this is no proof: False where one of them changes, True where none does. Those that
+        the template does not take do not count; where it takes none, it is False.
+        """
+        found = [self._extends(*case) for case in _conversations()]
+        return True in found and False not in found
+
+    def _extends(self, before: Messages, after: Messages, tools: Any) -> bool | None:
+        render = functools.partial(self.renderer.silent().render_ids, tools=tools)
+        try:
+            first, second = render(before), render([*before, *after])
+        except TokentraceError:
+            return None
+        return second[: len(first)] == first
+
+
+STATUSES: Final = {
+    CallStatus.OK: ToolCallParseStatus.OK,
+    CallStatus.INVALID_JSON: ToolCallParseStatus.INVALID_JSON,
+    CallStatus.UNCLOSED: ToolCallParseStatus.UNCLOSED_BLOCK,
+    CallStatus.TRUNCATED: ToolCallParseStatus.UNCLOSED_BLOCK,
+    CallStatus.MISSING_NAME: ToolCallParseStatus.MISSING_NAME,
+    CallStatus.MALFORMED: ToolCallParseStatus.MALFORMED_STRUCTURE,
+    CallStatus.DUPLICATE_ARGUMENT: ToolCallParseStatus.MALFORMED_STRUCTURE,
+    CallStatus.UNKNOWN_TOOL: ToolCallParseStatus.UNKNOWN_TOOL,
+}
+"""Our statuses in renderers' words, which are fewer."""
+
+
+def refuse_media(messages: Any) -> None:
+    """InputError for the first part of a message that is an image, a video or audio."""
+    for at, message in enumerate(messages if isinstance(messages, Sequence) else ()):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else ():
+            kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+            if any(word in kind for word in ("image", "video", "audio")):
+                raise InputError(
+                    f"a part of type {kind!r}: tokentrace renders text only; use renderers' own class for images",
+                    message=at,
+                    field="content",
+                )
+
+
+def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
+    """Conversations that end with an assistant, and what may come after them."""
+    empty = {**probes.ANSWER, "reasoning_content": ""}
+    padded = {**probes.THOUGHT, "content": " answer \n", "reasoning_content": " thought \n"}
+    answers = (probes.ANSWER, probes.THOUGHT, probes.INLINE_THOUGHT, empty, padded)
+    for answer in answers:
+        for more in ([probes.USER], [probes.USER, probes.THOUGHT], [probes.USER, probes.THOUGHT, probes.USER]):
+            yield [probes.USER, answer], more, None
+    for fields in ({}, {"reasoning_content": "thought"}, {"content": "answer", "reasoning_content": "thought"}):
+        calling = probes.calling(**fields)
+        for rest in ([], [probes.ANSWER], [probes.THOUGHT, probes.USER]):
+            yield [probes.USER, calling], [probes.RESULT, *rest], [probes.STAND_IN_TOOL]
+        done: Messages = [probes.USER, calling, probes.RESULT, probes.THOUGHT]
+        yield done, [probes.USER, calling, probes.RESULT], [probes.STAND_IN_TOOL]

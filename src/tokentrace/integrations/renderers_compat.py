@@ -1,0 +1,98 @@
+"""For users of the `renderers` package: the same names, rendered by tokentrace. One import changes:
+``import renderers`` becomes ``from tokentrace.integrations import renderers_compat as renderers``.
+
+`create_renderer` and the renderer classes are ours. Everything else (configurations, `RenderedTokens`, statuses,
+`build_training_sample`, ...) is renderers' own object, so that both can be used side by side; `renderers.base`,
+`renderers.client` and `renderers.configs` work with our renderers unchanged. What differs: docs/guides/renderers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..errors import RendererError
+from ..rendering.factory import create_renderer as create_ours
+from ..rendering.renderer import Renderer
+from .renderers import TokentraceConfig, TokentraceRenderer, history_of
+
+import renderers  # isort: skip  (the module above says what to install where it is missing)
+from renderers import create_renderer as create_theirs  # isort: skip
+
+DIALECTS: Final = {"qwen3": "hermes", "qwen3.5": "qwen-xml", "glm": "glm-xml", "deepseek-v3": "deepseek"}
+"""Names of renderers' tool parsers, as our dialects."""
+
+_SHARED: Final = frozenset({"name", "thinking_retention"})
+
+
+class ConfiguredRenderer(TokentraceRenderer):
+    """A tokentrace renderer that is configured as one of renderers' own classes is.
+
+    Fields of the configuration are variables of the chat template. One that was changed from its default has to be
+    read by the template; a default is used where the template reads it.
+    """
+
+    def _create(self, tokenizer: Any) -> Renderer:
+        config = self.config
+        parsers: dict[str, Any] = {name: getattr(config, name, None) for name in ("tool_parser", "reasoning_parser")}
+        parsers["tool_parser"] = DIALECTS.get(parsers["tool_parser"] or "", parsers["tool_parser"])
+        fields = {name: field.default for name, field in type(config).model_fields.items()}
+        values = {name: getattr(config, name) for name in fields if name not in _SHARED | set(parsers)}
+        changed = {name: value for name, value in values.items() if value != fields[name]}
+        made = create_ours(
+            tokenizer, history=history_of(config), **parsers, **changed, **(getattr(config, "model_extra", None) or {})
+        )
+        read = made.study().template.reads
+        defaults = {name: value for name, value in values.items() if value is not None and name in read}
+        return made.with_variables(defaults) if defaults else made
+
+
+def _renderer_class(name: str) -> type[ConfiguredRenderer]:
+    config = getattr(renderers, f"{name}Config")
+    return type(
+        name, (ConfiguredRenderer,), {"config_class": config, "__module__": __name__, "__doc__": config.__doc__}
+    )
+
+
+CLASSES: Final = {
+    name: _renderer_class(name)
+    for name in renderers.__all__
+    if name.endswith("Renderer") and f"{name}Config" in renderers.__all__
+}
+"""Our classes with the names and configurations of renderers' own."""
+
+_BY_CONFIG: Final = {made.config_class: made for made in CLASSES.values()}
+
+
+def create_renderer(
+    tokenizer: Any, config: Any = None, *, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """As `renderers.create_renderer`. Models that renderers has no class for get a `TokentraceRenderer`."""
+    if isinstance(config, renderers.CustomRendererConfig):
+        return create_theirs(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
+    if config is None or isinstance(config, renderers.AutoRendererConfig):
+        config = _resolved(tokenizer, getattr(config, "thinking_retention", None))
+    config = renderers.merge_chat_template_kwargs(config, chat_template_kwargs)
+    made = TokentraceRenderer if isinstance(config, TokentraceConfig) else _BY_CONFIG.get(type(config))
+    if made is None:
+        raise RendererError(f"{type(config).__name__} is not a configuration of one of renderers' own classes")
+    return made(tokenizer, config)
+
+
+def _resolved(tokenizer: Any, thinking_retention: str | None) -> Any:
+    """The configuration of the class that renderers has for this model, by its name; else ours, which needs none."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    known = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
+    kind = TokentraceConfig if known is None else type(renderers.config_from_name(known))
+    return kind(thinking_retention=thinking_retention)
+
+
+def __getattr__(name: str) -> Any:
+    if name in CLASSES:
+        return CLASSES[name]
+    return getattr(renderers, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *renderers.__all__})

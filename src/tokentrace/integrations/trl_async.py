@@ -1,0 +1,150 @@
+"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains, and the way of its weights.
+
+A rollout whose history was rewritten gives several samples of one group. docs/guides/trl.md shows how it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import queue
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ..engines.protocol import Engine
+from ..errors import InputError
+from ..rollout.batch import grouped
+from ..rollout.patience import Patience
+from ..rollout.record import Task
+from .background import BackgroundLoop, together
+from .finished import Finished, Runs, finish
+from .trl_samples import rollout_samples
+
+
+class RolloutWorker:
+    """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's own rewards.
+
+    Runs the tasks over and over, `num_generations` rollouts of each, `groups` groups at a time; `temperature` and
+    `num_generations` are those of the trainer's config. While more than `waiting` samples wait for the trainer, no
+    group is begun. `done` is called with each group that has ended.
+
+    With `weights_to`, pass `weight_transfer=worker` to the trainer as well: that engine is then sent its weights, and
+    samples say which of them sampled their tokens. Otherwise TRL itself keeps a vLLM server up to date, and samples
+    have the version that was the trainer's when their group began.
+    """
+
+    def __init__(
+        self,
+        agent: Runs,
+        tasks: Iterable[Task],
+        *,
+        weights_to: Engine | None,
+        num_generations: int,
+        temperature: float = 1.0,
+        groups: int = 4,
+        waiting: int = 256,
+        done: Callable[[Sequence[Finished]], None] | None = None,
+        patience: Patience | None = None,
+        seed: int | None = None,
+        loop: BackgroundLoop | None = None,
+    ) -> None:
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
+        self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
+        self.model_version = 0
+        self.loop = BackgroundLoop() if loop is None else loop
+        self._agent = agent
+        self._tasks = list(tasks)
+        if not self._tasks:
+            raise InputError("there are no tasks to run")
+        self._engine = weights_to
+        self._size = num_generations
+        self._temperature = temperature
+        self._groups = groups
+        self._waiting = waiting
+        self._done = done
+        self._patience = Patience() if patience is None else patience
+        self._seed = seed
+        self._running: Future[None] | None = None
+        self._moved = time.monotonic()
+
+    # -- TRL's RolloutWorkerProtocol
+
+    def start(self) -> None:
+        """Begin to run rollouts."""
+        self._moved = time.monotonic()
+        self._running = self.loop.start(self._work())
+
+    def stop(self) -> None:
+        """End what is under way. Samples that wait for the trainer stay in the buffer."""
+        if self._running is not None:
+            self._running.cancel()
+
+    def update_model_version(self, model_version: int) -> None:
+        """The trainer's weights have this number from now on."""
+        self.model_version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise what ended the work, or `TimeoutError` where the trainer waits and no group has ended for so long."""
+        if self._running is not None and self._running.done():
+            self._running.result()
+        idle = time.monotonic() - self._moved
+        if idle > stale_after_s and self.rollout_buffer.empty():
+            raise TimeoutError(f"no group of rollouts has ended for {idle:.0f} s")
+
+    # -- TRL's WeightTransferProtocol
+
+    def init_weight_transfer(self) -> None:
+        """Nothing to set up."""
+
+    def pause(self) -> None:
+        """Let no request go on until `resume`."""
+        self.loop.run(self._updated().pause())
+
+    def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
+        """Send the engine weights; the trainer gives them the next number."""
+        weights = dict(iterator)
+        self.loop.run(self._updated().update_weights(weights, version=self.model_version + 1))
+
+    def resume(self) -> None:
+        """Let requests go on; what they have read was read with the old weights."""
+        self.loop.run(self._updated().resume())
+
+    def destroy(self) -> None:
+        """Close the engine and the loop: training has ended."""
+        self.loop.run(self._updated().close())
+        self.loop.close()
+
+    def _updated(self) -> Engine:
+        if self._engine is None:
+            raise InputError("this worker was made with weights_to=None: leave weight_transfer to TRL")
+        return self._engine
+
+    # -- the work
+
+    async def _work(self) -> None:
+        numbers = itertools.count()
+        await together(self._one_group_after_another(numbers) for _ in range(self._groups))
+
+    async def _one_group_after_another(self, numbers: Iterator[int]) -> None:
+        while True:
+            while self.rollout_buffer.qsize() >= self._waiting:
+                self._moved = time.monotonic()
+                await asyncio.sleep(0.05)
+            number, began = next(numbers), self.model_version
+            finished = await together(self._members(number))
+            if self._done is not None:
+                self._done(finished)
+            version = began if self._engine is None else None
+            for sample in rollout_samples(finished, group=number, version=version, temperature=self._temperature):
+                self.rollout_buffer.put(sample)
+            self._moved = time.monotonic()
+
+    def _members(self, number: int) -> Iterator[Coroutine[Any, Any, Finished]]:
+        task = self._tasks[number % len(self._tasks)]
+        named = dataclasses.replace(task, name=f"{task.name or 'grpo'}-{number:06d}")
+        for member, one in enumerate(grouped([named], self._size)):
+            seed = None if self._seed is None else self._seed + 1_000_003 * (number * self._size + member)
+            yield finish(self._agent, one, seed=seed, patience=self._patience)

@@ -1,0 +1,238 @@
+"""verl: our agent as one of its agent loops.
+
+In the YAML file that ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names::
+
+    - name: tokentrace
+      _target_: tokentrace.integrations.verl.TokentraceAgentLoop
+
+and ``actor_rollout_ref.rollout.agent.default_agent_loop=tokentrace``, or rows with that ``agent_name``. This
+registers the tool parser of `verl_parser`, too; supervised rows are in `verl_sft`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+try:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, ToolListWrap
+    from verl.utils.import_utils import resolve_config_path
+    from verl.utils.rollout_trace import rollout_trace_op
+except ImportError as error:
+    raise ImportError(f"tokentrace.integrations.verl needs verl: pip install 'verl[verl-core]' ({error})") from error
+
+from ..data.conversations import plain_values, without_nulls
+from ..errors import InputError, TokentraceError
+from ..rollout import (
+    FAILED_ENDS,
+    Agent,
+    BaseInteraction,
+    BaseTool,
+    Budget,
+    Rollout,
+    Task,
+    load_interactions,
+    load_tools,
+)
+from ..rollout.loading import load_object
+from ..rollout.tools import as_tools
+from ..samples.sample import Sample
+from ..settings import nearest
+from .rows import only_sample, prompt_response
+from .verl_engine import ServerEngine, logprob_kind, sampling_of
+from .verl_parser import plain, renderer_of
+
+OWN_REWARD: Final = "rollout"
+"""The setting by which the tools' and the simulated user's rewards are verl's reward."""
+_NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
+
+
+class RolloutFailed(TokentraceError):  # noqa: N818
+    """A rollout ended in a way of which nothing can be said: verl counts it as failed, too."""
+
+
+class TokentraceAgentLoop(AgentLoopBase):
+    """One rollout by `tokentrace.Agent`, on verl's servers. verl makes one for each row of a batch.
+
+    Settings, as keys of the YAML entry:
+
+    - `tools_file`, `interaction_file`: tools and simulated users in YAML. verl's own ``tool_config_path`` and
+      ``function_tool_path`` are read by verl, and their tools are here too.
+    - `reward`: ``module:function`` of the rollout; or ``"rollout"``, what tools and simulated user say. Without it
+      verl's reward function is asked.
+    - `budget`: fields of `Budget`, in place of what verl's settings say.
+    - `renderer`: settings of `create_renderer`. Template variables are verl's ``data.apply_chat_template_kwargs``.
+    - `allow_raw_logprobs`: see `SamplingParams`.
+    """
+
+    def __init__(
+        self,
+        trainer_config: Any,
+        server_manager: Any,
+        tokenizer: Any,
+        processor: Any,
+        dataset_cls: Any,
+        data_config: Any,
+        hf_model_type: str | None = None,
+        tools: ToolListWrap | None = None,
+        *,
+        name: str = "tokentrace",
+        tools_file: str | None = None,
+        interaction_file: str | None = None,
+        reward: str | None = None,
+        budget: Mapping[str, Any] | None = None,
+        renderer: Mapping[str, Any] | None = None,
+        allow_raw_logprobs: bool = False,
+    ) -> None:
+        # not verl's constructor: for each row it makes a builder of prompts by the model's type, which warns or fails
+        # for a tokenizer that it does not know; prompts are rendered and bridged here
+        self.config, self.data_config = trainer_config.config, data_config.config
+        self.rollout_config = self.config.actor_rollout_ref.rollout
+        self.server_manager, self.tokenizer, self.processor = server_manager, tokenizer, processor
+        self.dataset_cls = dataset_cls
+        variables = plain(self.data_config.get("apply_chat_template_kwargs"))
+        self.renderer = renderer_of(tokenizer, {**plain(renderer), **variables})
+        self.tools = as_tools([*(tools.tools if tools else ()), *(_tools(tools_file) if tools_file else ())])
+        self._interactions = _interactions(interaction_file) if interaction_file else None
+        self._reward = reward
+        self._budget = plain(budget)
+        self._allow_raw = allow_raw_logprobs
+        known = [one.name for one in fields(Budget)]
+        for key in self._budget:
+            if key not in known:
+                raise InputError(f"the agent loop {name!r}: budget has no {key!r}; {nearest(key, known)}")
+
+    @rollout_trace_op
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
+        """One rollout of a row of verl's dataset."""
+        settings = self.rollout_config
+        request_id = f"det-{int(priority)}" if settings.full_determinism else uuid4().hex
+        engine = ServerEngine(
+            self.server_manager,
+            request_id,
+            kind=logprob_kind(settings),
+            vocab_size=self.renderer.tokenizer.vocabulary.size,
+            priority=int(priority),
+        )
+        task = self._task(request_id, kwargs)
+        judge = self._reward if self._reward != OWN_REWARD else None
+        agent = Agent(
+            engine,
+            self.renderer,
+            sampling=sampling_of(sampling_params, settings.response_length, allow_raw_logprobs=self._allow_raw),
+            tools=self.tools,
+            interaction=self._interactions,
+            reward=None if judge is None else load_object(judge, Path.cwd()),
+            budget=self._limits(task),
+        )
+        rollout = await agent.run(task)
+        if rollout.end in FAILED_ENDS:
+            raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
+        experts = engine.routed_experts
+        output = row_output(
+            only_sample(rollout.trajectory),
+            logprobs=bool(sampling_params.get("logprobs", True)),
+            reward_score=None if self._reward is None else rollout.reward,
+            num_turns=2 * rollout.turns,  # a prompt or an answer before each of the model's
+            metrics=AgentLoopMetrics(
+                generate_sequences=rollout.engine_seconds,
+                tool_calls=rollout.use.seconds,
+                num_preempted=engine.num_preempted,
+            ),
+            extra_fields={**engine.extra_fields(), **_told(rollout)},
+        )
+        if experts is not None:
+            output.routed_experts = experts[: len(output.prompt_ids) + len(output.response_ids)]
+        return output
+
+    def _task(self, name: str, row: Mapping[str, Any]) -> Task:
+        """What the row asks for: its columns are the task's metadata, where a reward function finds them."""
+        messages = without_nulls(plain_values(list(row["raw_prompt"])))
+        for at, message in enumerate(messages):
+            _check_text(at, message.get("content"))
+        chosen = plain((row.get("extra_info") or {}).get("tool_selection"))
+        rest = {key: plain(value) for key, value in row.items() if key not in _NOT_METADATA}
+        return Task(
+            messages,
+            name=name,
+            tools=self._chosen(chosen),
+            tool_settings=without_nulls(plain(row.get("tools_kwargs"))),
+            interaction_settings=without_nulls(plain(row.get("interaction_kwargs"))),
+            metadata=json.loads(json.dumps(rest, default=str)),
+        )
+
+    def _chosen(self, names: Sequence[str]) -> list[BaseTool] | None:
+        """The tools that a row names as its own; None: all of them."""
+        own = {tool.name: tool for tool in self.tools}
+        if missing := [name for name in names if name not in own]:
+            raise InputError(f"there is no tool {missing[0]!r}; {nearest(missing[0], own)}", field="tool_selection")
+        return [own[name] for name in names] or None
+
+    def _limits(self, task: Task) -> Budget:
+        """verl's limits as a budget: nothing is sampled that its rows have no room for, so nothing is cut off."""
+        settings, turns = self.rollout_config, self.rollout_config.multi_turn
+        tools = [tool.tool_schema for tool in (self.tools if task.tools is None else task.tools)]
+        prompt = len(self.renderer.silent().render(task.messages, tools=tools or None, add_generation_prompt=True))
+        if prompt > settings.prompt_length:
+            raise InputError(
+                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}; raise "
+                "data.max_prompt_length, or let verl leave such rows out with data.filter_overlong_prompts=True"
+            )
+        lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
+        limits = {
+            "turns": turns.max_assistant_turns or settings.response_length,  # a turn has a token at least: no limit
+            "turn_tokens": settings.response_length,
+            "user_turns": turns.max_user_turns,
+            "parallel_calls": turns.max_parallel_calls,
+            **self._budget,
+            "context": min(length for length in lengths if length is not None),
+        }
+        return Budget(**limits)
+
+
+def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
+    """A row of a trajectory as verl wants it. What follows the last sampled token is left out: it carries no loss, and
+    verl puts the reward on the last token, where advantages of masked tokens are not counted."""
+    row = prompt_response(sample)
+    stop = len(row.response_mask) - row.response_mask[::-1].index(1)
+    if logprobs and row.response_logprobs is None:
+        raise InputError(f"{sample!r} has no logprobs, and verl is set to use them (rollout.calculate_log_probs)")
+    return AgentLoopOutput(
+        prompt_ids=row.prompt_ids,
+        response_ids=row.response_ids[:stop],
+        response_mask=row.response_mask[:stop],
+        response_logprobs=row.response_logprobs[:stop] if logprobs and row.response_logprobs else None,
+        metrics=metrics or AgentLoopMetrics(),
+        **more,
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _tools(path: str) -> list[BaseTool]:
+    return load_tools(resolve_config_path(path))
+
+
+@functools.lru_cache(maxsize=16)
+def _interactions(path: str) -> Mapping[str, BaseInteraction]:
+    return load_interactions(resolve_config_path(path))
+
+
+def _check_text(at: int, content: Any) -> None:
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        if kind != "text":
+            raise InputError("only text is supported", message=at, field=f"content part of type {kind}")
+
+
+def _told(rollout: Rollout) -> dict[str, Any]:
+    """What verl's reward functions and logs are told beside the row, by the keys that verl has in every batch."""
+    return {
+        "turn_scores": [turn.reward for turn in rollout.per_turn if not turn.tool_calls],
+        "tool_rewards": [turn.reward for turn in rollout.per_turn if turn.tool_calls],
+        "extras": {"end": str(rollout.end), "messages": rollout.messages, "notes": rollout.notes},
+    }

@@ -1,0 +1,142 @@
+"""verl's inference servers as an engine: what `server_manager.generate` takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final
+
+from ..engines.answers import answered_ids, answered_logprobs, checked_request, completion_kind
+from ..engines.protocol import (
+    PENALTIES,
+    Capabilities,
+    Delta,
+    Engine,
+    EngineAnswerError,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+)
+from ..errors import InputError
+from ..settings import nearest
+from ..trajectory.turns import LogprobKind, VersionSpan
+
+_ABORTED: Final = ("aborted", "abort")
+_ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+_OPTIONAL: Final = ("min_p", *PENALTIES)
+_READ: Final = ("temperature", "top_p", "top_k", "logprobs", *_OPTIONAL)
+
+
+def sampling_of(given: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> SamplingParams:
+    """The sampling parameters that verl hands to an agent loop. InputError for one that is not known here."""
+    for name in given:
+        if name not in _READ:
+            raise InputError(f"the sampling parameter {name!r} of verl is not known here; {nearest(name, _READ)}")
+    numbers: dict[str, Any] = {name: value for name, value in given.items() if name != "logprobs"}
+    if numbers.get("top_k") == -1:  # all tokens, in verl
+        numbers["top_k"] = 0
+    return SamplingParams(max_tokens, allow_raw_logprobs=allow_raw_logprobs, **numbers)
+
+
+def logprob_kind(rollout: Any) -> LogprobKind:
+    """Of which distribution the logprobs of the servers are, by verl's ``actor_rollout_ref.rollout``."""
+    name, mode = rollout.get("name"), rollout.get("logprobs_mode")
+    if name == "vllm" and mode == "processed_logprobs":
+        return LogprobKind.PROCESSED
+    if name == "vllm" and mode == "raw_logprobs":
+        return LogprobKind.RAW
+    return LogprobKind.SCALED if name == "sglang" else LogprobKind.UNKNOWN
+
+
+class ServerEngine(Engine):
+    """verl's servers, for one rollout: all its requests go to one of them, where their prefix is cached."""
+
+    def __init__(
+        self, server_manager: Any, request_id: str, *, kind: LogprobKind, vocab_size: int, priority: int = 0
+    ) -> None:
+        own = frozenset(_OPTIONAL)
+        super().__init__(Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own))
+        self.answers: list[Any] = []
+        """verl's ``TokenOutput`` of each request."""
+        self._servers = server_manager
+        self._request_id = request_id
+        self._priority = priority
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        request = checked_request(request, self.capabilities)
+        sampling = request.sampling
+        answer = await self._servers.generate(
+            request_id=self._request_id,
+            prompt_ids=list(map(int, request.prompt_ids)),
+            sampling_params={
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "repetition_penalty": 1.0,
+                **{name: getattr(sampling, name) for name in sampling.optional},
+                "logprobs": True,
+                "max_tokens": sampling.max_tokens,
+                "stop_token_ids": list(sampling.stop_token_ids),
+            },
+            priority=self._priority,
+        )
+        ids = answered_ids(list(answer.token_ids), "token_ids", self.capabilities.vocab_size)
+        if answer.log_probs is None and len(ids):
+            raise EngineAnswerError("verl's server returned no logprobs, which were asked for")
+        logprobs = answered_logprobs([float(one) for one in answer.log_probs or ()], ids, "log_probs")
+        if len(ids) > sampling.max_tokens:
+            raise EngineAnswerError(f"{len(ids)} ids were returned, where {sampling.max_tokens} were asked for")
+        if not len(ids) and answer.stop_reason not in _ABORTED:
+            raise EngineAnswerError("verl's server returned no ids; its log may say why")
+        self.answers.append(answer)
+        yield Delta(
+            ids,
+            logprobs,
+            _finish(answer, sampling),
+            _versions(answer),
+            cached_tokens=answer.extra_fields.get("num_cached_tokens"),
+            logprobs_kind=completion_kind(sampling, self.capabilities),
+        )
+
+    @property
+    def num_preempted(self) -> int:
+        """How often the requests were preempted, or -1 where no server says."""
+        told = [answer.num_preempted for answer in self.answers if answer.num_preempted is not None]
+        return sum(told) if told else -1
+
+    @property
+    def routed_experts(self) -> Any:
+        """The experts of every position that was read, as the server told with the last request that tells them."""
+        told = [answer.routed_experts for answer in self.answers if answer.routed_experts is not None]
+        return told[-1] if told else None
+
+    def extra_fields(self) -> dict[str, Any]:
+        """What the servers told beside: of the first request, with the last version of the weights, and sums."""
+        if not self.answers:
+            return {}
+        told = [answer.extra_fields for answer in self.answers]
+        found = dict(told[0])
+        if (last := told[-1].get("max_global_steps")) is not None:
+            found["max_global_steps"] = last
+        found |= {key: sum(int(one.get(key, 0)) for one in told) for key in _ADDED_UP if key in found}
+        return found
+
+
+def _finish(answer: Any, sampling: SamplingParams) -> FinishReason:
+    """vLLM's ``completed`` is a stop or the end of the budget; SGLang says which."""
+    ids = answer.token_ids
+    if answer.stop_reason in _ABORTED:
+        return FinishReason.ABORT
+    if ids[-1] in sampling.stop_token_ids:
+        return FinishReason.STOP
+    is_cut = answer.stop_reason == "length" or len(ids) == sampling.max_tokens
+    return FinishReason.LENGTH if is_cut else FinishReason.STOP
+
+
+def _versions(answer: Any) -> tuple[VersionSpan, ...]:
+    """The global step whose weights sampled it; none where there were several, since nobody says where they changed."""
+    told = answer.extra_fields
+    first = told.get("min_global_steps", told.get("global_steps"))
+    last = told.get("max_global_steps", told.get("global_steps"))
+    if first is None or first != last or not len(answer.token_ids):
+        return ()
+    return (VersionSpan(int(first), 0, len(answer.token_ids)),)

@@ -1,0 +1,141 @@
+"""verl: a dataset for its SFT trainer whose rows are the model's own render, with a mask that is derived from it.
+
+    data.custom_cls.path=pkg://tokentrace.integrations.verl_sft data.custom_cls.name=SFTDataset
+
+It reads the columns that verl's own ``MultiTurnSFTDataset`` reads and gives the same keys, or takes rows of ids that
+`tokentrace tokenize` and `tokentrace rollout` have written.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+try:
+    import numpy as np
+    import torch
+    from torch.utils.data import Dataset
+    from verl.utils import hf_tokenizer
+    from verl.utils.fs import copy_local_path_from_hdfs
+except ImportError as error:
+    raise ImportError(
+        f"tokentrace.integrations.verl_sft needs verl: pip install 'verl[verl-core]' ({error})"
+    ) from error
+
+from ..data.conversations import Columns, conversation_of, without_nulls
+from ..data.sources import pyarrow
+from ..errors import InputError, SampleError
+from ..samples.sample import IGNORE
+from ..samples.supervised import build_supervised_sample
+from .verl_parser import plain, renderer_of
+
+_PAD_MODES: Final = ("right", "no_padding")
+_CUTS: Final = ("error", "left", "right")
+_SAMPLE: Final = ("turns", "parts", "roles", "past", "final_stop")
+
+
+class SFTDataset(Dataset):  # type: ignore[type-arg]
+    """Rows for verl's SFT trainer, made as ``MultiTurnSFTDataset`` is.
+
+    ``data.tokentrace`` may hold settings of `build_supervised_sample` (`turns`, `parts`, `roles`, `past`,
+    `final_stop`), and of `create_renderer`.
+    """
+
+    def __init__(
+        self, parquet_files: Any, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
+    ) -> None:
+        settings = config or {}
+        if processor is not None:
+            raise InputError(
+                "pictures are not supported: this dataset has rows of text, for models without a processor"
+            )
+        self.tokenizer = hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self.pad_mode = _one_of("pad_mode", settings.get("pad_mode", "right"), _PAD_MODES)
+        self.truncation = _one_of("truncation", settings.get("truncation", "error"), _CUTS)
+        self.max_length = int(settings.get("max_length", 1024))
+        self._messages = settings.get("messages_key", "messages")
+        self._tools = settings.get("tools_key", "tools")
+        self._media = [settings.get("image_key", "images"), settings.get("video_key", "videos")]
+        self._thinking = settings.get("enable_thinking_key", "enable_thinking")
+        default = settings.get("enable_thinking_default")
+        self._thinking_default = None if default in (None, "none") else bool(default)  # "none" is verl's own default
+        own = plain(settings.get("tokentrace"))
+        self._sample = {key: own.pop(key) for key in _SAMPLE if key in own}
+        self._renderer = {**own, **plain(settings.get("apply_chat_template_kwargs"))}
+        self.rows = _rows(parquet_files, max_samples, bool(settings.get("shuffle", False)), settings.get("seed"))
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
+        row = self.rows.slice(range(len(self))[item], 1).to_pylist()[0]
+        ids, mask = self._recorded(row) if row.get("input_ids") is not None else self._built(row)
+        columns: dict[str, Sequence[int]] = {"input_ids": ids, "position_ids": range(len(ids)), "loss_mask": mask}
+        if len(ids) > self.max_length:
+            columns = {name: self._cut(item, values) for name, values in columns.items()}
+            if not any(columns["loss_mask"]):
+                warnings.warn(f"row {item}: nothing that carries loss is left of it", stacklevel=2)
+        found = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
+        if self.pad_mode == "no_padding":
+            return found
+        found["attention_mask"] = torch.ones_like(found["input_ids"])
+        pad, missing = self.tokenizer.pad_token_id or 0, self.max_length - len(found["input_ids"])
+        return {
+            name: torch.nn.functional.pad(value, (0, missing), value=pad if name == "input_ids" else 0)
+            for name, value in found.items()
+        }
+
+    def _built(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
+        """A row of messages, rendered."""
+        for column in self._media:
+            if row.get(column):
+                raise InputError("pictures and films are not supported", field=column)
+        thinking = row.get(self._thinking)
+        thinking = self._thinking_default if thinking is None else bool(thinking)
+        variables = {} if thinking is None else {"enable_thinking": thinking}
+        row = {key: without_nulls(row[key]) for key in (self._messages, self._tools) if row.get(key) is not None}
+        if self._messages not in row:
+            raise InputError("the row has none; data.messages_key names the column", field=self._messages)
+        named = Columns(messages=self._messages, tools=self._tools if self._tools in row else None)
+        found = conversation_of(row, named)
+        renderer = renderer_of(self.tokenizer, {**self._renderer, **variables})
+        sample = build_supervised_sample(renderer, found.messages, tools=found.tools, **self._sample)
+        return sample.ids.tolist(), sample.mask.astype(int).tolist()
+
+    def _recorded(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
+        """A row of ids. Its mask is ``loss_mask``, or where ``labels`` are not -100."""
+        if self._sample or self._renderer:
+            raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
+        if row.get("loss_mask") is not None:
+            return row["input_ids"], [int(one) for one in row["loss_mask"]]
+        if row.get("labels") is None:
+            raise SampleError("a row of input_ids has neither loss_mask nor labels: nothing says what to train")
+        return row["input_ids"], [int(one != IGNORE) for one in row["labels"]]
+
+    def _cut(self, item: int, values: Sequence[int]) -> Sequence[int]:
+        if self.truncation == "error":
+            raise SampleError(
+                f"row {item} has {len(values)} tokens, more than data.max_length, {self.max_length}; raise it, or set "
+                "data.truncation to left or right"
+            )
+        return values[-self.max_length :] if self.truncation == "left" else values[: self.max_length]
+
+
+def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
+    """The rows of all files, or as many as `limit` says, chosen as verl chooses them."""
+    names = [files] if isinstance(files, str) else list(files)
+    parquet = pyarrow("pyarrow.parquet")
+    tables = [parquet.read_table(copy_local_path_from_hdfs(name)) for name in names]
+    table = pyarrow().concat_tables(tables, promote_options="permissive")
+    if not 0 < limit < table.num_rows:
+        return table
+    if not shuffle:
+        return table.slice(0, limit)
+    return table.take(np.random.default_rng(seed).choice(table.num_rows, size=limit, replace=False))
+
+
+def _one_of(name: str, value: Any, names: Sequence[str]) -> str:
+    if value not in names:
+        raise InputError(f"data.{name} must be one of {', '.join(names)}, not {value!r}")
+    return str(value)

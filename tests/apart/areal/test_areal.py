@@ -1,0 +1,132 @@
+"""AReaL: an episode's tensors are the trajectory, and its engine is asked for exactly what our loop says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from areal.api import ModelRequest, ModelResponse, RolloutWorkflow
+from areal.api.cli_args import GenerationHyperparameters
+
+from tests.integrations.rollouts import QUESTION, check_rows, make_agent, random_tree
+from tokentrace import EmbeddedEngine, Trajectory
+from tokentrace.engines.protocol import Engine, SamplingParams
+from tokentrace.errors import SampleError
+from tokentrace.integrations.areal import AgentWorkflow, episode_tensors
+from tokentrace.rollout import Rollout
+from tokentrace.trajectory.turns import LogprobKind
+
+DTYPES = {
+    "input_ids": torch.int32,
+    "logprobs": torch.float32,
+    "loss_mask": torch.int32,
+    "versions": torch.int32,
+    "rewards": torch.float32,
+    "attention_mask": torch.bool,
+}
+
+
+class Server:
+    """AReaL's inference engine, sampled by pocket; each answer is by newer weights."""
+
+    def __init__(self, engine: Engine, *, without: str = "") -> None:
+        self.engine, self.without, self.requests = engine, without, []
+
+    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+        asked = request.gconfig
+        assert (asked.n_samples, asked.greedy) == (1, False)
+        self.requests.append(request)
+        sampling = SamplingParams(asked.max_new_tokens, seed=3, stop_token_ids=tuple(asked.stop_token_ids))
+        made = await self.engine.generate(request.input_ids, sampling)
+        ids = made.ids.tolist()
+        versions = [len(self.requests)] * (len(ids) // 2) + [len(self.requests) + 1] * (len(ids) - len(ids) // 2)
+        answer = ModelResponse(request.input_ids, ids, made.logprobs.tolist(), versions, str(made.finish_reason))
+        if self.without:
+            setattr(answer, self.without, getattr(answer, self.without)[1:])
+        return answer
+
+
+def episode(*, without: str = "", **options: Any) -> tuple[Any, list[Rollout], Server]:
+    kept: list[Rollout] = []
+    settings = GenerationHyperparameters(max_tokens=2048)
+    workflow = AgentWorkflow(
+        lambda engine: make_agent(engine, kept=kept, **options), settings, kind=LogprobKind.PROCESSED
+    )
+    assert isinstance(workflow, RolloutWorkflow)
+
+    async def run() -> Any:
+        pocket = EmbeddedEngine(seed=3)
+        server = Server(pocket, without=without)
+        try:
+            return await workflow.arun_episode(server, {"messages": QUESTION, "answer": "395"}), server
+        finally:
+            await pocket.close()
+
+    made, server = asyncio.run(run())
+    return made, kept, server
+
+
+def rows(made: dict[str, torch.Tensor], branches: list[int]) -> list[Any]:
+    found = []
+    for at, branch in enumerate(branches):
+        there = made["attention_mask"][at]
+        assert there.tolist() == sorted(there.tolist(), reverse=True), "padding is at the end"
+        for name, filler in (("loss_mask", 0), ("logprobs", 0.0), ("versions", -1)):
+            assert (made[name][at][~there] == filler).all()
+        found.append((branch, *(made[name][at][there].tolist() for name in ("input_ids", "loss_mask", "logprobs"))))
+    return found
+
+
+def check_versions(trajectory: Trajectory, made: dict[str, torch.Tensor], branches: list[int]) -> None:
+    for at, branch in enumerate(branches):
+        expected = [-1] * len(trajectory.stream(branch))
+        for turn in trajectory.turns(branch):
+            for version, start, stop in turn.versions:
+                expected[turn.start + start : turn.start + stop] = [version] * (stop - start)
+        assert made["versions"][at][made["attention_mask"][at]].tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_branches_are_rows_of_one_episode(seed: int) -> None:
+    tree = random_tree(seed)
+    branches = [one.index for one in tree.branches if one.sampled]
+    made = episode_tensors(tree, 0.25)
+    assert {name: tensor.dtype for name, tensor in made.items()} == DTYPES
+    assert made["rewards"].tolist() == [0.25] * len(branches)
+    check_rows(tree, rows(made, branches))
+    check_versions(tree, made, branches)
+
+
+def test_a_workflow_runs_our_agent_on_the_engine_of_areal() -> None:
+    made, [rollout], server = episode()
+    assert {name: tensor.dtype for name, tensor in made.items()} == DTYPES
+    check_rows(rollout.trajectory, rows(made, [0]))
+    check_versions(rollout.trajectory, made, [0])
+    assert made["rewards"].tolist() == [float(rollout.turns)]
+    assert len(server.requests) == rollout.turns > 1
+    stream = rollout.trajectory.stream().tolist()
+    assert all(request.input_ids == stream[: len(request.input_ids)] for request in server.requests)
+
+
+@pytest.mark.parametrize("missing", ["output_logprobs", "output_versions"])
+def test_an_episode_with_something_missing_is_rejected(missing: str) -> None:
+    made, kept, server = episode(without=missing)
+    assert made is None
+    assert not kept, "a rollout that failed has no reward"
+    assert len(server.requests) == 1
+
+
+def test_what_areal_cannot_take_is_refused() -> None:
+    with pytest.raises(SampleError, match="has no reward"):
+        episode(reward=lambda rollout: None)
+    with pytest.raises(SampleError, match="has no logprobs"):
+        episode_tensors(random_tree(1, logprobs=False), 0.0)
+    with pytest.raises(SampleError, match="nothing was sampled"):
+        episode_tensors(Trajectory(), 0.0)
+    named = Trajectory()
+    named.begin([1], messages=1)
+    named.append_completion([2], [-0.5], finish_reason="stop", version="step 12")
+    with pytest.raises(SampleError, match="numbers weights"):
+        episode_tensors(named, 0.0)

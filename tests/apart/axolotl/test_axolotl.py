@@ -1,0 +1,77 @@
+"""axolotl: what its data loading and its collator make of our rows has our labels, element by element."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tests.data.generate import write_conversations
+from tests.guides import run_guide
+from tokentrace.cli import main
+from tokentrace.data import read_samples
+from tokentrace.pocket import POCKET
+
+os.environ.setdefault("AXOLOTL_DO_NOT_TRACK", "1")
+
+SETTINGS = {
+    "base_model": str(POCKET),
+    "micro_batch_size": 3,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 4,
+    "learning_rate": 1e-4,
+    "optimizer": "adamw_torch",
+    "lr_scheduler": "constant",
+    "bf16": False,
+    "use_cpu": True,
+    "save_strategy": "no",
+    "seed": 1,
+}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> tuple[dict[str, Any], list[Any]]:
+    """The configuration that our command prints, and the samples that the file was made of."""
+    write_conversations(tmp_path / "chats.jsonl", 12, seed=4)
+    runner = CliRunner()
+    done = runner.invoke(
+        main, ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "ax.parquet"), "--for", "axolotl"]
+    )
+    assert done.exit_code == 0, done.output
+    runner.invoke(main, ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "all.parquet")])
+    said = yaml.safe_load(done.stdout.partition("for axolotl:\n")[2])
+    return said, list(read_samples(tmp_path / "all.parquet"))
+
+
+def configured(said: dict[str, Any], folder: Path, **more: Any) -> Any:
+    from axolotl.cli.config import load_cfg
+
+    places = {"output_dir": str(folder / "out"), "dataset_prepared_path": str(folder / "prepared")}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**SETTINGS, **said, **places, **more}))
+    return load_cfg(str(folder / "config.yaml"))
+
+
+def test_labels_of_its_batches_are_those_of_the_rows(rows: Any, tmp_path: Path) -> None:
+    from axolotl.common.datasets import load_datasets
+    from axolotl.utils.collators import DataCollatorForSeq2Seq
+    from transformers import AutoTokenizer
+
+    said, samples = rows
+    prepared = load_datasets(cfg=configured(said, tmp_path)).train_dataset
+    collate = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(POCKET), return_tensors="pt")
+    names = ("input_ids", "attention_mask", "labels")
+    batch = collate([{name: row[name] for name in names} for row in prepared])
+    seen = []
+    for ids, attended, labels in zip(*(batch[name] for name in names), strict=True):
+        there = attended.bool()
+        seen.append((ids[there].tolist(), labels[there].tolist()))
+        assert (labels[~there] == -100).all()
+    assert sorted(seen) == sorted((sample.token_ids, sample.labels.tolist()) for sample in samples)
+
+
+def test_the_guide_runs(tmp_path: Path) -> None:
+    run_guide("axolotl", tmp_path)

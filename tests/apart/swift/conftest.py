@@ -1,0 +1,10 @@
+"""Warnings of other packages are not ours to mend."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are shown here, and no errors."""
+    config.addinivalue_line("filterwarnings", "default")

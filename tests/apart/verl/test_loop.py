@@ -1,0 +1,385 @@
+"""What reaches verl's batch, and its loss, is what the trajectory says: ids, masks, logprobs, element by element."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from verl.trainer.ppo.core_algos import compute_gae_advantage_return, get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.replica import TokenOutput
+
+from tests.apart.verl.servers import JUDGE, Done, PocketServers, rollouts
+from tokentrace import InputError, trajectory_samples
+from tokentrace.engines import EngineError, LogprobKindError
+from tokentrace.integrations.verl import RolloutFailed, row_output
+from tokentrace.integrations.verl_engine import ServerEngine, logprob_kind, sampling_of
+from tokentrace.pocket import POCKET
+from tokentrace.rollout import End, Rollout
+from tokentrace.trajectory import Trajectory
+from tokentrace.trajectory.turns import LogprobKind
+
+ONE = ["What is 17 * 23 + 4?"]
+
+
+def streams(done: Done) -> list[tuple[int, Rollout, np.ndarray[Any, Any]]]:
+    """Each row of the batch with its rollout, and the sampled tokens of that, as places of its stream."""
+    uids = done.batch.non_tensor_batch["uid"]
+    found = [(at, done.seen[uid]) for at, uid in enumerate(uids)]
+    return [(at, rollout, np.flatnonzero(rollout.trajectory.loss_mask())) for at, rollout in found]
+
+
+def test_ids_masks_and_logprobs_of_the_batch_are_those_of_the_trajectory(done: Done) -> None:
+    rows = done.batch.batch
+    prompt_length = rows["prompts"].shape[1]
+    assert len(done.seen) == len(rows) == 4
+    assert max(rollout.turns for rollout in done.seen.values()) > 1, "no rollout has a tool's result in it"
+    for at, rollout, sampled in streams(done):
+        stream, first = rollout.trajectory.stream(), int(sampled[0])
+        read = rows["input_ids"][at][rows["attention_mask"][at].bool()].numpy()
+        assert read.tolist() == stream.tolist()
+        assert rows["prompts"][at][prompt_length - first :].tolist() == stream[:first].tolist()
+        assert rows["attention_mask"][at].sum() == len(stream)
+        # the places of the stream that carry loss, and their logprobs, which nothing was added to
+        trained = np.flatnonzero(rows["response_mask"][at].numpy()) + first
+        assert trained.tolist() == sampled.tolist()
+        logprobs = rows["rollout_log_probs"][at].numpy()
+        assert np.array_equal(logprobs[sampled - first], rollout.trajectory.logprobs()[sampled])
+        assert not logprobs[rows["response_mask"][at].numpy() == 0].any()
+        assert rows["position_ids"][at][prompt_length - first :][: len(stream)].tolist() == list(range(len(stream)))
+
+
+def test_the_reward_is_on_the_last_sampled_token(done: Done) -> None:
+    for at, rollout, _ in streams(done):
+        scores = done.batch.batch["rm_scores"][at]
+        (place,) = torch.nonzero(scores).flatten().tolist()
+        assert scores[place] == pytest.approx(rollout.reward)
+        assert done.batch.batch["response_mask"][at][place] == 1
+        assert not done.batch.batch["response_mask"][at][place + 1 :].any()
+
+
+def test_every_prompt_of_the_servers_is_a_prefix_of_the_stream(done: Done) -> None:
+    asked = [request["prompt_ids"] for request in done.servers.requests]
+    read = [rollout.trajectory.stream().tolist() for rollout in done.seen.values()]
+    assert len(asked) == sum(rollout.turns for rollout in done.seen.values())
+    assert all(any(stream[: len(prompt)] == prompt for stream in read) for prompt in asked)
+    by_session = {request["request_id"] for request in done.servers.requests}
+    assert len(by_session) == len(done.seen), "a rollout's requests go to one server"
+
+
+def scored(done: Done, input_ids: torch.Tensor) -> torch.Tensor:
+    """The logprobs of the responses by transformers' own model, as verl's actor computes them."""
+    model = AutoModelForCausalLM.from_pretrained(POCKET, dtype=torch.float32).eval()
+    rows = done.batch.batch
+    with torch.no_grad():
+        logits = model(
+            input_ids=input_ids, attention_mask=rows["attention_mask"], position_ids=rows["position_ids"]
+        ).logits
+    width = rows["responses"].shape[1]
+    logprobs = logits[:, -width - 1 : -1].log_softmax(-1)
+    return logprobs.gather(-1, input_ids[:, -width:, None]).squeeze(-1)
+
+
+def test_importance_ratios_in_verls_loss_are_1_at_the_first_step(done: Done) -> None:
+    rows, actor = done.batch.batch, omega_conf_to_dataclass(done.config.actor_rollout_ref.actor)
+    mask = rows["response_mask"]
+    seen: dict[str, torch.Tensor] = {}
+    loss_fn = get_policy_loss_fn("vanilla")
+
+    def loss(log_prob: torch.Tensor) -> tuple[float, dict[str, Any]]:
+        seen.update(old=rows["rollout_log_probs"], new=log_prob)
+        value, metrics = loss_fn(
+            old_log_prob=rows["rollout_log_probs"],
+            log_prob=log_prob,
+            advantages=mask.float(),
+            response_mask=mask,
+            loss_agg_mode="token-mean",
+            config=actor,
+        )
+        return float(value), metrics
+
+    value, metrics = loss(scored(done, rows["input_ids"]))
+    ratios = (seen["new"] - seen["old"])[mask.bool()].exp()
+    assert len(ratios) == sum(rollout.trajectory.num_sampled for rollout in done.seen.values())
+    assert float((ratios - 1).abs().max()) < 1e-3
+    assert value == pytest.approx(-1.0, abs=1e-4)
+    assert metrics["actor/pg_clipfrac"] == 0
+    assert abs(metrics["actor/ppo_kl"]) < 1e-4
+    # with one id changed in each response the loss sees it: the check above can fail
+    other = rows["input_ids"].clone()
+    other[:, rows["prompts"].shape[1] + 2] += 1
+    changed = scored(done, other)
+    assert float(((changed - seen["old"])[mask.bool()].exp() - 1).abs().max()) > 0.1
+
+
+def test_what_verls_newer_trainer_takes_is_the_same(done: Done) -> None:
+    for at, rollout, sampled in streams(done):
+        (sample,) = trajectory_samples(rollout.trajectory)
+        fields = row_output(sample, reward_score=rollout.reward).as_dict()
+        width = len(fields["responses"])
+        assert torch.cat((fields["prompts"], fields["responses"])).tolist() == rollout.trajectory.stream().tolist()
+        assert torch.equal(fields["response_mask"], done.batch.batch["response_mask"][at][:width])
+        assert torch.equal(fields["rollout_log_probs"], done.batch.batch["rollout_log_probs"][at][:width])
+        assert fields["rm_scores"][-1] == pytest.approx(rollout.reward)
+        assert int(fields["response_mask"].sum()) == len(sampled)
+
+
+def test_versions_turns_and_messages_are_told(done: Done) -> None:
+    told = done.batch.non_tensor_batch
+    for at, rollout, _ in streams(done):
+        assert {span.version for turn in rollout.trajectory.turns() for span in turn.versions} == {done.servers.step}
+        assert (told["min_global_steps"][at], told["max_global_steps"][at]) == (done.servers.step, done.servers.step)
+        assert told["__num_turns__"][at] == 2 * rollout.turns
+        assert told["extras"][at]["messages"] == rollout.messages
+        assert told["extras"][at]["end"] == "answer"
+        assert {turn.logprobs_kind for turn in rollout.trajectory.turns()} == {LogprobKind.PROCESSED}
+
+
+# -- limits
+
+
+@pytest.mark.parametrize(
+    ("room", "end", "fills"),
+    [(9, End.LENGTH, True), (60, End.CONTEXT, False), (75, End.CONTEXT, True)],
+    ids=["within the first turn", "no second turn", "within the second turn"],
+)
+def test_a_rollout_ends_where_verls_rows_have_no_more_room(room: int, end: End, fills: bool, tmp_path: Path) -> None:
+    done = asyncio.run(rollouts(tmp_path, ONE, f"data.max_response_length={room}"))
+    ((_, rollout, sampled),) = streams(done)
+    assert rollout.end is end
+    response = rollout.trajectory.stream()[sampled[0] : sampled[-1] + 1]
+    assert (len(response) == room) is fills
+    assert done.batch.batch["responses"][0][: len(response)].tolist() == response.tolist()
+    assert done.batch.batch["response_mask"][0].sum() == len(sampled)
+
+
+def test_a_tools_result_that_nothing_follows_is_not_in_the_row(tmp_path: Path) -> None:
+    done = asyncio.run(rollouts(tmp_path, ONE, "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=1"))
+    ((_, rollout, sampled),) = streams(done)
+    assert rollout.end is End.TURNS
+    stream, rows = rollout.trajectory.stream(), done.batch.batch
+    assert len(stream) > sampled[-1] + 1, "the calculator's result stands at the end of the stream"
+    assert rows["attention_mask"][0].sum() == sampled[-1] + 1
+    assert rows["response_mask"][0].sum() == len(sampled)
+    # verl's GAE leaves the rewards of masked tokens out: on the token after, the result's first, it would be lost
+    mask, scores = rows["response_mask"].float(), rows["rm_scores"]
+    _, returns = compute_gae_advantage_return(scores, torch.zeros_like(mask), mask, 1.0, 1.0)
+    assert returns[mask.bool()].tolist() == pytest.approx([rollout.reward] * len(sampled))
+    _, lost = compute_gae_advantage_return(scores.roll(1, -1), torch.zeros_like(mask), mask, 1.0, 1.0)
+    assert not lost[mask.bool()].any()
+
+
+def test_a_prompt_that_is_too_long_is_refused_and_not_cut(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"longer than rollout.prompt_length, 32; .*filter_overlong_prompts"):
+        asyncio.run(rollouts(tmp_path, ONE, "data.max_prompt_length=32"))
+
+
+# -- settings
+
+
+def test_logprobs_that_verl_does_not_want_are_not_in_the_batch(tmp_path: Path) -> None:
+    done = asyncio.run(rollouts(tmp_path, ONE, "actor_rollout_ref.rollout.calculate_log_probs=False"))
+    assert "rollout_log_probs" not in done.batch.batch
+    ((_, rollout, sampled),) = streams(done)
+    assert np.isfinite(rollout.trajectory.logprobs()[sampled]).all()
+
+
+def test_without_a_reward_of_its_own_verls_is_asked(tmp_path: Path) -> None:
+    done = asyncio.run(rollouts(tmp_path, ONE, loop=""))
+    assert "rm_scores" not in done.batch.batch
+
+
+def test_rows_choose_among_the_tools(tmp_path: Path) -> None:
+    done = asyncio.run(rollouts(tmp_path, ONE, extra_info=[{"index": 0, "tool_selection": np.array(["reverse"])}]))
+    ((_, rollout, _),) = streams(done)
+    assert [tool.name for tool in rollout.tools] == ["reverse"]
+    with pytest.raises(InputError, match="there is no tool 'search'"):
+        asyncio.run(rollouts(tmp_path, ONE, extra_info=[{"index": 0, "tool_selection": ["search"]}]))
+
+
+VERL_TOOL = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+from tokentrace.demo.calculator import calculate
+
+
+class Calculator(BaseTool):
+    async def create(self, instance_id=None, create_kwargs=None, **kwargs):
+        self.given = create_kwargs
+        return await super().create(instance_id)
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text=str(calculate(parameters["expression"]))), 0.25, {"calls": 1}
+"""
+VERL_FUNCTION = """
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def reverse(text: str) -> str:
+    \"\"\"Write a text backwards.
+
+    Args:
+        text: What to write.
+    \"\"\"
+    return text[::-1]
+"""
+VERL_YAML = """
+tools:
+  - class_name: calculator_of_verl.Calculator
+    config: {type: native}
+    tool_schema:
+      type: function
+      function:
+        name: calculator
+        description: Evaluate an arithmetic expression.
+        parameters: {type: object, properties: {expression: {type: string}}, required: [expression]}
+"""
+
+
+def test_tools_that_verl_loads_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "calculator_of_verl.py").write_text(VERL_TOOL, encoding="utf-8")
+    (tmp_path / "functions.py").write_text(VERL_FUNCTION, encoding="utf-8")
+    (tmp_path / "verl_tools.yaml").write_text(VERL_YAML, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    done = asyncio.run(
+        rollouts(
+            tmp_path,
+            ONE,
+            f"{turns}.tool_config_path={tmp_path}/verl_tools.yaml",
+            f"{turns}.function_tool_path={tmp_path}/functions.py",
+            loop=f"tools_file: null\n{JUDGE}",
+            tools_kwargs=[{"calculator": {"create_kwargs": {"ground_truth": "395"}}}],
+        )
+    )
+    ((at, rollout, _),) = streams(done)
+    assert [tool.name for tool in rollout.tools] == ["calculator", "reverse"]
+    assert [message["content"] for message in rollout.messages if message["role"] == "tool"] == ["395"]
+    assert done.batch.non_tensor_batch["tool_rewards"][at] == [0.25]
+    assert rollout.tools[0].tool.given == {"ground_truth": "395"}
+
+
+@pytest.mark.parametrize(
+    ("loop", "said"),
+    [
+        ("budget: {turnz: 3}", "budget has no 'turnz'.*turns"),
+        ("tool_file: x.yaml", "tool_file"),
+        ("renderer: {renderer: nonesuch}", "nonesuch"),
+    ],
+)
+def test_a_setting_that_nobody_reads_is_refused(loop: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=said):
+        asyncio.run(rollouts(tmp_path, ONE, loop=loop))
+
+
+def test_a_picture_is_refused(tmp_path: Path) -> None:
+    picture = [{"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What?"}]}]
+    with pytest.raises(InputError, match=r"message 0, .*image.*only text is supported"):
+        asyncio.run(rollouts(tmp_path, ONE, raw_prompt=[picture]))
+
+
+def test_sampling_parameters_are_honoured_or_refused() -> None:
+    given = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    made = sampling_of(given, 64)
+    assert (made.temperature, made.top_p, made.top_k, made.max_tokens) == (0.7, 0.9, 0, 64)
+    assert sampling_of({"top_k": 20}, 64).top_k == 20
+    with pytest.raises(InputError, match="'min_q'"):
+        sampling_of({**given, "min_q": 0.1}, 64)
+    made = sampling_of({**given, "min_p": 0.05, "repetition_penalty": 1.1}, 64)
+    assert (made.min_p, made.repetition_penalty) == (0.05, 1.1)
+    with pytest.raises(LogprobKindError):
+        asyncio.run(ServerEngine(None, "one", kind=LogprobKind.RAW, vocab_size=9).generate([1], made))
+
+
+def test_the_kind_of_logprobs_follows_verls_settings() -> None:
+    kinds = {
+        ("vllm", "processed_logprobs"): LogprobKind.PROCESSED,
+        ("vllm", "raw_logprobs"): LogprobKind.RAW,
+        ("vllm", "processed_logits"): LogprobKind.UNKNOWN,
+        ("sglang", "processed_logprobs"): LogprobKind.SCALED,
+        ("trtllm", "processed_logprobs"): LogprobKind.UNKNOWN,
+    }
+    for (name, mode), kind in kinds.items():
+        assert logprob_kind({"name": name, "logprobs_mode": mode}) is kind
+
+
+# -- servers
+
+
+class Answers(PocketServers):
+    """Servers whose answers a test changes."""
+
+    def __init__(self, change: dict[str, Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
+        answer = await super().generate(request_id, **kwargs)
+        return answer.model_copy(update=self.change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"log_probs": None}, "returned no logprobs"),
+        ({"log_probs": [-0.5]}, "1 logprobs for"),
+        ({"token_ids": [], "log_probs": []}, "returned no ids"),
+        ({"stop_reason": "aborted"}, "ended with abort"),
+    ],
+)
+def test_an_answer_that_cannot_be_trained_on_fails_the_rollout(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RolloutFailed, match=said):
+        asyncio.run(rollouts(tmp_path, ONE, servers=Answers(change)))
+
+
+def test_routed_experts_reach_the_batch_at_the_places_that_they_are_of(tmp_path: Path) -> None:
+    class Experts(PocketServers):
+        async def generate(self, request_id: str, *, prompt_ids: list[int], **kwargs: Any) -> TokenOutput:
+            answer = await super().generate(request_id, prompt_ids=prompt_ids, **kwargs)
+            read = np.array([*prompt_ids, *answer.token_ids][:-1], np.int16)  # the last id is sampled and never read
+            return answer.model_copy(update={"routed_experts": np.stack([read, read + 1], 1)[:, None, :]})
+
+    done = asyncio.run(rollouts(tmp_path, ONE, servers=Experts()))
+    ((_, rollout, sampled),) = streams(done)
+    rows = done.batch.batch
+    assert rollout.turns > 1
+    start = rows["prompts"].shape[1] - int(sampled[0])
+    stream = torch.tensor(rollout.trajectory.stream()[:-1].tolist())
+    experts = rows["routed_experts"][0].long()
+    assert torch.equal(experts[start : start + len(stream), 0, 0], stream)
+    assert torch.equal(experts[start : start + len(stream), 0, 1], stream + 1)
+    assert not experts[start + len(stream) :].any()
+
+
+def test_a_turn_with_weights_of_several_steps_has_no_version(tmp_path: Path) -> None:
+    told = {"min_global_steps": 3, "max_global_steps": 5, "num_cached_tokens": None}
+    done = asyncio.run(rollouts(tmp_path, ONE, servers=Answers({"extra_fields": told})))
+    ((_, rollout, _),) = streams(done)
+    assert all(not turn.versions for turn in rollout.trajectory.turns())
+    assert done.batch.non_tensor_batch["max_global_steps"][0] == 5
+
+
+def test_a_rollout_without_logprobs_is_not_made_up() -> None:
+    trajectory = Trajectory(name="bare", logprobs=False)
+    trajectory.begin([1, 2], messages=1)
+    trajectory.append_completion([3], None, finish_reason="stop")
+    (sample,) = trajectory_samples(trajectory)
+    with pytest.raises(InputError, match="has no logprobs"):
+        row_output(sample)
+    assert row_output(sample, logprobs=False).response_logprobs is None
+
+
+def test_the_engine_cannot_be_asked_for_what_verl_does_not_pass_on() -> None:
+    engine = ServerEngine(None, "one", kind=LogprobKind.PROCESSED, vocab_size=100)
+    sampling = sampling_of({}, 8)
+    with pytest.raises(EngineError, match="top_logprobs"):
+        asyncio.run(engine.generate([1], dataclasses.replace(sampling, top_logprobs=2)))

@@ -1,0 +1,178 @@
+"""The SFT dataset beside verl's own: equal where verl's is right, and the model's own render where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from transformers import AutoTokenizer
+from verl.trainer.sft_trainer import create_sft_dataset
+from verl.utils.dataset.dataset_utils import SFTTensorCollator
+from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+from verl.workers.utils.losses import sft_loss
+
+from tokentrace import InputError, build_supervised_sample, create_renderer
+from tokentrace.data.tables import write_samples
+from tokentrace.errors import SampleError
+from tokentrace.integrations.verl_sft import SFTDataset
+from tokentrace.pocket import POCKET
+
+PLAIN = [
+    [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 3 * 3?"},
+        {"role": "assistant", "content": "It is 9."},
+        {"role": "user", "content": "And 4 * 4?"},
+        {"role": "assistant", "content": "16."},
+    ],
+]
+THOUGHT = [
+    {"role": "user", "content": "2+2?", "reasoning_content": None},
+    {"role": "assistant", "content": "4", "reasoning_content": "Easy."},
+    {"role": "user", "content": "3+3?", "reasoning_content": None},
+    {"role": "assistant", "content": "6", "reasoning_content": "Easy, too."},
+]
+FORGETS = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n"
+    "{% endif %}{{ m.content }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+"""A template that drops the reasoning of past turns, as Qwen3's does, and writes a line feed after each turn."""
+
+
+def tokenizer(template: str | None = None) -> Any:
+    made = AutoTokenizer.from_pretrained(POCKET)
+    made.chat_template = template or made.chat_template
+    return made
+
+
+def parquet(folder: Path, conversations: list[Any], **columns: list[Any]) -> str:
+    pq.write_table(pa.table({"messages": conversations, **columns}), folder / "rows.parquet")
+    return str(folder / "rows.parquet")
+
+
+def settings(**data: Any) -> Any:
+    return OmegaConf.create({"max_length": 64, "pad_mode": "right", "truncation": "error", **data})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"pad_mode": "no_padding"},
+        {"max_length": 40, "truncation": "right"},
+        {"max_length": 40, "truncation": "left"},
+        {"max_length": 40, "truncation": "right", "pad_mode": "no_padding"},
+    ],
+    ids=str,
+)
+def test_where_verls_rows_are_right_ours_are_the_same(data: dict[str, Any], tmp_path: Path) -> None:
+    file = parquet(tmp_path, PLAIN)
+    verls = MultiTurnSFTDataset([file], tokenizer(), settings(**data))
+    ours = SFTDataset([file], tokenizer(), settings(**data))
+    assert len(ours) == len(verls) == 2
+    for at in range(2):
+        assert ours[at].keys() == verls[at].keys()
+        for key, value in verls[at].items():
+            assert ours[at][key].dtype == value.dtype, key
+            assert torch.equal(ours[at][key], value), key
+
+
+def test_where_verls_rows_are_wrong_ours_are_the_models_own_render(tmp_path: Path) -> None:
+    file = parquet(tmp_path, [THOUGHT])
+    tok = tokenizer(FORGETS)
+    whole = tok.apply_chat_template(THOUGHT, tokenize=True, return_dict=True)["input_ids"]
+    with pytest.raises(AssertionError, match="may not equal to apply_chat_template to whole messages"):
+        MultiTurnSFTDataset([file], tok, settings(pad_mode="no_padding"))[0]
+    forced = MultiTurnSFTDataset([file], tok, settings(pad_mode="no_padding", ignore_input_ids_mismatch=True))[0]
+    assert forced["input_ids"].tolist() != whole, "it shows the past reasoning, which the template drops"
+    trained = tok.decode(forced["input_ids"][forced["loss_mask"].bool()])
+    assert trained.endswith("<|end|>\n"), "and trains the line feed after the turn, which no model samples"
+
+    row = SFTDataset([file], tok, settings(pad_mode="no_padding", tokentrace={"past": "template"}))[0]
+    assert row["input_ids"].tolist() == whole
+    assert tok.decode(row["input_ids"][row["loss_mask"].bool()]) == "4<|end|><think>\nEasy, too.\n</think>\n6<|end|>"
+
+
+def test_what_carries_loss_can_be_chosen(tmp_path: Path) -> None:
+    file, tok = parquet(tmp_path, [THOUGHT]), tokenizer(FORGETS)
+    kept = SFTDataset(file, tok, settings(pad_mode="no_padding", tokentrace={"past": "preserve"}))[0]
+    assert "Easy.\n" in tok.decode(kept["input_ids"])
+    last = SFTDataset(file, tok, settings(pad_mode="no_padding", tokentrace={"turns": "last", "parts": ["content"]}))[0]
+    assert tok.decode(last["input_ids"][last["loss_mask"].bool()]) == "6"
+
+
+def test_template_variables_of_a_row_are_read(tmp_path: Path) -> None:
+    file = parquet(tmp_path, [PLAIN[0], PLAIN[0]], enable_thinking=[False, None])
+    tok = tokenizer()
+    rows = SFTDataset(file, tok, settings(pad_mode="no_padding", enable_thinking_default="none"))
+    assert "<think>" in tok.decode(rows[0]["input_ids"])
+    assert "<think>" not in tok.decode(rows[1]["input_ids"])
+
+
+def test_rows_that_tokentrace_has_written_reach_verls_loss_as_they_are(tmp_path: Path) -> None:
+    renderer = create_renderer(POCKET)
+    samples = [build_supervised_sample(renderer, one) for one in PLAIN]
+    write_samples(tmp_path / "ids.parquet", samples)
+    data = settings(
+        pad_mode="no_padding", custom_cls={"path": "pkg://tokentrace.integrations.verl_sft", "name": "SFTDataset"}
+    )
+    dataset = create_sft_dataset(str(tmp_path / "ids.parquet"), data, tokenizer(), None)
+    batch = SFTTensorCollator("no_padding")([dataset[at] for at in range(2)])
+    for at, sample in enumerate(samples):
+        assert batch["input_ids"][at].tolist() == sample.ids.tolist()
+        assert batch["loss_mask"][at].bool().tolist() == sample.mask.tolist()
+    # verl's own loss, with a logprob for each token that says which it is: those of the mask are added up
+    told = torch.arange(batch["input_ids"].values().numel(), dtype=torch.float32)
+    nested = torch.nested.nested_tensor_from_jagged(told, batch["input_ids"].offsets())
+    trained = int(batch["loss_mask"].values().sum())
+    read = TensorDict({"loss_mask": batch["loss_mask"]}, batch_size=2)
+    read.set_non_tensor("dp_size", 1)
+    read.set_non_tensor("batch_num_tokens", trained)
+    loss, _ = sft_loss(None, {"log_probs": nested}, read)
+    # the logprob at a place is that of the token after it
+    flat = torch.cat([torch.tensor(sample.mask) for sample in samples])
+    wanted = -float(told[torch.nonzero(flat).flatten() - 1].sum()) / trained
+    assert float(loss) == pytest.approx(wanted)
+    assert trained == sum(sample.trained for sample in samples)
+
+
+def test_too_long_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    file = parquet(tmp_path, PLAIN)
+    with pytest.raises(SampleError, match=r"row 1 has \d+ tokens, more than data.max_length, 12.*truncation"):
+        SFTDataset(file, tokenizer(), settings(max_length=12))[1]
+    with pytest.warns(UserWarning, match="row 1: nothing that carries loss is left"):
+        SFTDataset(file, tokenizer(), settings(max_length=8, truncation="right"))[1]
+
+
+def test_as_many_rows_as_verl_would_choose(tmp_path: Path) -> None:
+    file = parquet(tmp_path, PLAIN * 5, number=[*range(10)])
+    for data in ({}, {"shuffle": True, "seed": 3}):
+        ours = SFTDataset(file, tokenizer(), settings(**data), max_samples=4)
+        verls = MultiTurnSFTDataset([file], tokenizer(), settings(**data), max_samples=4)
+        assert ours.rows["number"].to_pylist() == verls.dataframe["number"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("data", "columns", "said"),
+    [
+        ({"pad_mode": "left"}, {}, "data.pad_mode must be one of right, no_padding"),
+        ({"messages_key": "chat"}, {}, "data.messages_key"),
+        ({}, {"images": [["cat.png"], []]}, "images: pictures and films are not supported"),
+        ({"tokentrace": {"turnz": "last"}}, {}, "turnz"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    data: dict[str, Any], columns: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match=said):
+        SFTDataset(parquet(tmp_path, PLAIN, **columns), tokenizer(), settings(**data))[0]
+    with pytest.raises(InputError, match="pictures are not supported"):
+        SFTDataset(parquet(tmp_path, PLAIN), tokenizer(), settings(), processor=object())

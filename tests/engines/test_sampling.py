@@ -1,0 +1,355 @@
+"""Min-p, penalties and stop texts: what they do to what is drawn, to logprobs, and to what a rollout goes on with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokentrace import create_renderer, trajectory_samples
+from tokentrace.engines.answers import check_logprobs, completion_kind
+from tokentrace.engines.drawing import penalized, sample
+from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.engines.protocol import (
+    OPTIONAL,
+    Capabilities,
+    Completion,
+    EngineAnswerError,
+    EngineError,
+    EngineRefusal,
+    FinishReason,
+    LogprobKind,
+    LogprobKindError,
+    SamplingParams,
+    joined,
+)
+from tokentrace.engines.routing import Router
+from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.engines.stopping import StopFinder
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.model import PocketModel, load_pocket
+from tokentrace.rollout.interactions import BaseInteraction
+from tokentrace.rollout.loop import Agent
+from tokentrace.rollout.record import Task
+from tokentrace.tokens.kinds import Kind
+
+RENDERER = create_renderer(POCKET)
+STOPS = tuple(RENDERER.get_stop_token_ids())
+SPELLED = RENDERER.tokenizer.vocabulary.token_bytes
+PROMPT = RENDERER.render([{"role": "user", "content": "What is 6 * 7?"}], add_generation_prompt=True).ids
+
+
+def with_engine(work: Callable[[EmbeddedEngine], Awaitable[Any]], **options: Any) -> Any:
+    async def go() -> Any:
+        engine = EmbeddedEngine(**options)
+        try:
+            return await work(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(go())
+
+
+# -- what can be asked for
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"min_p": 1.5}, "min_p must be a number from 0 to 1"),
+        ({"min_p": float("nan")}, "min_p"),
+        ({"presence_penalty": -3}, "presence_penalty must be a number from -2 to 2"),
+        ({"frequency_penalty": "1"}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty cannot be 0"),
+        ({"repetition_penalty": 2.5}, "from 0 to 2"),
+        ({"stop": [""]}, "none of them empty"),
+        ({"stop": [7]}, "stop must be texts"),
+        ({"stop": ["\ud800"]}, "not Unicode"),
+        ({"stop": ["a"] * 33}, "at most 32"),
+    ],
+)
+def test_settings_out_of_range_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        SamplingParams(8, **given)
+
+
+def test_what_is_recorded_names_what_was_asked_for_and_nothing_else() -> None:
+    plain = SamplingParams(8).described()
+    assert not set(plain) & set(OPTIONAL)
+    asked = SamplingParams(8, min_p=0.1, repetition_penalty=1.1, stop="\n\n")
+    assert asked.described() == plain | {"min_p": 0.1, "repetition_penalty": 1.1, "stop": ["\n\n"]}
+    assert asked.optional == ["min_p", "repetition_penalty", "stop"]
+    assert asked.penalties == {"repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "words"),
+    [
+        ("mine", {"min_p": 0.1}, "min_p cannot be asked for: mine has no such setting"),
+        ("llama.cpp", {"presence_penalty": 1}, "counts the tokens of the prompt too"),
+        ("llama.cpp", {"stop": ["x"]}, "does not return the logprobs of a stop text's tokens"),
+        ("scripted", {"stop": ["x"]}, "token_bytes"),
+    ],
+)
+def test_an_engine_that_cannot_refuses_and_says_why(engine: str, given: dict[str, Any], words: str) -> None:
+    scripted = ScriptedEngine(lambda prompt, sampling: [1])
+    scripted.capabilities = Capabilities(engine=engine)
+    with pytest.raises(EngineRefusal, match=words) as refused:
+        asyncio.run(scripted.generate([1], SamplingParams(8, **given, allow_raw_logprobs=True)))
+    assert refused.value.status is None
+    assert scripted.requests == []
+
+
+def test_the_embedded_engine_needs_to_know_what_ids_spell() -> None:
+    other = PocketModel.load(POCKET)
+
+    async def work(engine: EmbeddedEngine) -> Completion:
+        return await engine.generate(PROMPT, SamplingParams(40, temperature=0, stop="\n", stop_token_ids=STOPS))
+
+    with pytest.raises(EngineRefusal, match="token_bytes"):
+        with_engine(work, model=other)
+    assert with_engine(work, model=other, token_bytes=SPELLED).stopped_by == "\n"
+    assert with_engine(work).stopped_by == "\n"
+
+
+def test_a_router_asks_for_what_all_of_its_engines_have() -> None:
+    both = [ScriptedEngine(lambda p, s: [1]), ScriptedEngine(lambda p, s: [1], token_bytes=SPELLED)]
+    assert Router(both).capabilities.sampling == set(OPTIONAL) - {"stop"}
+
+
+# -- what logprobs are of
+
+
+@pytest.mark.parametrize("kind", ["raw", "unknown"])
+def test_penalties_are_refused_where_logprobs_are_not_of_what_is_sampled_from(kind: str) -> None:
+    found = Capabilities(engine="vllm", logprobs=LogprobKind(kind), sampling=frozenset(OPTIONAL))
+    for name, value in (("presence_penalty", 0.5), ("frequency_penalty", -0.5), ("repetition_penalty", 1.2)):
+        sampling = SamplingParams(8, **{name: value})
+        with pytest.raises(LogprobKindError, match=f"at {name} {value:g} such"):
+            check_logprobs(sampling, found)
+        check_logprobs(SamplingParams(8, **{name: value}, allow_raw_logprobs=True), found)
+        check_logprobs(SamplingParams(8, **{name: value}, temperature=0), found)
+        for fine in (LogprobKind.PROCESSED, LogprobKind.SCALED):
+            check_logprobs(sampling, Capabilities(engine="vllm", logprobs=fine))
+    check_logprobs(SamplingParams(8, min_p=0.2), found)  # as top-p: what is left out, not what is changed
+    with pytest.raises(LogprobKindError, match=r"temperature 0.5 and presence_penalty 1"):
+        check_logprobs(SamplingParams(8, temperature=0.5, presence_penalty=1), found)
+
+
+@pytest.mark.parametrize(
+    ("engine", "temperature", "penalty", "kind"),
+    [
+        ("processed", 1.0, 0.5, "processed"),
+        ("scaled", 0.7, 0.5, "scaled"),
+        ("raw", 1.0, 0.5, "raw"),
+        ("processed", 0.0, 0.0, "raw"),
+        ("processed", 0.0, 0.5, "unknown"),
+        ("scaled", 0.0, 0.5, "unknown"),
+        ("raw", 0.0, 0.5, "raw"),
+    ],
+)
+def test_the_kind_of_a_completion_says_so_too(engine: str, temperature: float, penalty: float, kind: str) -> None:
+    sampling = SamplingParams(8, temperature=temperature, presence_penalty=penalty)
+    assert completion_kind(sampling, Capabilities(engine="x", logprobs=LogprobKind(engine))) == kind
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"frequency_penalty": 0.5}, "raw, sampled at frequency_penalty 0.5"),
+        ({"temperature": 0.5, "repetition_penalty": 1.5}, "raw, sampled at temperature 0.5 and repetition_penalty 1.5"),
+        ({"min_p": 0.2}, None),
+        ({"temperature": 0, "presence_penalty": 1.0}, None),
+    ],
+)
+def test_rows_carry_the_settings_and_a_note_where_raw_logprobs_mislead(given: dict[str, Any], words: Any) -> None:
+    engine = ScriptedEngine(lambda prompt, sampling: [65, *STOPS[:1]], logprobs="raw")
+    agent = Agent(engine, RENDERER, sampling=SamplingParams(8, **given, allow_raw_logprobs=True))
+    [row] = trajectory_samples(asyncio.run(agent.run(Task([{"role": "user", "content": "Hi"}]))).trajectory)
+    assert all(getattr(row.completions[0], name) == value for name, value in given.items())
+    assert [words] == [note.split(": ")[-1] for note in row.notes] if words else row.notes == ()
+
+
+# -- what is drawn
+
+
+def reference(logits: Any, prompt: list[int], sampled: list[int], sampling: SamplingParams) -> list[float]:
+    """Probabilities after penalties, temperature and min-p, token by token as vLLM documents them."""
+    changed = []
+    for token, logit in enumerate(map(float, logits)):
+        if token in prompt or token in sampled:
+            penalty = sampling.repetition_penalty
+            logit = logit / penalty if logit > 0 else logit * penalty
+        logit -= sampling.frequency_penalty * sampled.count(token)
+        logit -= sampling.presence_penalty * (token in sampled)
+        changed.append(logit / sampling.temperature)
+    top = max(changed)
+    weights = [math.exp(one - top) for one in changed]
+    weights = [one if one >= sampling.min_p else 0.0 for one in weights]
+    total = sum(weights)
+    return [one / total for one in weights]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"min_p": 0.1},
+    {"min_p": 0.3, "temperature": 2.0},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -1.0, "temperature": 0.5},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6, "presence_penalty": -1.0, "frequency_penalty": 0.7, "min_p": 0.05, "temperature": 1.4},
+]
+
+
+@pytest.mark.parametrize("given", SETTINGS)
+def test_tokens_are_drawn_from_what_the_settings_say(given: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=40) * 2).astype(np.float32)
+    prompt, sampled = [1, 1, 2, 3], [3, 4, 4, 4, 5]
+    sampling = SamplingParams(8, **given)
+    changed = penalized(logits, sampling, np.asarray(prompt, np.int32), sampled)
+    told = np.zeros(40)
+    for index, logprob in (sample(changed, sampling, rng) for _ in range(20_000)):
+        told[index] = np.exp(logprob)
+    wanted = np.asarray(reference(logits, prompt, sampled, sampling))
+    np.testing.assert_allclose(told[told > 0], wanted[told > 0], rtol=1e-5)
+    assert not told[wanted == 0].any()
+    assert told.sum() == pytest.approx(1.0, abs=0.02), "all that is likely was drawn"
+
+
+@pytest.mark.parametrize("given", SETTINGS)
+def test_the_embedded_engines_logprobs_are_of_that_distribution(given: dict[str, Any]) -> None:
+    sampling = SamplingParams(24, seed=3, stop_token_ids=STOPS, **given)
+
+    async def work(engine: EmbeddedEngine) -> Completion:
+        return await engine.generate(PROMPT, sampling)
+
+    done = with_engine(work)
+    row = [*PROMPT.tolist(), *done.ids.tolist()]
+    model = load_pocket()
+    [logits] = model.extend([model.new_cache(len(row))], [row], every=True)
+    for at, token in enumerate(done.ids.tolist()):
+        place = len(PROMPT) + at
+        wanted = reference(logits[place - 1], PROMPT.tolist(), row[len(PROMPT) : place], sampling)
+        assert float(done.logprobs[at]) == pytest.approx(math.log(wanted[token]), abs=1e-4)
+    assert done.logprobs_kind is LogprobKind.PROCESSED
+
+
+def test_a_penalty_changes_what_greedy_decoding_takes() -> None:
+    async def work(engine: EmbeddedEngine) -> list[Completion]:
+        greedy = {"max_tokens": 40, "temperature": 0}
+        return [await engine.generate(PROMPT, SamplingParams(**greedy, frequency_penalty=one)) for one in (0.0, 2.0)]
+
+    plain, penalised = with_engine(work)
+    assert not np.array_equal(plain.ids, penalised.ids)
+    assert (plain.logprobs_kind, penalised.logprobs_kind) == (LogprobKind.RAW, LogprobKind.UNKNOWN)
+
+
+# -- stop texts
+
+TEXTS = st.lists(st.text("aé😀", min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@given(st.text("aé😀b", max_size=12), st.lists(st.integers(1, 3), max_size=40), TEXTS)
+def test_the_id_that_completes_a_text_is_found_however_it_is_cut(text: str, sizes: list[int], stops: list[str]) -> None:
+    raw, pieces = text.encode(), []
+    for size in [*sizes, *[1] * len(raw)]:
+        if raw:
+            pieces.append(raw[:size])
+            raw = raw[size:]
+    finder = StopFinder(stops, lambda one: pieces[one])
+    for at in range(len(pieces)):
+        seen = b"".join(pieces[: at + 1])
+        found = finder.feed(at)
+        ends = {one: seen.index(one.encode()) + len(one.encode()) for one in stops if one.encode() in seen}
+        if ends:
+            assert found is not None
+            assert ends[found] == min(ends.values())
+            return
+        assert found is None
+
+
+def test_a_stop_text_ends_a_completion_with_the_id_that_completes_it() -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion, Completion]:
+        greedy = {"max_tokens": 60, "temperature": 0, "stop_token_ids": STOPS}
+        whole = await engine.generate(PROMPT, SamplingParams(**greedy))
+        text = b"".join(map(SPELLED, whole.ids.tolist())).decode()
+        stop = text[7:14]  # over several tokens, and from the middle of one
+        assert text.count(stop) == 1
+        asked = SamplingParams(**greedy, stop=("never", stop))
+        pieces = [delta async for delta in engine.stream(PROMPT, asked)]
+        cut = await engine.generate(PROMPT, asked)
+        never = await engine.generate(PROMPT, SamplingParams(**greedy, stop=["never"]))
+        return whole, cut, joined(pieces), never
+
+    whole, cut, streamed, never = with_engine(work)
+    count = len(cut.ids)
+    assert 1 < count < len(whole.ids)
+    assert cut.ids.tolist() == whole.ids[:count].tolist()
+    np.testing.assert_allclose(cut.logprobs, whole.logprobs[:count], atol=1e-5)
+    assert cut.finish_reason is FinishReason.STOP
+    before, through = (b"".join(map(SPELLED, ids)).decode() for ids in (cut.ids[:-1].tolist(), cut.ids.tolist()))
+    assert cut.stopped_by is not None
+    assert cut.stopped_by in through
+    assert cut.stopped_by not in before
+    assert (streamed.stopped_by, streamed.ids.tolist()) == (cut.stopped_by, cut.ids.tolist())
+    assert (never.stopped_by, never.finish_reason) == (None, FinishReason.STOP)
+    assert never.ids.tolist() == whole.ids.tolist()
+
+
+def test_a_character_in_pieces_is_one_character() -> None:
+    raw = "né!".encode()
+    ids = [next(one for one in range(4096) if SPELLED(one) == bytes([byte])) for byte in raw]
+    engine = ScriptedEngine(lambda prompt, sampling: [*ids, 65, 66], token_bytes=SPELLED, piece=1)
+
+    async def ask(**given: Any) -> Completion:
+        return joined([delta async for delta in engine.stream([1], SamplingParams(20, **given))])
+
+    cut = asyncio.run(ask(stop="é"))
+    assert (cut.ids.tolist(), cut.stopped_by) == (ids[:3], "é")
+    both = asyncio.run(ask(stop="é", stop_token_ids=(ids[2],)))
+    assert (both.ids.tolist(), both.stopped_by) == (ids[:3], None), "a stop token is one, whatever it spells"
+    short = asyncio.run(engine.generate([1], SamplingParams(2, stop="é")))
+    assert (short.finish_reason, short.stopped_by) == (FinishReason.LENGTH, None)
+
+
+def test_an_engine_that_ends_with_another_text_is_not_believed() -> None:
+    engine = ScriptedEngine(lambda prompt, sampling: [65, 66], token_bytes=SPELLED)
+    engine._text = lambda ids, sampling: ("NaN happened", 2)  # type: ignore[method-assign]
+    with pytest.raises(EngineAnswerError, match="no stop text that was asked for"):
+        asyncio.run(engine.generate([1], SamplingParams(20, stop="x")))
+
+
+class OneMore(BaseInteraction):
+    """A user who asks once more."""
+
+    async def generate_response(self, instance_id: str, messages: Any, **settings: Any) -> Any:
+        asked = sum(message["role"] == "user" for message in messages)
+        return asked > 1, "And 7 * 8?", 0.0, {}
+
+
+def test_a_rollout_goes_on_after_a_stop_text_and_trains_no_token_that_was_not_sampled() -> None:
+    async def work(engine: EmbeddedEngine) -> Any:
+        sampling = SamplingParams(60, temperature=0, stop=["</think>"])
+        return await Agent(engine, RENDERER, sampling=sampling, interaction=OneMore()).run(
+            Task([{"role": "user", "content": "What is 6 * 7?"}], name="one")
+        )
+
+    rollout = with_engine(work)
+    trajectory = rollout.trajectory
+    first, second = trajectory.turns()
+    assert rollout.notes == []
+    assert (first.finish_reason, first.sampling["stop"]) == ("stop", ["</think>"])
+    stream, kinds = trajectory.stream(), trajectory.kinds()
+    assert int(stream[first.stop - 1]) not in STOPS
+    assert b"".join(map(SPELLED, stream[first.start : first.stop].tolist())).endswith(b"</think>")
+    assert int(stream[first.stop]) in STOPS, "the turn is closed"
+    assert kinds[first.stop] == Kind.SYNTHETIC
+    assert not trajectory.loss_mask()[first.stop : second.start].any()
+    assert second.cached_tokens == first.stop - 1, "the next prompt goes on with the very ids that were sampled"
+    assert b"7 * 8" in b"".join(map(SPELLED, stream[first.stop : second.start].tolist()))

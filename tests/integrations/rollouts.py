@@ -1,0 +1,97 @@
+"""Rollouts for the tests of trainers' rows, and the law that all of these rows keep."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tokentrace import Agent, Budget, EmbeddedEngine, Task, Trajectory, create_renderer
+from tokentrace.demo.calculator import calculate
+from tokentrace.engines.protocol import Engine, SamplingParams
+from tokentrace.pocket import POCKET
+from tokentrace.rollout import Rollout
+from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory.turns import Turn
+
+RENDERER = create_renderer(POCKET)
+QUESTION = [{"role": "user", "content": "What is 17 * 23 + 4?"}]
+
+
+def calculator(expression: str) -> int:
+    """Evaluate an arithmetic expression."""
+    return calculate(expression)
+
+
+def make_agent(
+    engine: Engine, sampling: SamplingParams | None = None, *, kept: list[Rollout] | None = None, **options: Any
+) -> Agent:
+    """An agent of pocket with a calculator, whose reward is how many turns it took. Rollouts are added to `kept`."""
+
+    def reward(rollout: Rollout) -> float:
+        if kept is not None:
+            kept.append(rollout)
+        return float(rollout.turns)
+
+    options = {"reward": reward, "budget": Budget(turns=4, turn_tokens=64), **options}
+    return Agent(engine, RENDERER, tools=[calculator], sampling=sampling or SamplingParams(64, seed=3), **options)
+
+
+def pocket_rollout(**options: Any) -> Rollout:
+    """A rollout of pocket with a call and its result."""
+
+    async def run() -> Rollout:
+        engine = EmbeddedEngine(seed=3)
+        try:
+            return await make_agent(engine, **options).run(Task(QUESTION, name="sum"))
+        finally:
+            await engine.close()
+
+    rollout = asyncio.run(run())
+    assert rollout.use.calls, "a rollout with a tool's result between two completions"
+    return rollout
+
+
+def random_tree(seed: int, *, logprobs: bool = True) -> Trajectory:
+    """A trajectory whose history was rewritten several times."""
+    rng = random.Random(seed)
+    made = Trajectory(name=f"tree-{seed}", logprobs=logprobs)
+    made.begin([rng.randrange(50) for _ in range(rng.randint(1, 6))], messages=1)
+    for step in range(rng.randint(2, 7)):
+        size = rng.randint(1, 5)
+        scores = [-rng.random() for _ in range(size)] if logprobs else None
+        made.append_completion(
+            [rng.randrange(50, 90) for _ in range(size)], scores, finish_reason="stop", version=step, sampling={}
+        )
+        if rng.random() < 0.5 or made.num_branches == 1:
+            stream = made.stream().tolist()
+            made.branch([*stream[: rng.randrange(len(stream) - 1)], 90 + step, 91 + step], cause="edit")
+        else:
+            made.append_context([rng.randrange(50) for _ in range(rng.randint(1, 4))], Kind.CONTEXT)
+    made.append_completion([99], [-0.5] if logprobs else None, finish_reason="stop", version=99)
+    return made
+
+
+def own_turns(trajectory: Trajectory) -> list[tuple[int, Turn]]:
+    """Every turn, with the branch that owns it."""
+    return [(k, turn) for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k]
+
+
+def check_rows(
+    trajectory: Trajectory, rows: Sequence[tuple[int, Sequence[int], Sequence[int], Sequence[float]]]
+) -> None:
+    """Rows (branch, ids, mask, logprobs, each of the whole sequence) hold what the trajectory does: its streams id for
+    id, loss on every sampled token exactly once over all rows, and there the engine's logprob, element by element."""
+    trained = 0
+    for branch, ids, mask, logprobs in rows:
+        assert list(ids) == trajectory.stream(branch).tolist()
+        assert list(mask) == trajectory.loss_mask(branch).astype(int).tolist()
+        told = trajectory.logprobs(branch)
+        expected = np.where(np.isnan(told), 0.0, told)
+        np.testing.assert_array_equal(np.asarray(logprobs, np.float32), expected.astype(np.float32))
+        trained += sum(mask)
+    assert trained == trajectory.num_sampled
+    assert [branch for branch, *_ in rows] == [one.index for one in trajectory.branches if one.sampled]

@@ -1,0 +1,322 @@
+"""Rows for slime, SkyRL and OpenRLHF: what the trajectory holds, in the shapes that they were recorded with."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.rollouts import QUESTION, check_rows, make_agent, pocket_rollout, random_tree
+from tokentrace import EmbeddedEngine, InputError, Task
+from tokentrace.engines.protocol import Completion, Engine
+from tokentrace.errors import SampleError
+from tokentrace.integrations.rows import filled_logprobs, prompt_response
+from tokentrace.integrations.sampling import sampling_of
+from tokentrace.integrations.skyrl import AgentGenerator, generator_output
+from tokentrace.integrations.slime import generate_function, rollout_samples, slime_samples
+from tokentrace.rollout import Rollout
+from tokentrace.rollout.ends import End
+from tokentrace.rollout.record import TurnMetrics
+from tokentrace.samples.trajectories import trajectory_samples
+from tokentrace.trajectory import Trajectory
+
+SHAPES = json.loads((Path(__file__).parent / "shapes.json").read_text())
+SEEDS = range(12)
+
+
+def rewritten(seed: int, end: End = End.ANSWER, **options: Any) -> Rollout:
+    """A rollout with a tree."""
+    turn = TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
+    messages = [*QUESTION, {"role": "assistant", "content": "Done."}]
+    made = Rollout(Task(QUESTION, name="x"), random_tree(seed, **options), [], messages, end=end, per_turn=[turn])
+    made.reward = None if end is End.ENGINE else 0.5
+    return made
+
+
+# -- what they share
+
+
+def test_a_token_that_carries_loss_has_its_logprob_or_there_is_no_row() -> None:
+    [sample] = trajectory_samples(pocket_rollout().trajectory)
+    assert filled_logprobs(sample)[sample.mask].tolist() == sample.logprobs[sample.mask].tolist()
+    holed = sample.logprobs.copy()
+    holed[sample.mask.argmax()] = float("nan")
+    for convert in (filled_logprobs, prompt_response):
+        with pytest.raises(SampleError, match="carries loss and has no logprob"):
+            convert(sample.replace(logprobs=holed))
+    with pytest.raises(SampleError, match="has no logprobs"):
+        filled_logprobs(sample.replace(logprobs=None))
+
+
+def test_sampling_parameters_are_honoured_or_refused() -> None:
+    given = {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "stop": None, "no_stop_trim": True}
+    made = sampling_of({**given, "sampling_seed": 3, "stop_token_ids": [5], "min_p": 0.0})
+    assert (made.max_tokens, made.temperature, made.top_p, made.top_k, made.seed) == (7, 0.5, 0.9, 0, 3)
+    assert made.stop_token_ids == (5,)
+    for wrong in ({"stop": ["x"]}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"custom_params": {"a": 1}}, {"n": 2}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            sampling_of({**given, **wrong})
+    with pytest.raises(InputError, match="max_tokens"):
+        sampling_of({"temperature": 1.0})
+
+
+# -- slime
+
+
+def slime_type() -> Any:
+    """slime's `Sample`, as it was recorded."""
+    status = enum.Enum("Status", {name.upper(): name for name in SHAPES["slime"]["Sample.Status"]})
+    fields: list[Any] = []
+    for name, about in SHAPES["slime"]["Sample"].items():
+        default = about.rpartition(" = ")[2]
+        value = status.PENDING if name == "status" else eval(default)
+        made = type(value) in (list, dict)
+        fields.append(
+            (name, Any, dataclasses.field(default_factory=type(value)) if made else dataclasses.field(default=value))
+        )
+    return dataclasses.make_dataclass("Sample", fields, namespace={"Status": status})
+
+
+SLIME = slime_type()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_slime_gets_each_sampled_token_once(seed: int) -> None:
+    tree = random_tree(seed)
+    given = SLIME(index=7, group_index=2, prompt="q", label="a", metadata={"k": 1})
+    made = slime_samples(tree, given, reward=0.25)
+    rows = []
+    for one in made:
+        assert len(one.loss_mask) == len(one.rollout_log_probs) == one.response_length <= len(one.tokens)
+        before = len(one.tokens) - one.response_length
+        rows.append(
+            (one.metadata["branch"], one.tokens, [0] * before + one.loss_mask, [0.0] * before + one.rollout_log_probs)
+        )
+        assert (one.rollout_id, one.index, one.group_index, one.label, one.reward) == (7, 7, 2, "a", 0.25)
+        assert one.status is SLIME.Status.COMPLETED
+        assert one.weight_versions
+    check_rows(tree, rows)
+    assert given == SLIME(index=7, group_index=2, prompt="q", label="a", metadata={"k": 1}), (
+        "what was given stays as it is"
+    )
+
+
+def test_slime_runs_an_agent_for_each_sample() -> None:
+    kept: list[Rollout] = []
+
+    async def run() -> Any:
+        engine = EmbeddedEngine(seed=3)
+        asked = []
+
+        async def agent(args: Any, sampling: Any) -> Any:
+            asked.append((args, sampling))
+            return make_agent(engine, sampling, kept=kept)
+
+        generate = generate_function(agent)
+        sampling = {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "max_new_tokens": 64,
+            "stop": None,
+            "sampling_seed": 3,
+        }
+        try:
+            return await generate("args", SLIME(index=1, prompt=QUESTION[0]["content"], label="395"), sampling), asked
+        finally:
+            await engine.close()
+
+    made, [(args, sampling)] = asyncio.run(run())
+    [expected] = kept
+    assert (args, sampling.max_tokens) == ("args", 64)
+    before = [0] * (len(made.tokens) - made.response_length)
+    row = (0, made.tokens, before + made.loss_mask, before + made.rollout_log_probs)
+    check_rows(expected.trajectory, [row])
+    assert made.reward == expected.reward == float(expected.turns)
+    assert made.status is SLIME.Status.COMPLETED
+    assert made.response == expected.last["content"]
+    begun = SLIME(prompt="x", response_length=3)
+    with pytest.raises(SampleError, match="has a response already"):
+        asyncio.run(generate_function(lambda *_: make_agent(EmbeddedEngine()))(None, begun, {"max_new_tokens": 1}))
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(End.ANSWER, "completed"), (End.TURNS, "truncated"), (End.ABORT, "aborted"), (End.ENGINE, "failed")],
+)
+def test_slime_is_told_how_a_rollout_ended(end: End, status: str) -> None:
+    made = rollout_samples(rewritten(3, end), SLIME(index=1))
+    assert {one.status.value for one in made} == {status}
+    assert {one.remove_sample for one in made} == {end in (End.ABORT, End.ENGINE)}
+    nothing = Rollout(Task(QUESTION), Trajectory(), [], QUESTION, end=end, notes=["gone"])
+    [one] = rollout_samples(nothing, SLIME(index=1))
+    assert (one.status.value, one.remove_sample, one.tokens) == (status, True, [])
+
+
+def test_slime_gets_no_row_without_logprobs() -> None:
+    with pytest.raises(SampleError, match="has no logprobs"):
+        slime_samples(random_tree(1, logprobs=False), SLIME())
+
+
+# -- SkyRL
+
+
+def skyrl_rows(made: dict[str, Any]) -> list[Any]:
+    columns = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
+    return [
+        (prompt + response, [0] * len(prompt) + mask, [0.0] * len(prompt) + logprobs)
+        for prompt, response, mask, logprobs in zip(*(made[name] for name in columns), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_skyrl_gets_branches_as_steps(seed: int) -> None:
+    rollouts = [rewritten(seed), rewritten(seed + 100)]
+    made = generator_output(rollouts, trajectory_ids=["a", "b"], step_wise=True)
+    assert set(made) == set(SHAPES["skyrl"]["GeneratorOutput"])
+    rows, at = skyrl_rows(made), 0
+    for rollout, name in zip(rollouts, "ab", strict=True):
+        branches = [one.index for one in rollout.trajectory.branches if one.sampled]
+        mine = slice(at, at + len(branches))
+        check_rows(rollout.trajectory, [(branch, *row) for branch, row in zip(branches, rows[mine], strict=True)])
+        assert made["trajectory_ids"][mine] == [name] * len(branches)
+        assert made["is_last_step"][mine] == [False] * (len(branches) - 1) + [True]
+        assert made["rewards"][mine] == [0.5] * len(branches)
+        at += len(branches)
+    assert at == len(rows)
+
+
+def test_skyrl_runs_an_agent_for_each_prompt() -> None:
+    kept: list[Rollout] = []
+
+    async def run() -> Any:
+        engine = EmbeddedEngine(seed=3)
+        sampling = {"min_tokens": 1, "max_tokens": 64, "temperature": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1}
+        batch = {
+            "prompts": [QUESTION, QUESTION],
+            "sampling_params": {**sampling, "seed": 3},
+            "trajectory_ids": ["a", "b"],
+        }
+        try:
+            return await AgentGenerator(lambda sampling: make_agent(engine, sampling, kept=kept)).generate(batch)
+        finally:
+            await engine.close()
+
+    made = asyncio.run(run())
+    assert set(made) == set(SHAPES["skyrl"]["GeneratorOutput"])
+    kept.sort(key=lambda rollout: rollout.task.name)  # numbered in the order of the prompts
+    for row, expected in zip(skyrl_rows(made), kept, strict=True):
+        check_rows(expected.trajectory, [(0, *row)])
+    assert made["rewards"] == [float(rollout.turns) for rollout in kept]
+    assert made["trajectory_ids"] == ["a", "b"]
+    assert made["is_last_step"] is None
+
+
+def test_skyrl_refuses_what_it_cannot_take() -> None:
+    with pytest.raises(SampleError, match="takes one row"):
+        generator_output([rewritten(1)])
+    with pytest.raises(SampleError, match="need trajectory_ids"):
+        generator_output([rewritten(1)], step_wise=True)
+    failed = pocket_rollout()
+    failed.end, failed.reward = End.ENGINE, None
+    with pytest.raises(SampleError, match="failed"):
+        generator_output([failed])
+    made = generator_output([failed], failed_reward=-1.0)
+    assert (made["rewards"], sum(made["loss_masks"][0])) == ([-1.0], 0)
+    failed.end = End.ANSWER
+    with pytest.raises(SampleError, match="no reward"):
+        generator_output([failed])
+    with pytest.raises(SampleError, match="has no logprobs"):
+        generator_output([rewritten(1, logprobs=False)], step_wise=True, trajectory_ids=["a"])
+
+
+# -- OpenRLHF
+
+
+@pytest.fixture
+def openrlhf(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The integration, with a base class in place of OpenRLHF's."""
+    name = "tokentrace.integrations.openrlhf"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    if importlib.util.find_spec("openrlhf") is None:
+        with pytest.raises(ImportError, match="pip install openrlhf"):
+            importlib.import_module(name)
+    agent = types.ModuleType("openrlhf.utils.agent")
+    agent.AgentExecutorBase = type("AgentExecutorBase", (), {})  # type: ignore[attr-defined]
+    for each, module in (("openrlhf", types.ModuleType("openrlhf")), ("openrlhf.utils", types.ModuleType("utils"))):
+        monkeypatch.setitem(sys.modules, each, module)
+    monkeypatch.setitem(sys.modules, "openrlhf.utils.agent", agent)
+    yield importlib.import_module(name)
+    sys.modules.pop(name, None)
+
+
+class TrainersVLLM:
+    """vLLM as OpenRLHF wraps it, sampled by pocket."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.lost = 0
+
+    async def generate(self, prompt_ids: list[int], params: Any, multi_modal_data: Any) -> Any:
+        assert multi_modal_data is None
+        sampling = sampling_of(vars(params))
+        made: Completion = await self.engine.generate(prompt_ids, sampling)
+        ids = made.ids.tolist()
+        logprobs = [
+            {id: types.SimpleNamespace(logprob=float(one)), 1: types.SimpleNamespace(logprob=-9.0)}
+            for id, one in zip(ids, made.logprobs, strict=True)
+        ][self.lost :]
+        output = types.SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=str(made.finish_reason))
+        return types.SimpleNamespace(outputs=[output])
+
+
+def execute(openrlhf: Any, *, lost: int = 0, logprobs: int | None = 1, **options: Any) -> Any:
+    class AgentExecutor(openrlhf.AgentExecutorOf):  # type: ignore[misc]
+        make_agent = staticmethod(lambda engine, sampling: make_agent(engine, sampling, **options))
+
+    params = types.SimpleNamespace(
+        temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, seed=3, logprobs=logprobs, stop=None
+    )
+
+    async def run() -> Any:
+        engine = EmbeddedEngine(seed=3)
+        vllm = TrainersVLLM(engine)
+        vllm.lost = lost
+        try:
+            return await AgentExecutor().execute(QUESTION[0]["content"], "395", params, 2048, None, vllm)
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def test_openrlhf_gets_the_sequence_and_the_ranges_with_loss(openrlhf: Any) -> None:
+    kept: list[Rollout] = []
+    made = execute(openrlhf, kept=kept)
+    [expected] = kept
+    assert set(made) == set(SHAPES["openrlhf"]["executed"])
+    mask = [0] * len(made["observation_tokens"])
+    for start, stop in made["action_ranges"]:
+        mask[start:stop] = [1] * (stop - start)
+    check_rows(expected.trajectory, [(0, made["observation_tokens"], mask, made["rollout_log_probs"])])
+    assert len(made["action_ranges"]) == expected.turns
+    assert (made["reward"], made["truncated"]) == (float(expected.turns), False)
+
+
+def test_openrlhf_gets_no_row_without_logprobs_or_reward(openrlhf: Any) -> None:
+    with pytest.raises(InputError, match="does not ask vLLM for logprobs"):
+        execute(openrlhf, logprobs=None)
+    with pytest.raises(SampleError, match="nothing was sampled"):
+        execute(openrlhf, lost=1)
+    with pytest.raises(SampleError, match="has no reward"):
+        execute(openrlhf, reward=lambda rollout: None)
+    with pytest.raises(SampleError, match="takes one row"):
+        openrlhf.executed(rewritten(1), "", "")

@@ -1,0 +1,306 @@
+"""A tokentrace renderer behind renderers' own door, and under renderers' own names."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import renderers
+import transformers
+from openai import AsyncOpenAI
+from renderers.base import is_multimodal
+from renderers.client import generate
+
+from tests.assets import family_dir
+from tests.gateway.server import TOOLS, gateway_server
+from tokentrace import create_renderer
+from tokentrace.errors import InputError, RendererError
+from tokentrace.integrations import renderers_compat
+from tokentrace.integrations.renderers import TokentraceConfig, TokentraceRenderer
+from tokentrace.parsing.response import CallStatus
+from tokentrace.pocket import POCKET
+from tokentrace.tokens.kinds import Kind
+
+PATH = "tokentrace.integrations.renderers:TokentraceRenderer"
+CALL = {"id": "call_1", "type": "function", "function": {"name": "compute", "arguments": {"formula": "6 * 7"}}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Use the tool."},
+    {"role": "user", "content": "What is 6 * 7?"},
+    {"role": "assistant", "content": "", "reasoning_content": "A product.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+    {"role": "assistant", "content": "It is 42."},
+]
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Any:
+    """The kind of tokenizer that renderers gives: a transformers one."""
+    return transformers.PreTrainedTokenizerFast.from_pretrained(POCKET)
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Any:
+    """One whose template drops past reasoning."""
+    return transformers.PreTrainedTokenizerFast.from_pretrained(family_dir("qwen3"))
+
+
+def custom(**fields: Any) -> Any:
+    return renderers.CustomRendererConfig(import_path=PATH, **fields)
+
+
+def test_the_door_gives_our_class_with_our_settings(pocket: Any) -> None:
+    made = renderers.create_renderer(
+        pocket, custom(preserve_all_thinking=True), chat_template_kwargs={"enable_thinking": False}
+    )
+    assert type(made) is TokentraceRenderer
+    assert isinstance(made, renderers.Renderer)
+    assert not is_multimodal(made)
+    assert made.renderer.preserve_all_thinking
+    assert made.renderer.template_kwargs == {"enable_thinking": False}
+    ours = create_renderer(POCKET, preserve_all_thinking=True, enable_thinking=False)
+    for prompt in (False, True):
+        given = {"tools": TOOLS, "add_generation_prompt": prompt}
+        assert made.render_ids(CONVERSATION, **given) == ours.render_ids(CONVERSATION, **given)
+
+
+def test_wrong_settings_are_refused(pocket: Any) -> None:
+    with pytest.raises(ValueError, match="control_tokens"):
+        custom(control_tokens="sometimes")
+    with pytest.raises(RendererError, match="did you mean preserve_all_thinking"):
+        renderers.create_renderer(pocket, custom(preserve_all_thinkin=True))
+    with pytest.raises(ValueError, match="preserve_all_thinking"):  # a setting is not a template variable
+        renderers.create_renderer(pocket, custom(), chat_template_kwargs={"preserve_all_thinking": True})
+
+
+def test_rendered_tokens_say_what_ours_say() -> None:
+    made = TokentraceRenderer(POCKET)
+    ours = create_renderer(POCKET)
+    rendered, own = made.render(CONVERSATION, tools=TOOLS), ours.render(CONVERSATION, tools=TOOLS)
+    assert rendered.token_ids == own.token_ids
+    assert rendered.sampled_mask == own.mask.tolist()
+    assert rendered.message_indices == own.message_indices
+    assert rendered.message_roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert rendered.message_tool_names == [None, None, None, "compute", None]
+    assert rendered.multi_modal_data is None
+    text = {role: [] for role in set(rendered.message_roles)}
+    for role, spans in rendered.content_token_spans_by_role().items():
+        text[role] += [ours.tokenizer.decode(rendered.token_ids[start:stop]) for start, stop in spans]
+    assert text["user"] == ["What is 6 * 7?"]
+    assert text["tool"] == ["42"]
+    assert text["system"] == ["Use the tool."]
+    assert text["assistant"][1] == "It is 42.<|end|>"
+    assert text["assistant"][0].startswith("<think>\nA product.\n</think>")
+    spans = rendered.message_token_spans()
+    assert spans == sorted(spans)
+    assert spans[0][0] <= 1  # the first token is the template's own
+    assert spans[-1][1] == len(rendered.token_ids)
+    assert rendered.tokens_by_role(sampled_only=True)["assistant"] == int(own.mask.sum())
+
+
+def test_training_sample_of_renderers_is_ours() -> None:
+    made = TokentraceRenderer(POCKET)
+    sample = renderers.build_training_sample(made, CONVERSATION, tools=TOOLS)
+    own = made.renderer.render(CONVERSATION, tools=TOOLS)
+    assert (sample.token_ids, sample.loss_mask) == (own.token_ids, own.mask.tolist())
+    with_tools = renderers.build_training_sample(made, CONVERSATION, tools=TOOLS, content_sft_roles={"tool"})
+    more = [
+        id for id, one, other in zip(own.token_ids, with_tools.loss_mask, sample.loss_mask, strict=True) if one > other
+    ]
+    assert made.renderer.tokenizer.decode(more) == "42"
+
+
+def test_bridge_keeps_the_stream_and_indexes_what_is_new() -> None:
+    made = TokentraceRenderer(POCKET)
+    prompt = made.render_ids(CONVERSATION[:2], tools=TOOLS, add_generation_prompt=True)
+    completion = made.render_ids(CONVERSATION[:3], tools=TOOLS)[len(prompt) :]
+    new = [CONVERSATION[3], {"role": "user", "content": "And 6 * 8?"}]
+    bridged = made.bridge_to_next_turn(prompt, completion, new, tools=TOOLS)
+    own = made.renderer.bridge(prompt, completion, new, tools=TOOLS)
+    assert bridged.token_ids == own.token_ids
+    before = len(prompt) + len(completion)
+    assert bridged.token_ids[:before] == prompt + completion
+    assert bridged.message_indices[:before] == [-1] * before
+    assert bridged.message_indices[before:] == own.messages.tolist()
+    assert not any(bridged.sampled_mask)
+    assert len(bridged.sampled_mask) == len(bridged.is_content) == len(bridged.token_ids)
+    decode = made.renderer.tokenizer.decode
+    said = [
+        decode(bridged.token_ids[a:b]) for spans in bridged.content_token_spans_by_role().values() for a, b in spans
+    ]
+    assert said == ["42", "And 6 * 8?"]
+    assert Kind.CONTEXT in own.kinds
+    assert made.bridge_to_next_turn(prompt, completion, [CONVERSATION[4]], tools=TOOLS) is None
+    assert made.bridge_to_next_turn([], completion, new, tools=TOOLS) is None
+    assert made.bridge_to_next_turn(prompt, completion, [], tools=TOOLS) is None
+
+
+def test_thinking_retention_is_the_bridges_history(qwen3: Any) -> None:
+    thought = {"role": "assistant", "content": "42", "reasoning_content": "A product."}
+    for retention, user, tool in ((None, False, True), ("tool_cycle", False, True), ("all", True, True)):
+        made = renderers.create_renderer(qwen3, custom(thinking_retention=retention))
+        for new, expected in (({"role": "user", "content": "And?"}, user), ({"role": "tool", "content": "42"}, tool)):
+            said = {**thought, "content": "", "tool_calls": [CALL]} if new["role"] == "tool" else thought
+            prompt = made.render_ids(CONVERSATION[1:2], add_generation_prompt=True)
+            completion = made.render_ids([CONVERSATION[1], said])[len(prompt) : -1]  # the last is a newline of Qwen's
+            assert (made.bridge_to_next_turn(prompt, completion, [new]) is not None) is expected, (retention, new)
+
+
+CALLS = {
+    '<tool_call>\n{"name": "compute", "arguments": {"formula": "1"}}\n</tool_call>': (
+        "ok", "compute", {"formula": "1"},
+    ),
+    '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>': ("ok", "other", {}),
+    '<tool_call>\n{"arguments": {}}\n</tool_call>': ("missing_name", None, {}),
+    '<tool_call>\n{"name": "compute", "arguments": {"formula": }}\n</tool_call>': (
+        "invalid_json", "compute", '{"formula": }',
+    ),
+    '<tool_call>\n{"name": "compute", "argum': ("unclosed_block", "compute", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_calls_have_renderers_statuses_and_never_lose_their_arguments(text: str) -> None:
+    made = TokentraceRenderer(POCKET)
+    cut = not text.endswith("</tool_call>")
+    ids = made.renderer.tokenizer.encode(text + ("" if cut else "<|end|>")).tolist()
+    [call] = made.parse_response(ids, tools=TOOLS).tool_calls
+    status, name, arguments = CALLS[text]
+    assert (call.status, call.name, call.arguments) == (renderers.ToolCallParseStatus(status), name, arguments)
+    assert made.renderer.tokenizer.decode(ids[slice(*call.token_span)]).strip() == text
+    strict = TokentraceRenderer(POCKET, TokentraceConfig(refuse_unknown_tools=True))
+    [refused] = strict.parse_response(ids, tools=TOOLS).tool_calls
+    assert refused.status == ("unknown_tool" if name == "other" else status)
+
+
+def test_every_status_of_ours_is_one_of_theirs() -> None:
+    from tokentrace.integrations.renderers import STATUSES
+
+    assert set(STATUSES) == set(CallStatus)
+
+
+def test_reasoning_that_stays_open_is_said() -> None:
+    made = TokentraceRenderer(POCKET)
+    for text, complete in (("<think>\nHm", False), ("<think>\nHm\n</think>\n\nYes<|end|>", True), ("Yes<|end|>", True)):
+        parsed = made.parse_response(made.renderer.tokenizer.encode(text).tolist(), prompt_ids=[])
+        assert parsed.reasoning_complete is complete
+        assert (parsed.reasoning_content or "").strip() == ("Hm" if "Hm" in text else "")
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url", "video_url", "input_audio"])
+def test_media_are_refused_by_name(kind: str) -> None:
+    made = TokentraceRenderer(POCKET)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": kind, kind: {}}]}]
+    for refused in (
+        lambda: made.render(messages),
+        lambda: made.render_ids(messages),
+        lambda: made.bridge_to_next_turn([1], [2], messages),
+    ):
+        with pytest.raises(InputError, match=f"message 0.*{kind}"):
+            refused()
+
+
+def test_prefix_stability_is_what_the_template_does(qwen3: Any) -> None:
+    assert TokentraceRenderer(POCKET).is_prefix_stable
+    assert not TokentraceRenderer(qwen3).is_prefix_stable  # it drops past reasoning
+    unreadable = TokentraceConfig(chat_template="{{ raise_exception('no') }}", renderer="default")
+    assert not TokentraceRenderer(POCKET, unreadable).is_prefix_stable
+
+
+def test_it_can_be_copied_pickled_and_shared_by_threads() -> None:
+    made = TokentraceRenderer(POCKET, TokentraceConfig(thinking_retention="all", enable_thinking=False))
+    expected = made.render(CONVERSATION, tools=TOOLS)
+    for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made), copy.copy(made)):
+        assert other.render(CONVERSATION, tools=TOOLS) == expected
+        assert other.config == made.config
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(one == expected for one in pool.map(lambda _: made.render(CONVERSATION, tools=TOOLS), range(32)))
+
+
+def test_renderers_client_generates_with_it() -> None:
+    """renderers' own `generate`, two turns over a bridge: the rows that the gateway recorded are what it was told."""
+    made = TokentraceRenderer(POCKET)
+
+    async def talk(url: str) -> list[dict[str, Any]]:
+        turns: list[dict[str, Any]] = []
+        async with AsyncOpenAI(base_url=f"{url}/sessions/one/v1", api_key="none", max_retries=0) as client:
+            messages, prompt = CONVERSATION[:2], None
+            for new in ([CONVERSATION[3]], []):
+                turns.append(
+                    await generate(
+                        client=client,
+                        renderer=made,
+                        model="pocket",
+                        messages=messages,
+                        tools=TOOLS,
+                        prompt_ids=prompt,
+                        sampling_params={"max_tokens": 64, "temperature": 0},
+                    )
+                )
+                if new:
+                    bridge = made.bridge_to_next_turn(
+                        turns[0]["prompt_ids"], turns[0]["completion_ids"], new, tools=TOOLS
+                    )
+                    prompt = bridge.token_ids
+        return turns
+
+    with gateway_server() as served:
+        first, second = asyncio.run(talk(served.url))
+        [row] = served.rows("one")
+    assert first["finish_reason"] == "tool_calls"
+    assert second["finish_reason"] == "stop"
+    assert row["input_ids"] == second["prompt_ids"] + second["completion_ids"]
+    sampled = [i for i, one in enumerate(row["loss_mask"]) if one]
+    assert [row["input_ids"][i] for i in sampled] == first["completion_ids"] + second["completion_ids"]
+    told = first["completion_logprobs"] + second["completion_logprobs"]
+    assert [row["logprobs"][i] for i in sampled] == told
+
+
+# -- the same names
+
+
+def test_compat_has_every_name_of_renderers() -> None:
+    missing = [name for name in renderers.__all__ if not hasattr(renderers_compat, name)]
+    assert not missing
+    assert set(renderers.__all__) <= set(dir(renderers_compat))
+    ours = {name for name in renderers.__all__ if getattr(renderers_compat, name) is not getattr(renderers, name)}
+    assert ours == {"create_renderer", *renderers_compat.CLASSES}
+    with pytest.raises(AttributeError):
+        renderers_compat.create_nothing  # noqa: B018
+
+
+def test_compat_resolves_as_renderers_does(qwen3: Any) -> None:
+    named = copy.copy(qwen3)
+    named.name_or_path = "Qwen/Qwen3-8B"
+    made = renderers_compat.create_renderer(named, chat_template_kwargs={"enable_thinking": False})
+    assert type(made) is renderers_compat.Qwen3Renderer
+    assert made.config == renderers.Qwen3RendererConfig(enable_thinking=False)
+    theirs = renderers.create_renderer(named, chat_template_kwargs={"enable_thinking": False})
+    prompt = CONVERSATION[:2]
+    assert made.render_ids(prompt, add_generation_prompt=True) == theirs.render_ids(prompt, add_generation_prompt=True)
+    unnamed = renderers_compat.create_renderer(POCKET, renderers.AutoRendererConfig(thinking_retention="all"))
+    assert type(unnamed) is TokentraceRenderer
+    assert unnamed.config.thinking_retention == "all"
+    varied = renderers_compat.create_renderer(POCKET, chat_template_kwargs={"enable_thinking": False})
+    assert varied.renderer.template_kwargs == {"enable_thinking": False}
+    assert type(renderers_compat.create_renderer(qwen3, custom())) is TokentraceRenderer
+    assert type(renderers_compat.Qwen3Renderer(qwen3).config) is renderers.Qwen3RendererConfig
+
+
+def test_compat_uses_what_a_configuration_says(qwen3: Any) -> None:
+    dated = transformers.PreTrainedTokenizerFast.from_pretrained(POCKET)
+    dated.chat_template = (
+        "{{ date_string }}{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    )
+    made = renderers_compat.Llama3Renderer(dated)  # renderers' own default is used where the template reads it
+    assert made.renderer.template_kwargs == {"date_string": "26 Jul 2024"}
+    assert made.renderer.tokenizer.decode(made.render_ids(CONVERSATION[1:2])).startswith("26 Jul 2024<|turn|>user")
+    with pytest.raises(RendererError, match="auto_drop_analysis"):
+        renderers_compat.GptOssRenderer(qwen3, renderers.GptOssRendererConfig(auto_drop_analysis=False))
+    parser = renderers.DefaultRendererConfig(tool_parser="qwen3", enable_thinking=False)
+    default = renderers_compat.create_renderer(qwen3, parser)
+    assert default.renderer.template_kwargs == {"enable_thinking": False}
+    assert default.renderer.tool_parser == "hermes"

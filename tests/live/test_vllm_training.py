@@ -1,0 +1,124 @@
+"""What trainers ask of vLLM, on the real server: penalties, stop texts, new weights, groups. ``make test-vllm``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.test_sampling import SETTINGS, reference
+from tests.engines.test_weights import save
+from tests.live.test_vllm import CLOSE, GENERATE, PYTHON, RENDERER, STOPS, Tap, gap, prompts, using
+from tests.live.vllm_server import vllm_server
+from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, joined
+from tokentrace.engines.vllm import VLLMEngine
+from tokentrace.pocket import POCKET
+from tokentrace.pocket.model import PocketModel, load_pocket, read_safetensors
+
+SPELLED = RENDERER.tokenizer.vocabulary.token_bytes
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    assert PYTHON
+    scratch = tmp_path_factory.mktemp("vllm")
+    with vllm_server(PYTHON, POCKET, scratch, "--logprobs-mode=processed_logprobs") as address:
+        yield address
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+@pytest.mark.parametrize("given", SETTINGS, ids=str)
+def test_logprobs_are_of_the_distribution_that_the_settings_make(url: str, closed: Any, given: dict[str, Any]) -> None:
+    prompt, sampling = prompts()[0], SamplingParams(24, seed=3, stop_token_ids=STOPS, **given)
+
+    async def use(engine: VLLMEngine) -> Completion:
+        return await engine.generate(prompt, sampling)
+
+    done = using(url, use, Tap(closed))
+    row = [*prompt, *done.ids.tolist()]
+    [logits] = load_pocket().extend([load_pocket().new_cache(len(row))], [row], every=True)
+    wanted = [
+        math.log(reference(logits[place - 1], prompt, row[len(prompt) : place], sampling)[row[place]])
+        for place in range(len(prompt), len(row))
+    ]
+    print(f"largest difference of logprobs: {gap(done.logprobs, wanted):.1e}")
+    assert gap(done.logprobs, wanted) < CLOSE
+
+
+@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
+def test_a_stop_text_keeps_all_ids_and_is_told(url: str, closed: Any) -> None:
+    prompt, greedy = prompts()[0], {"max_tokens": 60, "temperature": 0, "stop_token_ids": STOPS}
+
+    async def use(engine: VLLMEngine) -> tuple[Completion, Completion, Completion]:
+        whole = await engine.generate(prompt, SamplingParams(**greedy))
+        stop = b"".join(map(SPELLED, whole.ids.tolist())).decode()[5:12]
+        asked = SamplingParams(**greedy, stop=["never", stop, "</think>"])
+        streamed = joined([piece async for piece in engine.stream(prompt, asked)])
+        return whole, await engine.generate(prompt, asked), streamed
+
+    whole, cut, streamed = using(url, use, Tap(closed))
+    assert cut.finish_reason is FinishReason.STOP
+    assert cut.stopped_by is not None
+    assert cut.ids.tolist() == streamed.ids.tolist() == whole.ids[: len(cut.ids)].tolist()
+    assert streamed.stopped_by == cut.stopped_by
+    texts = [b"".join(map(SPELLED, ids.tolist())).decode() for ids in (cut.ids[:-1], cut.ids)]
+    assert [cut.stopped_by in text for text in texts] == [False, True]
+
+
+def test_a_request_under_way_is_of_two_weights_and_each_logprob_is_of_its_own(url: str, tmp_path: Path) -> None:
+    """Pocket's embedding is left as it is: vLLM 0.32 on CPUs does not reload a head that is tied to it."""
+    rng = np.random.default_rng(1)
+    weights = {
+        name: one if "embed" in name else (one * rng.normal(1, 0.05, one.shape)).astype(np.float32)
+        for name, one in read_safetensors(POCKET / "model.safetensors").items()
+    }
+    folder = save(tmp_path / "new", weights, shards=1)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(POCKET / name, folder / name)
+    config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
+    old, new = load_pocket(), PocketModel(config, weights)
+    prompt, sampling = [4065, *rng.integers(10, 4000, 60).tolist()], SamplingParams(300, seed=3)  # it knows no answer
+
+    async def use(engine: VLLMEngine) -> tuple[Completion, Completion]:
+        try:
+            await engine.set_version("old")
+            pieces = []
+            async for piece in engine.stream(prompt, sampling):
+                pieces.append(piece)
+                if len(pieces) == 4:
+                    await engine.update_weights(folder, version=7)
+                    assert (engine.version, await engine.is_paused()) == ("7", False)
+            return joined(pieces), await engine.generate(prompt, SamplingParams(20, seed=4))
+        finally:
+            await engine.update_weights(POCKET, version="old")
+
+    across, after = using(url, use)
+    first, second = across.versions
+    assert (first.version, second.version, first.stop) == ("old", "7", second.start)
+    told = [model.score([*prompt, *across.ids.tolist()])[len(prompt) - 1 :] for model in (old, new)]
+    print(f"largest differences: {gap(across.logprobs[: first.stop], told[0][: first.stop]):.1e}, ", end="")
+    print(f"{gap(across.logprobs[first.stop :], told[1][first.stop :]):.1e}")
+    assert gap(across.logprobs[: first.stop], told[0][: first.stop]) < CLOSE
+    assert gap(across.logprobs[first.stop :], told[1][first.stop :]) < CLOSE
+    assert gap(across.logprobs[first.stop :], told[0][first.stop :]) > 10 * CLOSE
+    assert gap(after.logprobs, new.score([*prompt, *after.ids.tolist()])[len(prompt) - 1 :]) < CLOSE
+    assert [span.version for span in after.versions] == ["7"]
+
+
+def test_the_prompt_of_requests_that_come_together_is_read_once(url: str) -> None:
+    prompt = np.random.default_rng(5).integers(10, 4000, 300).tolist()
+
+    async def use(engine: VLLMEngine) -> list[Completion]:
+        asked = (engine.generate(prompt, SamplingParams(2, seed=at), group="g") for at in range(8))
+        return list(await asyncio.gather(*asked))
+
+    cached = sorted(done.cached_tokens or 0 for done in using(url, use))
+    print(f"cached of 300: {cached}")
+    assert cached == [0, *[288] * 7], "whole blocks of 32, for all but the first"

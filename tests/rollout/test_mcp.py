@@ -1,0 +1,245 @@
+"""Tools of real MCP servers in the loop, by stdin and stdout and over HTTP; servers that fail become results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from tests.rollout.mcp_server import app
+from tokentrace import InputError, create_renderer
+from tokentrace.engines.scripted import ScriptedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.rollout import Agent, ConfigError, End, MCPConfig, Rollout, Task, load_tools, mcp_tools, read_run
+from tokentrace.rollout.mcp import MCPSession
+from tokentrace.rollout.tools import BaseTool
+
+RENDERER = create_renderer(POCKET)
+SERVER = Path(__file__).with_name("mcp_server.py")
+STDIO = {"command": sys.executable, "args": [str(SERVER)]}
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def run(tools: list[BaseTool], *turns: str, name: str = "one") -> Rollout:
+    said = iter([*turns, "Done."])
+    engine = ScriptedEngine(
+        lambda *_: RENDERER.tokenizer.encode(f"{next(said)}<|end|>"), vocab_size=RENDERER.tokenizer.vocabulary.size
+    )
+    return await Agent(engine, RENDERER, tools=tools).run(Task([{"role": "user", "content": "Go."}], name=name))
+
+
+def results(rollout: Rollout) -> list[str]:
+    return [message["content"] for message in rollout.messages if message["role"] == "tool"]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_command_serves_the_trajectories_of_a_run_until_it_ends(tmp_path: Path) -> None:
+    config = MCPConfig(**STDIO, env={"NUMBERS": "seven"}, cwd=str(tmp_path))
+
+    async def go() -> list[Rollout]:
+        tools = await mcp_tools(config)
+        assert [tool.name for tool in tools] == ["add", "bump", "boom", "picture", "crash", "environment"]
+        first = await run(tools, call("add", a=1, b=2) + call("boom"), call("bump"), call("picture"), name="first")
+        pid_before = int(results(await run(tools, call("environment", name="NUMBERS")))[0].split()[-1])
+        second = await run(tools, call("bump"), call("crash"), call("add", a=1, b=2), name="second")
+        third = await run(tools, call("bump"), call("environment", name="NUMBERS"), name="third")
+        pid = int(results(third)[1].split()[-1])
+        assert is_alive(pid)
+        assert pid != pid_before
+        await tools[0].close()
+        assert not is_alive(pid)
+        assert not is_alive(pid_before)
+        assert len(asyncio.all_tasks()) == 1, "nothing is left of the sessions"
+        return [first, second, third]
+
+    first, second, third = asyncio.run(go())
+    assert results(first) == [
+        "3",
+        "error: Error executing tool boom",
+        "1",
+        "a dot\nerror: picture returned an image (image/png), which cannot be shown here",
+    ]
+    assert first.notes == ["picture returned an image (image/png), which cannot be shown here"]
+    assert (first.end, first.use.failed) == (End.ANSWER, 2)
+    assert first.schemas is not None
+    assert first.schemas[0]["function"]["parameters"]["required"] == ["a", "b"]
+    told = "the MCP server python did not answer a call of {}: Connection closed"
+    assert results(second) == ["2", f"error: {told.format('crash')}", f"error: {told.format('add')}"]
+    assert second.notes == [told.format("crash"), told.format("add")]
+    assert second.end is End.ANSWER
+    assert results(third)[0] == "1", "a server that ended is started again for the next trajectory"
+    assert results(third)[1].startswith(f"seven {tmp_path} ")
+
+
+def test_each_trajectory_can_have_a_session_of_its_own() -> None:
+    config = MCPConfig(**STDIO, session=MCPSession.TRAJECTORY, tools=["bump", "environment"], prefix="my_")
+
+    async def go() -> list[Rollout]:
+        tools = await mcp_tools(config)
+        assert [tool.name for tool in tools] == ["my_bump", "my_environment"]
+        turns = [call("my_bump"), call("my_bump"), call("my_environment", name="X")]
+        done = await asyncio.gather(*(run(tools, *turns, name=name) for name in ("one", "two")))
+        assert len(asyncio.all_tasks()) == 1
+        return list(done)
+
+    both = [results(rollout) for rollout in asyncio.run(go())]
+    assert [said[:2] for said in both] == [["1", "2"], ["1", "2"]]
+    pids = {int(said[2].split()[-1]) for said in both}
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids)), "released"
+
+
+@contextmanager
+def served(keys: list[str | None]) -> Iterator[tuple[str, uvicorn.Server]]:
+    """The server over HTTP on a free port; `keys` gets the header of each request."""
+    served = app()
+
+    async def asked(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            keys.append(dict(scope["headers"]).get(b"x-key", b"").decode())
+        await served(scope, receive, send)
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(asked, log_level="error", timeout_graceful_shutdown=0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", server
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def test_a_server_over_http_and_one_that_goes_away() -> None:
+    keys: list[str | None] = []
+
+    async def go(url: str, server: uvicorn.Server) -> tuple[Rollout, Rollout, Rollout]:
+        tools = await mcp_tools(MCPConfig(url=url, headers={"X-Key": "secret"}, tools=["add"]))
+
+        async def gone(a: int, b: int) -> str:
+            """Stop the server."""
+            server.should_exit = True
+            while await asyncio.to_thread(_answers, url):
+                pass
+            return "stopped"
+
+        there = await run(tools, call("add", a=1, b=2), name="there")
+        going = await run([*tools, gone], call("gone", a=1, b=1), call("add", a=1, b=2), name="going")  # type: ignore[list-item]
+        absent = await run(tools, call("add", a=1, b=2), name="absent")
+        await tools[0].close()
+        assert len(asyncio.all_tasks()) == 1
+        return there, going, absent
+
+    with served(keys) as (url, server):
+        there, going, absent = asyncio.run(go(url, server))
+    assert results(there) == ["3"]
+    assert set(keys) == {"secret"}
+    assert results(going)[1].startswith(f"error: the MCP server {url} did not answer a call of add: ")
+    assert going.end is End.ANSWER
+    assert absent.end is End.FAILED
+    assert absent.notes[0].startswith(f"the MCP server {url} cannot be used: ")
+
+
+def _answers(url: str) -> bool:
+    port = int(url.split(":")[2].split("/", maxsplit=1)[0])
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "has a command or a url, and not both"),
+        ({"command": "x", "url": "y"}, "has a command or a url, and not both"),
+        ({"command": "x", "headers": {"a": "b"}}, "headers are for an MCP server with a url"),
+        ({"url": "x", "args": ["y"]}, "args, env and cwd are for an MCP server with a command"),
+        ({"command": "x", "session": "turn"}, "session"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        MCPConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"command": "no-such-command"}, "the MCP server no-such-command cannot be used: .*No such file"),
+        ({"command": sys.executable, "args": ["-c", "raise SystemExit"]}, "cannot be used: Connection closed"),
+        (
+            {"command": sys.executable, "args": ["-c", "input(); input(); input()"], "start_timeout": 0.2},
+            "was not ready within 0.2 s",
+        ),
+    ],
+)
+def test_a_server_that_is_none_is_told_at_once(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        asyncio.run(mcp_tools(MCPConfig(**settings)))
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(InputError, match=r"install tokentrace\[mcp\]"):
+        asyncio.run(mcp_tools(MCPConfig(command="x")))
+
+
+def test_servers_in_yaml(tmp_path: Path) -> None:
+    """Listed when the file is read, even where an event loop is running; what is secret is not remembered."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}\n', encoding="utf-8")
+    file = tmp_path / "run.yaml"
+
+    async def go(url: str) -> None:
+        mcp = {"url": url, "headers": {"X-Key": "secret"}, "tools": ["add"]}
+        config = {"engine": {"kind": "embedded"}, "data": {"file": "rows.jsonl"}, "output": "out"}
+        file.write_text(json.dumps({**config, "tools": [{"mcp": mcp}]}), encoding="utf-8")
+        run_ = read_run(file)
+        assert run_.settings["tools"] == [{"mcp": {"tools": ["add"]}}]
+        assert results(await run(list(run_.tools), call("add", a=2, b=2))) == ["4"]
+        await run_.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    with served([]) as (url, _):
+        asyncio.run(go(url))
+
+
+def test_a_file_of_servers_as_clients_share_it(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER.read_text(encoding="utf-8"), encoding="utf-8")
+    numbers = {"command": sys.executable, "args": ["server.py"]}  # commands run beside the file
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": numbers}}), encoding="utf-8")
+    shape = {"mcp_servers_config_path": "./servers.json", "tool_selected_list": ["add", "bump"]}  # as verl had it
+    file = tmp_path / "tools.yaml"
+    file.write_text(json.dumps({"tools": [{"mcp": shape}]}), encoding="utf-8")
+    assert [tool.name for tool in load_tools(file)] == ["add", "bump"]
+
+    def refused(tools: Any, problem: str) -> None:
+        file.write_text(json.dumps({"tools": [tools]}), encoding="utf-8")
+        with pytest.raises(ConfigError, match=problem):
+            load_tools(file)
+
+    theirs = {"class_name": "verl.tools.mcp_search_tool.MCPSearchTool", "config": {"type": "mcp"}, "mcp": shape}
+    refused(theirs, "tools.0.class_name: the tools of an MCP server need no class")
+    refused({"mcp": {"url": "x", "command": "y"}}, "tools.0.mcp: an MCP server has a command or a url")
+    refused({"mcp": {"file": "none.json"}}, "tools.0.mcp.file: .*is no file of MCP servers")
+    (tmp_path / "servers.json").write_text('{"mcpServers": {"a": {"url": "x", "auth_token": "y"}}}', encoding="utf-8")
+    refused({"mcp": shape}, "mcp.file: .*unexpected keyword argument 'auth_token'")

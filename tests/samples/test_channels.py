@@ -1,0 +1,135 @@
+"""Side channels reach rows, files and batches as the engine told them, and nothing is made up for other tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokentrace import Agent, Task, collate, create_renderer, trajectory_samples, truncate
+from tokentrace.data.tables import read_samples, write_samples
+from tokentrace.engines.scripted import Sampled, ScriptedEngine
+from tokentrace.errors import SampleError, TrajectoryError
+from tokentrace.pocket import POCKET
+from tokentrace.rollout.store import RolloutStore
+from tokentrace.samples.sample import Sample
+from tokentrace.tokens.kinds import Kind
+from tokentrace.trajectory import Channel, Trajectory, from_bytes, to_bytes
+
+RENDERER = create_renderer(POCKET)
+
+
+def told(ids: list[int]) -> dict[str, Any]:
+    """What an engine might tell of ids: experts of three layers, the likeliest, and the ids that top-p left."""
+    return {
+        "routed_experts": [[[one % 60, one % 7], [1, 2], [300, 0]] for one in ids],
+        "top_logprobs": [((one, -0.5), (one + 1, -1.25)) for one in ids],
+        "top_p_ids": [list(range(one % 3 + 1)) for one in ids],
+    }
+
+
+def plain(name: str, entry: Any) -> Any:
+    return [list(pair) for pair in entry] if name == "top_logprobs" else entry
+
+
+def recorded() -> Trajectory:
+    trajectory = Trajectory(name="one")
+    trajectory.begin([1, 2, 3], messages=1, message_spans=[(0, 3, 0)])
+    trajectory.append_completion([10, 11], [-0.1, -0.2], finish_reason="abort", version=1, channels=told([10, 11]))
+    trajectory.append_completion([12], [-0.1], finish_reason="stop", version=2, continues=True, channels=told([12]))
+    trajectory.append_context([4], Kind.CONTEXT, messages=1, message_spans=[(0, 1, 0)])
+    trajectory.append_completion([13, 14], [-0.3, -0.4], finish_reason="stop", version=2, channels=told([13, 14]))
+    return trajectory
+
+
+def check(sample: Sample, ids: list[int], sampled: list[bool]) -> None:
+    """Each sampled token has exactly what was told of it, the others have nothing."""
+    for name, channel in sample.channels.items():
+        wanted = [plain(name, told([one])[name][0]) if was else None for one, was in zip(ids, sampled, strict=True)]
+        assert channel.entries() == wanted
+        assert channel.told.tolist() == sampled
+        for place, entry in enumerate(wanted):
+            found = channel[place]
+            assert (found.tolist() if isinstance(found, np.ndarray) else found) == entry
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
+def test_channels_survive_the_trajectorys_file_and_files_of_rows(tmp_path: Path, suffix: str) -> None:
+    trajectory = from_bytes(to_bytes(recorded())).trajectory
+    (sample,) = trajectory_samples(trajectory)
+    assert sorted(sample.channels) == ["routed_experts", "top_logprobs", "top_p_ids"]
+    check(sample, sample.token_ids, sample.mask.tolist())
+    bare = sample.replace(channels={})
+    write_samples(tmp_path / f"rows{suffix}", [sample, bare, sample.slice(2, 5)])
+    first, second, third = read_samples(tmp_path / f"rows{suffix}")
+    check(first, sample.token_ids, sample.mask.tolist())
+    check(third, sample.token_ids[2:5], sample.mask.tolist()[2:5])
+    assert (second.channels, sorted(first.channels)) == ({}, sorted(sample.channels))
+
+
+def test_channels_are_cut_with_their_tokens() -> None:
+    (sample,) = trajectory_samples(recorded())
+    for start in range(len(sample)):
+        for stop in range(start, len(sample) + 1):
+            cut = sample.slice(start, stop)
+            check(cut, sample.token_ids[start:stop], sample.mask.tolist()[start:stop])
+    kept = truncate(sample, 6, "right").sample
+    assert kept is not None
+    check(kept, sample.token_ids[:6], sample.mask.tolist()[:6])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_batch_has_the_callers_fill_where_nothing_was_told(side: Any) -> None:
+    (sample,) = trajectory_samples(recorded())
+    batch = collate([sample, sample.slice(0, 6)], pad_id=0, side=side, channels={"routed_experts": -1})
+    experts, loss = batch["routed_experts"], batch["loss_mask"].astype(bool)
+    assert experts.shape == (*loss.shape, 3, 2)
+    assert experts[loss].tolist() == told(batch["input_ids"][loss].tolist())["routed_experts"]
+    assert (experts[~loss] == -1).all()
+    assert "routed_experts" not in collate([sample], pad_id=0)
+
+
+@pytest.mark.parametrize(
+    ("channels", "change", "why"),
+    [
+        ({"experts": -1}, {}, "has no channel 'experts'"),
+        ({"top_p_ids": -1}, {}, "not numbers of one shape"),
+        ({"routed_experts": 0.5}, {}, "fill is 0.5"),
+        ({"routed_experts": -1}, {"channels": {"routed_experts": Channel(9, ((3, [[1]]),))}}, "of token 4, which"),
+    ],
+)
+def test_a_batch_of_what_was_not_told_is_refused(channels: Any, change: Any, why: str) -> None:
+    (sample,) = trajectory_samples(recorded())
+    with pytest.raises(SampleError, match=why):
+        collate([sample.replace(**change)], pad_id=0, channels=channels)
+
+
+def test_a_channel_of_another_length_is_no_channel_of_a_row() -> None:
+    (sample,) = trajectory_samples(recorded())
+    with pytest.raises(SampleError, match="a Channel of 9 tokens"):
+        sample.replace(channels={"a": Channel(8, ())})
+    with pytest.raises(TrajectoryError, match="in order, apart"):
+        Channel(4, ((0, [1, 2]), (1, [3])))
+
+
+def test_the_loop_records_what_the_engine_tells_and_the_store_writes_it(tmp_path: Path) -> None:
+    answer = RENDERER.tokenizer.encode("It is 42.<|end|>")
+
+    def script(*_: Any) -> Sampled:
+        return Sampled(answer, [-0.5] * len(answer), told(list(answer)))
+
+    engine = ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
+    task = Task([{"role": "user", "content": "6 * 7?"}], name="one")
+    rollout = asyncio.run(Agent(engine, RENDERER).run(task))
+    (sample,) = trajectory_samples(rollout.trajectory)
+    check(sample, sample.token_ids, sample.mask.tolist())
+    store = RolloutStore(tmp_path)
+    store.start("one")
+    store.finish(rollout)
+    (row,) = read_samples(store.write_rows())
+    assert sorted(row.channels) == sorted(sample.channels)
+    check(row, sample.token_ids, sample.mask.tolist())
+    store.close()
