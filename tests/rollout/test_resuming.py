@@ -245,6 +245,55 @@ def test_parts_of_a_turn_are_drawn_with_other_random_numbers(whole: Rollout) -> 
     assert seeds[0] != seeds[turns]
 
 
+@pytest.mark.parametrize("place", [4, 5, 6])
+def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, place: int) -> None:
+    start = whole.trajectory.turns()[0].start
+    said = whole.trajectory.stream()[start:]
+    text = RENDERER.tokenizer.decode(said[3:7])
+    told = GREEDY.described() | {"stop": (text,), "stop_token_ids": (), "top_logprobs": 2}
+    options: Any = {"sampling": SamplingParams(**told), "budget": Budget(turns=1), "resume_aborted": True}
+
+    async def run(places: Sequence[int], trajectory: Trajectory | None = None) -> Rollout:
+        engine = Aborting(places)
+        try:
+            return await agent(engine, **options).run(TASK, trajectory=trajectory)
+        finally:
+            await engine.close()
+
+    uncut, resumed = asyncio.run(run([])), asyncio.run(run([place]))
+    later = asyncio.run(run([], cut(whole.trajectory, 2, place)))
+    assert len(uncut.trajectory.turns()[0]) == 7
+    for rollout in (resumed, later):
+        assert rollout.trajectory.stream().tolist() == uncut.trajectory.stream().tolist()
+        first, rest = rollout.trajectory.turns()
+        assert (first.finish_reason, rest.finish_reason, rest.continues) == ("abort", "stop", True)
+        assert rest.versions[-1].stop == len(rest) == 7 - place
+        rollout.trajectory.check()
+
+
+def test_a_stop_text_that_ended_no_turn_before_does_not_end_it_now(whole: Rollout) -> None:
+    start = whole.trajectory.turns()[0].start
+    text = RENDERER.tokenizer.decode(whole.trajectory.stream()[start + 1 : start + 3])
+    engine = repeating(whole.trajectory)
+    sampling = replace(GREEDY, stop=(text, text + "x" * 40))
+    engine.capabilities = replace(engine.capabilities, sampling=frozenset(["stop"]))
+    rollout = asyncio.run(agent(engine, sampling=sampling).run(TASK, trajectory=cut(whole.trajectory, 2, 3)))
+    assert len(rollout.trajectory.turns()[1]) > 1
+
+
+@pytest.mark.parametrize(
+    "setting", [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"structure": {"type": "json_object"}}]
+)
+def test_what_is_counted_from_the_first_token_of_a_request_lets_no_turn_go_on(whole: Rollout, setting: Any) -> None:
+    engine, sampling = repeating(whole.trajectory), replace(GREEDY, **setting)
+    with pytest.raises(ContinuationError, match=next(iter(setting))):
+        agent(engine, sampling=sampling, resume_aborted=True)
+    with pytest.raises(ContinuationError, match=next(iter(setting))):
+        asyncio.run(agent(engine, sampling=sampling).run(TASK, trajectory=cut(whole.trajectory, 2, 3)))
+    assert engine.requests == []
+    agent(engine, sampling=replace(GREEDY, repetition_penalty=1.2), resume_aborted=True)
+
+
 def bad(change: str, whole: Rollout) -> Trajectory:
     trajectory = cut(whole.trajectory, 2)
     if change == "length":

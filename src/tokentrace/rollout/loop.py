@@ -37,7 +37,7 @@ from .instances import instance_name
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id
-from .resuming import Begun, check_continues, take_up
+from .resuming import Begun, check_continues, check_goes_on, cut_at_stop, take_up
 from .toolbox import Toolbox
 from .tools import BaseTool, ToolResult, as_tools
 
@@ -119,6 +119,8 @@ class Agent:
         self._unnamed = itertools.count()
         given = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
         check_logprobs(given, engine.capabilities)
+        if self.resume_aborted:
+            check_goes_on(given)
         self._sampling = dataclasses.replace(
             given,
             max_tokens=min(given.max_tokens, self.budget.turn_tokens),
@@ -183,7 +185,10 @@ class Agent:
         check_continues(trajectory, self.renderer, rendered.ids)
         if trajectory.name != task.name:
             raise ContinuationError(f"the trajectory is called {trajectory.name!r}, and its task {task.name!r}")
-        return take_up(rollout, self.renderer)
+        begun = take_up(rollout, self.renderer)
+        if begun is not None and begun.aborted and begun.start < len(trajectory):
+            check_goes_on(self._sampling)
+        return begun
 
     async def _run(
         self,
@@ -305,6 +310,9 @@ class Agent:
                 return limit
             before = rollout.engine_seconds
             completion = await self._sample(rollout, room, under, start, begun=begun)
+            if begun:
+                before, spelled = rollout.trajectory.stream()[start:], self.renderer.tokenizer.vocabulary.token_bytes
+                completion = cut_at_stop(completion, before, self._sampling.stop, spelled)
             aborted = completion.finish_reason is FinishReason.ABORT
             goes_on = aborted and self.resume_aborted and aborts < _ABORTS
             if len(completion.ids) or not goes_on:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..engines.protocol import Completion, FinishReason, SamplingParams
+from ..engines.stopping import StopFinder, TokenBytes
 from ..errors import ContinuationError
 from ..parsing.response import ParsedResponse
 from ..rendering.renderer import Renderer
@@ -33,6 +36,43 @@ class Begun(NamedTuple):
     def aborted(self) -> bool:
         """The engine was told to end it: it can be sampled on."""
         return self.finish_reason == "abort"
+
+
+def check_goes_on(sampling: SamplingParams) -> None:
+    """`ContinuationError` for settings with which a turn cannot be sampled in parts.
+
+    An engine counts from the first token of a request: it would forget what the earlier parts have used up of these.
+    A repetition penalty counts the prompt too, where they are.
+    """
+    counted = [name for name in ("presence_penalty", "frequency_penalty") if name in sampling.penalties]
+    counted += [] if sampling.structure is None else ["structure"]
+    if counted:
+        raise ContinuationError(
+            f"a turn that was aborted cannot be sampled on with {' and '.join(counted)}: the engine would take the "
+            "rest of the turn for the whole of it. Leave that out, or sample the rollout anew"
+        )
+
+
+def cut_at_stop(rest: Completion, before: Ids, texts: Sequence[str], token_bytes: TokenBytes) -> Completion:
+    """The rest of a turn, up to the id that completes a stop text: the engine has not seen what `before` has of it."""
+    finder = StopFinder(texts, token_bytes)
+    for one in before.tolist():
+        if finder.feed(one) is not None:  # it did not end the turn then, and does not now
+            finder = StopFinder(texts, token_bytes)
+    for stop, one in enumerate(rest.ids.tolist(), 1):
+        text = finder.feed(one)
+        if text is not None:
+            spans = (span._replace(stop=min(span.stop, stop)) for span in rest.versions if span.start < stop)
+            return replace(
+                rest,
+                ids=rest.ids[:stop],
+                logprobs=rest.logprobs[:stop],
+                finish_reason=FinishReason.STOP,
+                versions=tuple(spans),
+                channels={name: entries[:stop] for name, entries in rest.channels.items()},
+                stopped_by=text,
+            )
+    return rest
 
 
 def check_continues(trajectory: Trajectory, renderer: Renderer, prompt: Ids) -> None:
