@@ -13,7 +13,7 @@ import click
 from ..errors import InputError, TokentraceError
 from ..rollout.ends import FAILED_ENDS, End
 from . import one_blas_thread
-from .options import debug_option, json_option, quiet_option
+from .options import debug_option, json_option, quiet_option, ray_option
 from .output import ProgressBars, note
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
     is_flag=True,
     help="Go on with the tokens that an earlier run left of rollouts that were aborted or under way.",
 )
-@click.option(
-    "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Work on a Ray cluster (a local one if none)."
-)
+@ray_option
 @click.option(
     "-j", "--workers", type=click.IntRange(1), metavar="N", help="Actors on Ray.  [default: all CPUs of the cluster]"
 )
