@@ -52,9 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A test that fails for want of a package is skipped, and says so; under ``--all`` it fails."""
+    """A test that fails for want of a package is skipped, and says so; where all must be there, it fails."""
     report: Any = yield
-    if report.failed and call.excinfo is not None and not item.config.getoption("--all"):
+    complete = item.config.getoption("--all") or item.config.getoption("--apart")
+    if report.failed and call.excinfo is not None and not complete:
         missing = missing_package(call.excinfo.value)
         if missing is not None:
             report.outcome = "skipped"

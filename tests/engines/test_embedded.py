@@ -277,6 +277,63 @@ def test_requests_that_cannot_be_are_refused_and_a_closed_engine_takes_none() ->
     with_engine(work)
 
 
+def test_a_later_event_loop_goes_on_with_the_engine_as_it_was_left() -> None:
+    engine = EmbeddedEngine()
+
+    async def ask() -> Completion:
+        return await asyncio.wait_for(engine.generate(PROMPTS[0], params(), session="a"), 60)
+
+    async def leave_one_behind() -> None:
+        stream = engine.stream(PROMPTS[1], params(max_tokens=400, stop_token_ids=()))
+        await anext(stream)
+        await engine.pause()
+
+    async def resume() -> Completion:
+        await asyncio.wait_for(engine.resume(), 60)
+        return await ask()
+
+    first, second = asyncio.run(ask()), asyncio.run(ask())
+    same(first, second)
+    assert second.cached_tokens == len(PROMPTS[0]) - 1, "caches belong to no event loop"
+    asyncio.run(leave_one_behind())
+    same(first, asyncio.run(resume()))
+    asyncio.run(asyncio.wait_for(engine.close(), 60))
+
+
+def test_event_loops_take_turns_and_what_one_left_waiting_is_told() -> None:
+    engine = EmbeddedEngine()
+    one, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Task[Completion]:
+        await engine.pause()
+        task = asyncio.create_task(engine.generate(PROMPTS[0], params()))
+        await asyncio.sleep(0)
+        return task
+
+    async def ask() -> Completion:
+        await engine.resume()
+        return await engine.generate(PROMPTS[0], params())
+
+    async def meanwhile() -> Completion:
+        await ask()
+        with pytest.raises(EngineError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, ask())
+        return await ask()
+
+    try:
+        waiting = one.run_until_complete(begin())
+        first = other.run_until_complete(ask())
+        with pytest.raises(EngineError, match="another event loop"):
+            one.run_until_complete(asyncio.wait_for(waiting, 60))
+        same(first, one.run_until_complete(ask()))
+        same(first, other.run_until_complete(meanwhile()))
+        other.run_until_complete(engine.close())
+        one.run_until_complete(asyncio.sleep(0))
+    finally:
+        one.close()
+        other.close()
+
+
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "raw"), (0.7, "processed"), (1.0, "processed")])
 def test_an_agent_records_what_its_logprobs_are_of_and_what_was_cached(temperature: float, kind: str) -> None:
     async def work(engine: EmbeddedEngine) -> Any:

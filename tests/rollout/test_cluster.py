@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from tokentrace.cli import main
 from tokentrace.engines import EngineUnavailable, SamplingParams
 from tokentrace.errors import InputError
 from tokentrace.pocket import POCKET
-from tokentrace.rollout import Budget, Rollout, RolloutStore, Task, run_rollouts
+from tokentrace.rollout import Budget, Rollout, RolloutStore, Summary, Task, cluster, run_rollouts
 from tokentrace.rollout.batch import grouped
 from tokentrace.rollout.cluster import Crew, run_rollouts_on_ray
 from tokentrace.rollout.patience import EngineDown
@@ -179,7 +180,7 @@ def broken_crew() -> Crew:
 
 def other_crew() -> Crew:
     agent, mine = crew()
-    return agent, mine[:-1]
+    return agent, [*mine[:-1], Task([{"role": "user", "content": "What else?"}], name=mine[-1].name)]
 
 
 @pytest.mark.parametrize(
@@ -245,3 +246,40 @@ def test_command_line_gives_the_rows_of_a_local_run(tmp_path: Path) -> None:
     again = CliRunner().invoke(main, ["rollout", str(CONFIG), "--workers", "2"])
     assert again.exit_code == 2
     assert "give --ray as well" in again.output
+
+
+def test_file_after_ray_is_not_taken_for_an_address() -> None:
+    made = CliRunner().invoke(main, ["rollout", "--ray", str(CONFIG)])
+    assert made.exit_code == 2
+    assert "name it before --ray" in " ".join(made.output.split())
+
+
+class FakeWorker:
+    """What a run sees of an actor; the first one is gone, as Ray says it, when it is to tell of its first rollout."""
+
+    def __init__(self, gone: Exception | None) -> None:
+        self._gone = gone
+        self._worker = cluster.RolloutWorker(crew, 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=partial(self._call, name))
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        if name == "run" and self._gone is not None:
+            raise self._gone
+        return await getattr(self._worker, name)(*arguments)
+
+
+@pytest.mark.parametrize("error", ["OutOfMemoryError", "WorkerCrashedError", "ObjectReconstructionFailedError"])
+def test_whatever_ray_calls_a_death_is_one(ray: Any, error: str, expected: Streams, tmp_path: Path) -> None:
+    arguments = ("id", None, None) if error.startswith("Object") else ()
+    gone = getattr(ray.exceptions, error)(*(("out of memory",) if error == "OutOfMemoryError" else arguments))
+    workers = iter([FakeWorker(gone), FakeWorker(None)])
+    store = RolloutStore(tmp_path)
+    fake = SimpleNamespace(exceptions=ray.exceptions, kill=lambda _: None)
+    queue = cluster._Queue([[n] for n in range(6)])
+    run = cluster._Run(fake, lambda: next(workers), tasks(), queue, 1, SEED, store, None, None, Summary())
+    asyncio.run(run.all(1))
+    store.close()
+    assert_same(tmp_path, expected)
+    assert set(finished(tmp_path).values()) == {1}

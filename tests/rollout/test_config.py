@@ -209,6 +209,10 @@ BAD = {
     "tools file": (POCKET_RUN + "tools_file: none.yaml\n", "line 5: tools_file: there is no file"),
     "interaction": (POCKET_RUN + "interaction: {class_name: own_tools.Table}\n", "line 5: .*BaseInteraction"),
     "renderer": (POCKET_RUN + "renderer: {control_tokens: odd}\n", "line 5: renderer: .*control_tokens"),
+    "odd key": (POCKET_RUN + "2001-99-99: 1\n", "line 5: '2001-99-99' cannot be read: .*quote it"),
+    "number key": (POCKET_RUN + "!!int abc: 1\n", "line 5: 'abc' cannot be read"),
+    "tagged bool": (POCKET_RUN + "seed: !!bool maybe\n", "line 5: seed: 'maybe' cannot be read"),
+    "tagged time": (POCKET_RUN + "seed: !!timestamp abc\n", "line 5: seed: 'abc' cannot be read"),
     "kwargs": (POCKET_RUN + "renderer: {kwargs: {enable_thinkin: 1}}\n", "line 5: renderer: .*mean enable_thinking"),
 }
 

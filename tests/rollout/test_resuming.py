@@ -22,7 +22,7 @@ from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore
-from tokentrace.rollout.tools import ToolResult
+from tokentrace.rollout.tools import FunctionTool, ToolResult
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import from_bytes, to_bytes
 from tokentrace.trajectory.turns import CompletionWrite
@@ -289,6 +289,45 @@ def test_what_cannot_go_on_is_refused_with_why(whole: Rollout, change: str, opti
     assert (to_bytes(trajectory), engine.requests) == (before, [])
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"name": "two"}, "called 'two'"),
+        ({"name": "one", "logprobs": False}, "without logprobs"),
+        ({"name": "one", "vocab_size": 10**6}, "vocabulary of 1000000 ids"),
+    ],
+)
+def test_a_trajectory_in_which_nothing_is_recorded_must_fit_too(whole: Rollout, options: Any, why: str) -> None:
+    engine = repeating(whole.trajectory)
+    with pytest.raises(ContinuationError, match=why):
+        asyncio.run(agent(engine).run(TASK, trajectory=Trajectory(**options)))
+    assert engine.requests == []
+    empty = Trajectory(name="one")
+    assert asyncio.run(agent(engine).run(TASK, trajectory=empty)).trajectory is empty
+    assert empty.stream().tolist() == whole.trajectory.stream().tolist()
+
+
+def test_rewards_that_are_found_anew_are_taken_back(whole: Rollout) -> None:
+    class Free(FunctionTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            return replace(calculator(**parameters), reward=0.0)
+
+    def fails(_: Rollout) -> float:
+        raise RuntimeError("the judge is ill")
+
+    trajectory = cut(whole.trajectory, 2)
+    (turn,) = trajectory.turns()
+    trajectory.set_reward(0.25, turn)
+    trajectory.set_reward(1.0)
+    going_on = agent(repeating(whole.trajectory), tools=[Free(calculator)], reward=fails)
+    rollout = asyncio.run(going_on.run(TASK, trajectory=trajectory))
+    assert (rollout.end, rollout.reward, trajectory.reward) == (End.FAILED, None, None)
+    assert trajectory.turns()[0].reward is None, "the call was run again, and gave nothing"
+    loaded = from_bytes(to_bytes(trajectory)).trajectory
+    assert (loaded.reward, loaded.turns()[0].reward) == (None, None)
+    assert loaded.rewarded == trajectory.rewarded
+
+
 def test_what_is_no_trajectory_is_refused() -> None:
     with pytest.raises(InputError, match="trajectory"):
         asyncio.run(agent(EmbeddedEngine()).run(TASK, trajectory=7))  # type: ignore[arg-type]
@@ -347,5 +386,19 @@ def test_what_the_store_has_and_cannot_go_on_is_run_anew(tmp_path: Path, whole: 
     assert asyncio.run(running).ends == {"user": 1}
     assert "run anew: trajectory 'one' ends with a turn that ran out of tokens" in found[0].notes[-1]
     store.close()
+    for name, raw, why in (
+        ("junk", b"no trajectory at all", "junk.partial.tt: "),
+        ("short", to_bytes(whole.trajectory)[:-9], "short.partial.tt: "),
+        ("other", to_bytes(whole.trajectory), "holds rollout 'one', and the journal says 'other'"),
+    ):
+        store = RolloutStore(tmp_path)
+        store.start(name)
+        (tmp_path / "trajectories" / f"{name}.partial.tt").write_bytes(raw)
+        task = Task(TASK.messages, name=name)
+        running = run_rollouts(agent(engine), [task], store=store, continue_aborted=True, done=found.append)
+        assert asyncio.run(running).ends == {"user": 2 + ["junk", "short", "other"].index(name)}
+        assert "run anew: " in found[-1].notes[-1]
+        assert why in found[-1].notes[-1]
+        store.close()
     with pytest.raises(InputError, match="needs a store"):
         asyncio.run(run_rollouts(agent(engine), [TASK], continue_aborted=True))

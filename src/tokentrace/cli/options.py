@@ -33,6 +33,23 @@ def _one_of(name: str, choices: list[str], text: str, default: str | None = None
     return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)
 
 
+def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value and Path(value).exists():
+        raise click.UsageError(f"--ray takes the address of a cluster, and {value} is a file: name it before --ray")
+    return value
+
+
+ray_option: Final = click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="",
+    metavar="[ADDRESS]",
+    is_eager=True,
+    callback=_address,
+    help="Work on a Ray cluster (a local one if none).",
+)
+
+
 def json_option(text: str) -> Callable[[Any], Any]:
     """``--json``, with what it prints."""
     return click.option("--json", "as_json", is_flag=True, help=text)

@@ -20,6 +20,7 @@ from .options import (
     page_option,
     parse_arguments_option,
     quiet_option,
+    ray_option,
     split_option,
     supervision_options,
     template_options,
@@ -73,9 +74,7 @@ if TYPE_CHECKING:
     "--max-row-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Longer rows are reported."
 )
 @click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Worker processes.  [default: all cores]")
-@click.option(
-    "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Work on a Ray cluster (a local one if none)."
-)
+@ray_option
 @click.option("--overwrite", is_flag=True, help="Replace an output that is there already.")
 @click.option("--restart", is_flag=True, help="Discard what an unfinished run left behind instead of going on with it.")
 @click.option("--stats", is_flag=True, help="Show lengths and a histogram.")

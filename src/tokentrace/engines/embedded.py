@@ -88,7 +88,10 @@ class _Sequence:
 
 
 class EmbeddedEngine(Engine):
-    """The pocket model as an engine. Make it and use it in one event loop; `close` ends its work.
+    """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
+
+    A later event loop (another `asyncio.run`) finds the engine as it was left, its caches included; requests that the
+    earlier one left under way are over. `EngineError` while another event loop is still running with it.
 
     `version` is which weights sample, as completions tell it. Requests that name a seed depend on it alone.
     `token_bytes` is what each id spells (``renderer.tokenizer.vocabulary.token_bytes``), for stop texts; that of pocket
@@ -130,24 +133,27 @@ class EmbeddedEngine(Engine):
         self._active: list[_Sequence] = []
         self._kept: OrderedDict[tuple[str, str], tuple[Ids, Cache]] = OrderedDict()
         """What is cached of idle sessions and of the prompts of groups, that of the longest unused first."""
+        self._paused = False
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that the work is done in, which the following belong to."""
         self._wake = asyncio.Event()
         """There is something new: a request, an end, or that work may go on."""
-        self._paused = False
         self._stepping = asyncio.Lock()
         self._worker: asyncio.Task[None] | None = None
-        self._closed = False
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         """A token at a time; many requests at once share each step of the model."""
         if self._closed:
             raise EngineError("the engine was closed")
+        self._enter_loop()
         request = checked_request(request, self.capabilities)
         seed = request.sampling.seed
         random = np.random.default_rng(int(self._seeds.integers(1 << 62)) if seed is None else seed)
         sequence = self._begun(request, random)
         self._active.append(sequence)
         self._wake.set()
-        if self._worker is None:
+        if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         try:
             while True:
@@ -163,6 +169,7 @@ class EmbeddedEngine(Engine):
 
     async def abort(self, request_id: str) -> None:
         """End a request after the step that is under way."""
+        self._enter_loop()
         for sequence in self._active:
             if sequence.request.request_id == request_id:
                 sequence.aborted = True
@@ -170,11 +177,13 @@ class EmbeddedEngine(Engine):
 
     async def pause(self) -> None:
         """Take no further step until `resume`; the one that is under way has ended when this returns."""
+        self._enter_loop()
         self._paused = True
         async with self._stepping:
             pass
 
     async def resume(self) -> None:
+        self._enter_loop()
         self._paused = False
         self._wake.set()
 
@@ -185,6 +194,7 @@ class EmbeddedEngine(Engine):
 
         All of the model's weights must be there. They are copied: what they came from may change later.
         """
+        self._enter_loop()
         try:
             model = weights if isinstance(weights, PocketModel) else await asyncio.to_thread(self._read, weights)
         except (InputError, OSError, ValueError, TypeError) as error:
@@ -202,6 +212,7 @@ class EmbeddedEngine(Engine):
         self.version = version
 
     async def reset_prefix_cache(self) -> None:
+        self._enter_loop()
         async with self._stepping:
             self._forget()
 
@@ -214,6 +225,7 @@ class EmbeddedEngine(Engine):
 
     async def close(self) -> None:
         """End all requests and the work."""
+        self._enter_loop()
         self._closed = True
         if self._worker is not None:
             self._worker.cancel()
@@ -223,6 +235,22 @@ class EmbeddedEngine(Engine):
         self._kept.clear()
 
     # -- the work
+
+    def _enter_loop(self) -> None:
+        """Belong to the event loop that runs: what belongs to an earlier one would never wake up here."""
+        earlier, now = self._loop, asyncio.get_running_loop()
+        if earlier is now:
+            return
+        if earlier is not None and earlier.is_running():
+            raise EngineError(
+                "the embedded engine is in use by another event loop, which is still running: make one for each"
+            )
+        if earlier is not None and not earlier.is_closed():  # it may run again: whoever waits there is told
+            self._fail(self._active, EngineError("the embedded engine was used in another event loop meanwhile"))
+            if self._worker is not None:
+                self._worker.cancel()
+        self._loop, self._active, self._worker = now, [], None
+        self._wake, self._stepping = asyncio.Event(), asyncio.Lock()
 
     async def _work(self) -> None:
         """Step after step, as long as there is something to sample."""

@@ -15,8 +15,10 @@ from ..trajectory.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class PromptResponse:
-    """A row in two parts. The response begins with the first sampled token of the row, and has all that came after it:
-    later completions, and between them the template's tokens and tool results, whose mask is 0."""
+    """A row in two parts. The response goes from the first sampled token of the row to the last that carries loss, with
+    the template's tokens and tool results between completions, whose mask is 0. What follows the last (tool results
+    that nobody answered) is left out: trainers put the reward on the last token, and some count only where the mask is
+    1."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -32,11 +34,12 @@ def prompt_response(sample: Sample) -> PromptResponse:
     if not len(trained):
         raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
     first = int(sample.completions[0].start) if sample.completions else int(trained[0])
-    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[first:].tolist()
+    response = slice(first, int(trained[-1]) + 1)
+    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[response].tolist()
     return PromptResponse(
         sample.ids[:first].tolist(),
-        sample.ids[first:].tolist(),
-        sample.mask[first:].astype(int).tolist(),
+        sample.ids[response].tolist(),
+        sample.mask[response].astype(int).tolist(),
         logprobs,
     )
 

@@ -196,17 +196,15 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
-    """A row of a trajectory as verl wants it. What follows the last sampled token is left out: it carries no loss, and
-    verl puts the reward on the last token, where advantages of masked tokens are not counted."""
+    """A row of a trajectory as verl wants it: to the last sampled token, on which verl puts the reward."""
     row = prompt_response(sample)
-    stop = len(row.response_mask) - row.response_mask[::-1].index(1)
     if logprobs and row.response_logprobs is None:
         raise InputError(f"{sample!r} has no logprobs, and verl is set to use them (rollout.calculate_log_probs)")
     return AgentLoopOutput(
         prompt_ids=row.prompt_ids,
-        response_ids=row.response_ids[:stop],
-        response_mask=row.response_mask[:stop],
-        response_logprobs=row.response_logprobs[:stop] if logprobs and row.response_logprobs else None,
+        response_ids=row.response_ids,
+        response_mask=row.response_mask,
+        response_logprobs=row.response_logprobs if logprobs else None,
         metrics=metrics or AgentLoopMetrics(),
         **more,
     )

@@ -186,6 +186,8 @@ class _Run:
             raise
         finally:
             watching.cancel()
+            closing = [asyncio.wait_for(worker.close.remote(), _FAREWELL) for worker in self.workers]
+            await asyncio.gather(*closing, return_exceptions=True)
             for worker in self.workers:
                 self.ray.kill(worker)
         self.summary.seconds = time.monotonic() - began
@@ -202,19 +204,28 @@ class _Run:
                 failed = 0
                 if await self._work_through(worker):
                     await self._look(worker)
-            except self.ray.exceptions.RayActorError as error:
+                    await worker.close.remote()
+            except self.ray.exceptions.RayError as error:
+                self._check_death(error)
                 failed += 1
                 if failed >= _STARTS:
                     raise InputError(f"{failed} workers in a row died as they began: {first_line(error)}") from error
             self.workers.remove(worker)  # where the run ends early, it is still asked for what is unfinished
             self.ray.kill(worker)
 
+    def _check_death(self, error: Exception) -> None:
+        """Raise what Ray says, unless it says that a worker or its node is gone, with what it had to tell."""
+        known = self.ray.exceptions
+        deaths = (known.RayActorError, known.WorkerCrashedError, known.NodeDiedError, known.ObjectLostError)
+        if not isinstance(error, (*deaths, known.OutOfMemoryError)):
+            raise TokentraceError(f"Ray gave up: {first_line(error)}") from error
+
     def _check(self, told: dict[str, Any]) -> None:
         """Compare what a worker says of itself with this process's tasks, and with the first worker."""
         node = told.pop("node")
         if "error" in told:
             raise InputError(f"node {node}: {told['error']}")
-        if told["tasks"] != _digest([task.name for task in self.tasks]):
+        if told["tasks"] != _digest_of(self.tasks):
             raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
         self.first = self.first or told
         for name, value in told.items():
@@ -256,7 +267,8 @@ class _Run:
             self.store.start(task.name)
         try:
             told = await worker.run.remote(number, rollout_seed(self.seed, number))
-        except self.ray.exceptions.RayActorError as error:
+        except self.ray.exceptions.RayError as error:
+            self._check_death(error)
             self.deaths[number] += 1
             if self.deaths[number] >= _DEATHS:
                 why = f"{_DEATHS} workers died while it was under way, the last with nothing beside it"
@@ -363,7 +375,8 @@ class RolloutWorker:
         """Make the agent, and say what must be the same on all workers; an error as text, as they do not all travel."""
         try:
             made = self._make()
-            self._agent, self._tasks = await made if inspect.isawaitable(made) else made
+            self._agent, tasks = await made if inspect.isawaitable(made) else made
+            self._tasks = list(named(tasks))
             self._patience = Patience(self._patience_seconds, notice=self._noticed)
             first = self._tasks[0]
             tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
@@ -373,7 +386,7 @@ class RolloutWorker:
             return {"node": self._node, "error": words}
         return {
             "node": self._node,
-            "tasks": _digest([task.name for task in self._tasks]),
+            "tasks": _digest_of(self._tasks),
             "version of tokentrace": __version__,
             "first prompt": _digest(prompt),
             "vocabulary": self._agent.renderer.tokenizer.vocabulary.size,
@@ -403,6 +416,12 @@ class RolloutWorker:
         """What is under way and has turns."""
         return [(number, _told(one)) for number, one in self._under_way.items() if one.turns]
 
+    async def close(self) -> None:
+        """Let go of what the agent's tools and its engine hold."""
+        for tool in self._agent.tools:
+            await tool.close()
+        await self._agent.engine.close()
+
     async def engine_state(self) -> tuple[Outage | None, float, list[Circuit]]:
         """Whether the engine answers, for how long it was waited for, and its endpoints."""
         circuits = [
@@ -425,5 +444,10 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
+def _digest_of(tasks: Sequence[Task]) -> str:
+    """What tells tasks from others: their names, and what is asked."""
+    return _digest([(task.name, task.messages) for task in tasks])
+
+
 def _digest(values: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(list(values)).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(list(values), default=str).encode()).hexdigest()[:16]

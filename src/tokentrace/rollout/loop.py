@@ -30,6 +30,7 @@ from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .calling import TooLong, called, within
+from .checks import metrics as checked_metrics
 from .checks import reward as checked_reward
 from .cutting import cut_text
 from .ends import FAILED_ENDS, End
@@ -37,7 +38,7 @@ from .instances import instance_name
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id
-from .resuming import Begun, check_continues, take_up
+from .resuming import Begun, check_continues, check_takes, take_up
 from .toolbox import Toolbox
 from .tools import BaseTool, ToolResult, as_tools
 
@@ -177,12 +178,13 @@ class Agent:
     def _taken_up(self, rollout: Rollout) -> Begun | None:
         """Fill a rollout with what its trajectory has recorded already; the turn that it ends with."""
         trajectory, task = rollout.trajectory, rollout.task
+        if trajectory.name != task.name:
+            raise ContinuationError(f"the trajectory is called {trajectory.name!r}, and its task {task.name!r}")
+        check_takes(trajectory, self.renderer)
         if not trajectory.num_writes:
             return None
         rendered = self.renderer.render(task.messages, tools=rollout.schemas, add_generation_prompt=True)
-        check_continues(trajectory, self.renderer, rendered.ids)
-        if trajectory.name != task.name:
-            raise ContinuationError(f"the trajectory is called {trajectory.name!r}, and its task {task.name!r}")
+        check_continues(trajectory, rendered.ids)
         return take_up(rollout, self.renderer)
 
     async def _run(
@@ -390,7 +392,7 @@ class Agent:
         async def request() -> Completion:
             began = self._clock()
             try:
-                return await self.engine.generate(
+                asked = self.engine.generate(
                     rollout.trajectory.prompt(),
                     sampling,
                     request_id=f"{rollout.instance}-{turn}",
@@ -398,6 +400,7 @@ class Agent:
                     wire=rollout.trajectory.wire_parts,
                     **_group(rollout.task),
                 )
+                return await within(asked, None, "the engine")
             finally:
                 rollout.engine_seconds += self._clock() - began
 
@@ -422,12 +425,14 @@ class Agent:
             return [self._result(call, rollout.turns, result) for call, result in answered], None
         if user is None:
             return [], End.ANSWER
-        said = user.generate_response(rollout.instance, rollout.messages)
+        said = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
         reply = as_reply(await within(said, self.budget.interaction_timeout, "generate_response"))
         turn.reward = checked_reward(reply.reward, "the reward of a reply") or 0.0
         rollout.use.reward += turn.reward
         if reply.metrics:
-            turn.metrics.append({"interaction": user.name, **reply.metrics})
+            measured, note = checked_metrics(reply.metrics, user.name)
+            turn.metrics.append({"interaction": user.name, **measured})
+            rollout.notes += [note] if note else []
         if reply.done:
             return [], End.USER
         return [{"role": "user", "content": self._cut(reply.content)}], None
@@ -439,7 +444,7 @@ class Agent:
         turn.tool_calls = len(results)
         turn.tool_errors = sum(result.failed for result in results)
         turn.tool_seconds = box.use.seconds - seconds
-        turn.reward = sum(result.reward for result in results)
+        turn.reward = checked_reward(sum(result.reward for result in results), "the reward of a turn") or 0.0
         turn.metrics += box.use.metrics[measured:]
         return results
 
@@ -462,7 +467,8 @@ class Agent:
             score = await within(under.user.calculate_score(rollout.instance), limit, "calculate_score")
             scores.append(checked_reward(score, "calculate_score"))
         told = [score for score in scores if score is not None]
-        rollout.reward = sum(told) + rollout.use.reward if told or rollout.use.reward else None
+        total = sum(told) + rollout.use.reward if told or rollout.use.reward else None
+        rollout.reward = checked_reward(total, "the sum of all rewards")
 
 
 def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budget: Any) -> None:

@@ -75,12 +75,15 @@ async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
     session = await _Session.open(server)
     try:
         listed, cursor = [], None
-        while True:
-            page = await session.client.list_tools(cursor=cursor)
-            listed += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                break
+        async with asyncio.timeout(server.start_timeout):
+            while True:
+                page = await session.client.list_tools(cursor=cursor)
+                listed += page.tools
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+    except TimeoutError:
+        raise InputError(f"{server} did not list its tools within {server.start_timeout:g} s") from None
     finally:
         await session.close()
     names = [tool.name for tool in listed]

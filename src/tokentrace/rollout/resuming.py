@@ -35,8 +35,8 @@ class Begun(NamedTuple):
         return self.finish_reason == "abort"
 
 
-def check_continues(trajectory: Trajectory, renderer: Renderer, prompt: Ids) -> None:
-    """`ContinuationError` where the loop cannot go on with a trajectory; `prompt` is what its task renders to."""
+def check_takes(trajectory: Trajectory, renderer: Renderer) -> None:
+    """`ContinuationError` where a trajectory, empty or not, cannot take what the loop writes."""
     who = f"trajectory {trajectory.name!r}"
     if trajectory.num_branches > 1:
         raise ContinuationError(f"{who} has {trajectory.num_branches} branches, and the loop goes on with one stream")
@@ -47,6 +47,11 @@ def check_continues(trajectory: Trajectory, renderer: Renderer, prompt: Ids) -> 
         raise ContinuationError(
             f"{who} was recorded with a vocabulary of {trajectory.vocab_size} ids, and this tokenizer has {size}"
         )
+
+
+def check_continues(trajectory: Trajectory, prompt: Ids) -> None:
+    """`ContinuationError` where the loop cannot go on with a trajectory; `prompt` is what its task renders to."""
+    who = f"trajectory {trajectory.name!r}"
     first = np.asarray(next(trajectory.writes()).ids)
     if not np.array_equal(first, prompt):
         shared = min(len(first), len(prompt))
@@ -65,7 +70,8 @@ def take_up(rollout: Rollout, renderer: Renderer) -> Begun | None:
     """Fill a rollout with what its trajectory has recorded: messages, and the metrics of its turns.
 
     Returns the turn that the stream ends with, where there is one. A message that was put after a turn is read back
-    from its ids; where it does not render to the same ids again, a note says so.
+    from its ids; where it does not render to the same ids again, a note says so. Rewards that are found anew, that of
+    the whole rollout and that of the turn which is answered next, are taken back.
     """
     reader = _Reader(rollout, renderer)
     turns = iter(rollout.trajectory.turns())
@@ -83,6 +89,11 @@ def take_up(rollout: Rollout, renderer: Renderer) -> Begun | None:
         known = write.messages if isinstance(write, ContextWrite) else known + (not write.continues)
     rollout.use.calls = sum(turn.tool_calls for turn in rollout.per_turn)
     rollout.use.reward = sum(turn.reward for turn in rollout.per_turn)
+    last = None if reader.begun is None else rollout.trajectory.turns()[-1]
+    if last is not None and last.reward is not None:
+        rollout.trajectory.set_reward(None, last)
+    if rollout.trajectory.reward is not None:
+        rollout.trajectory.set_reward(None)
     return reader.begun
 
 

@@ -1,9 +1,9 @@
-"""verl's own tools and simulated users in our loop, unmodified: the classes from its package, the configurations as its
-repository has them.
+"""verl's own tools and simulated users in our loop, unmodified: the classes are those of its package.
 
 No release of verl has the configurations in its wheel or its source archive: they are in its repository, under
-``examples/sglang_multiturn/config`` (Apache-2.0). ``shipped/`` has them as of the tag v0.7.1, byte for byte, which the
-digests that git has of them prove. 0.7.1 is the last release whose package has the classes.
+``examples/sglang_multiturn/config``. ``configs/`` has the same keys and values, in files of our own whose descriptions
+are ours; the digests of what verl's files hold without descriptions, at the tag v0.7.1, prove it. 0.7.1 is the last
+release whose package has the classes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from tokentrace.rollout import (
     row_task,
 )
 
-SHIPPED = Path(__file__).parent / "shipped"
-BLOBS = {
-    "gsm8k_tool_config.yaml": "a4197baabf08e1ac076357db8286c8641fc02f54",
-    "search_tool_config.yaml": "926b6b832f283175f92cc86b6cc4a1964096a8d3",
-    "gsm8k_interaction_config.yaml": "78faf386ef8a3a68de7dcd51c3c1281a403d5422",
+SHIPPED = Path(__file__).parent / "configs"
+HELD = {
+    "gsm8k_tool_config.yaml": "1c17a76e0566d212d416ac76010f1945c71fb3c422f13d3280c97004ce9690fc",
+    "search_tool_config.yaml": "49cf9a0c01632654d15c099808b7cade176623bc779e2ce1280358b32bb1a534",
+    "gsm8k_interaction_config.yaml": "7c4b322133799c54ea0e4c81b3c8260dd79c69eeacd78b1b947ae0936f46a3d6",
 }
+"""sha256 of verl's files as sorted JSON, without descriptions."""
 RENDERER = create_renderer(POCKET)
 
 
@@ -73,10 +74,16 @@ def check_exact(rollout: Rollout, engine: ScriptedEngine, turns: Sequence[str]) 
     np.testing.assert_array_equal(sample.ids[sample.mask], np.concatenate(sampled))
 
 
-@pytest.mark.parametrize("name", BLOBS)
-def test_the_configurations_are_those_of_the_tag(name: str) -> None:
-    raw = (SHIPPED / name).read_bytes()
-    assert hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest() == BLOBS[name]
+def without_descriptions(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_descriptions(one) for key, one in value.items() if key != "description"}
+    return [without_descriptions(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_configurations_hold_what_those_of_the_tag_hold(name: str) -> None:
+    held = without_descriptions(yaml.safe_load((SHIPPED / name).read_text(encoding="utf-8")))
+    assert hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest() == HELD[name]
 
 
 def test_the_gsm8k_tool_is_made_as_verl_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +212,7 @@ def test_several_of_verls_interactions_are_chosen_by_the_row(tmp_path: Path) -> 
 
 
 def test_verls_files_and_limits_are_read_under_verls_names(tmp_path: Path) -> None:
-    for name in BLOBS:
+    for name in HELD:
         (tmp_path / name).write_bytes((SHIPPED / name).read_bytes())
     row = {
         "prompt": [{"role": "user", "content": "?"}],

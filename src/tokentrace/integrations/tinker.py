@@ -1,0 +1,173 @@
+"""A renderer of ours as one of tinker-cookbook's: the model's own template, for any model, with its exact mask.
+
+    from tinker_cookbook.renderers import register_renderer
+    register_renderer("tokentrace", renderer_factory())
+
+Settings of `create_renderer` are settings of `renderer_factory`: ``renderer_factory(use_patched=True)``.
+`tokentrace.integrations.tinker_rollouts` has the engine and the training data.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import InputError, TokentraceError, shown
+from ..parsing.response import Finish
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import Renderer as TemplateRenderer
+from ..samples.supervised import build_supervised_samples
+
+try:
+    import tinker
+    import torch
+    from tinker_cookbook.renderers import Message, ParseTermination, Renderer, ToolSpec, TrainOnWhat
+    from tinker_cookbook.renderers.base import RenderContext, RenderedMessage
+except ImportError as error:
+    raise ImportError(
+        f"tokentrace.integrations.tinker needs tinker-cookbook: pip install tinker-cookbook ({error})"
+    ) from error
+
+from .tinker_messages import TOOLS, chat_message, conversation, sampled_message
+
+_ONE_TURN: Final = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN)
+
+
+def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
+    """What `register_renderer` takes. `settings` are those of `create_renderer`."""
+
+    def make(tokenizer: Any, image_processor: Any = None) -> Renderer:
+        return TracedRenderer(tokenizer, create_renderer(tokenizer, **settings))
+
+    return make
+
+
+class TracedRenderer(Renderer):
+    """tinker-cookbook's `Renderer` over a renderer of ours. Texts only: images and audio are refused."""
+
+    def __init__(self, tokenizer: Any, renderer: TemplateRenderer) -> None:
+        super().__init__(tokenizer)
+        self.renderer = renderer
+
+    def get_stop_sequences(self) -> list[int]:
+        """The ids that end a turn of the model."""
+        return self.renderer.get_stop_token_ids()
+
+    @functools.cached_property
+    def has_extension_property(self) -> bool:
+        """Whether each prompt begins with the prompt and the completion before it, in all conversations tried.
+
+        A template is a program, so this is no proof: False where one of them changes its past, True where none does.
+        Those that the template does not take do not count.
+        """
+        found = [self._extends(*case) for case in _conversations()]
+        return True in found and False not in found
+
+    def _extends(self, messages: Sequence[Message], tools: Any) -> bool | None:
+        renderer = self.renderer.silent()
+        own = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        try:
+            for at, following in itertools.pairwise(own):
+                row = renderer.render(messages[: at + 1], tools=tools)
+                stream = row.ids[: np.flatnonzero(row.mask)[-1] + 1].tolist()
+                prompts = [
+                    renderer.render_ids(messages[:end], tools=tools, add_generation_prompt=True)
+                    for end in (at, following)
+                ]
+                if prompts[1][: len(stream)] != stream or stream[: len(prompts[0])] != prompts[0]:
+                    return False
+        except TokentraceError:
+            return None
+        return True
+
+    def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
+        """A system message that has the schemas under ``"tools"``, for the template to write where and as it does.
+
+        Without a `system_prompt` no system message is rendered, only the tools.
+        """
+        return [{"role": "system", "content": system_prompt, TOOLS: list(tools)}]
+
+    def build_generation_prompt(
+        self, messages: list[Message], role: str = "assistant", prefill: str | None = None
+    ) -> tinker.ModelInput:
+        """The prompt for the model's next turn; `prefill` is encoded by itself and put after it."""
+        if role != "assistant":
+            raise InputError(f"a template prompts for the assistant, not for {shown(role)}")
+        said, tools = conversation(messages)
+        ids = self.renderer.render_ids(said, tools=tools, add_generation_prompt=True)
+        return tinker.ModelInput.from_ints(
+            [*ids, *self.tokenizer.encode(prefill, add_special_tokens=False)] if prefill else ids
+        )
+
+    def build_supervised_example(
+        self, messages: list[Message], train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+    ) -> tuple[tinker.ModelInput, torch.Tensor]:
+        """The conversation as the template writes it, and the weights: 1 for what the model samples, stop token too.
+
+        For LAST_ASSISTANT_MESSAGE, and for LAST_ASSISTANT_TURN where one row can show it, the row is that of
+        `build_supervised_samples` with ``past="expand"``. In other modes past turns are as the template writes them,
+        with a `HistoryWarning` where inference never shows them so. Of messages that are not the model's (ALL_MESSAGES,
+        ALL_USER_AND_SYSTEM_MESSAGES, CUSTOMIZED) only the text carries weight. A last turn that the template leaves
+        without its stop token gets it.
+        """
+        what = TrainOnWhat(train_on_what)
+        custom = what is TrainOnWhat.CUSTOMIZED
+        for at, message in enumerate(messages):
+            if ("trainable" in message) is not custom:
+                problem = "every message needs 'trainable'" if custom else "'trainable' is for CUSTOMIZED alone"
+                raise InputError(f"train_on_what is {what.name}: {problem}", message=at)
+        said, tools = conversation(messages)
+        last_user = max((at for at, message in enumerate(said) if message["role"] == "user"), default=-1)
+        roles = sorted({message["role"] for message in said})
+        settings: dict[TrainOnWhat, dict[str, Any]] = {
+            TrainOnWhat.LAST_ASSISTANT_MESSAGE: {"since": max(len(said) - 1, 0)},
+            TrainOnWhat.LAST_ASSISTANT_TURN: {"since": last_user + 1},
+            TrainOnWhat.ALL_ASSISTANT_MESSAGES: {},
+            TrainOnWhat.ALL_MESSAGES: {"roles": roles},
+            TrainOnWhat.ALL_TOKENS: {"roles": roles},
+            TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES: {"roles": ("user", "system")},
+            TrainOnWhat.CUSTOMIZED: {"roles": roles, "turns": "flagged"},
+        }
+        build = functools.partial(build_supervised_samples, self.renderer, said, tools=tools, final_stop=True)
+        rows = build(past="expand", **settings[what]) if what in _ONE_TURN else []
+        (sample,) = rows if len(rows) == 1 else build(**settings[what])
+        weights = np.ones(len(sample.ids)) if what is TrainOnWhat.ALL_TOKENS else sample.mask
+        return tinker.ModelInput.from_ints(sample.ids.tolist()), torch.from_numpy(weights.astype(np.float32))
+
+    def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
+        """What the model wrote: thinking and text, calls that can be run, and those that cannot be read."""
+        parsed = self.renderer.parse_response(response)
+        clean = parsed.finish is Finish.STOP and parsed.unread is None
+        return sampled_message(parsed), ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
+
+    def to_openai_message(self, message: Message) -> dict[str, Any]:
+        """A message in OpenAI's shape, with ``reasoning_content``."""
+        return chat_message(0, message)
+
+    def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
+        """Refused: see the error."""
+        raise NotImplementedError(
+            "a template renders whole conversations, and what it writes of a message depends on the others; use "
+            "build_generation_prompt or build_supervised_example"
+        )
+
+
+def _conversations() -> list[tuple[list[dict[str, Any]], Any]]:
+    """Conversations in which templates are known to change the past, and the tools of each."""
+    user, answer = {"role": "user", "content": "Question?"}, {"role": "assistant", "content": "Answer."}
+    thought = answer | {"reasoning_content": "Thought."}
+    schema = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result = {"role": "tool", "content": "Result.", "name": "look", "tool_call_id": "call00001"}
+    calling = {**answer, "content": "", "tool_calls": [call]}
+    tools = [{"type": "function", "function": schema}]
+    return [
+        ([user, answer, user, answer], None),
+        ([user, thought, user, thought], None),
+        ([user, calling, result, answer, user, answer], tools),
+        ([user, calling | {"reasoning_content": "Thought."}, result, thought, user, thought], tools),
+    ]

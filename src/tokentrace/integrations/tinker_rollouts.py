@@ -1,0 +1,131 @@
+"""Rollouts on Tinker: our agents on its `SamplingClient`, and trajectories as the data that it trains on.
+
+engine = TinkerEngine(service.create_sampling_client(base_model=name), vocab_size=renderer.tokenizer.vocabulary.size)
+rollout = await Agent(engine, renderer, tools=[...]).run(task)
+await training_client.forward_backward_async(training_data(rollout.trajectory, advantage=1.0), "importance_sampling")
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..engines.answers import checked_request
+from ..engines.protocol import (
+    Capabilities,
+    Completion,
+    Delta,
+    Engine,
+    EngineAnswerError,
+    EngineRefusal,
+    EngineUnavailable,
+    FinishReason,
+    GenerateRequest,
+    LogprobKind,
+)
+from ..errors import SampleError
+from ..samples.trajectories import trajectory_samples
+from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import Turn, VersionSpan
+
+try:
+    import tinker
+except ImportError as error:
+    raise ImportError(f"tokentrace.integrations.tinker_rollouts needs tinker: pip install tinker ({error})") from error
+
+
+class TinkerEngine(Engine):
+    """Samples with a `tinker.SamplingClient`: ids in, ids and logprobs out.
+
+    `version` is what completions say of the weights: a new `SamplingClient` has new weights, so make a new engine for
+    it. `max_length` is the model's context. What Tinker's logprobs are of at a temperature other than 1 is not
+    documented; so they are ``UNKNOWN``, and such temperatures are refused unless `SamplingParams.allow_raw_logprobs`.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        vocab_size: int | None = None,
+        max_length: int | None = None,
+        version: str | int | None = None,
+    ) -> None:
+        super().__init__(
+            Capabilities("tinker", vocab_size=vocab_size, max_length=max_length, versions=version is not None)
+        )
+        self._client = client
+        self._version = version
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        yield await self._generate(request)
+
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        request = checked_request(request, self.capabilities)
+        asked = request.sampling
+        params = tinker.SamplingParams(
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+            stop=list(asked.stop_token_ids) or None,
+            temperature=asked.temperature,
+            top_k=asked.top_k or -1,
+            top_p=asked.top_p,
+        )
+        prompt = tinker.ModelInput.from_ints(np.asarray(request.prompt_ids).tolist())
+        try:
+            answer = await self._client.sample_async(prompt=prompt, num_samples=1, sampling_params=params)
+        except (tinker.APIConnectionError, tinker.RateLimitError, tinker.InternalServerError) as error:
+            raise EngineUnavailable(f"tinker: {error}") from error
+        except tinker.APIStatusError as error:
+            raise EngineRefusal(f"tinker: {error}", status=error.status_code) from error
+        return self._completion(answer.sequences)
+
+    def _completion(self, sequences: Sequence[Any]) -> Completion:
+        if len(sequences) != 1:
+            raise EngineAnswerError(f"tinker returned {len(sequences)} sequences, and one was asked for")
+        ids, logprobs = np.asarray(sequences[0].tokens, np.int32), sequences[0].logprobs
+        if logprobs is None:
+            raise EngineAnswerError("tinker returned ids without logprobs")
+        size = self.capabilities.vocab_size
+        if len(ids) and (ids.min() < 0 or (size is not None and ids.max() >= size)):
+            raise EngineAnswerError(f"tinker returned an id outside of the vocabulary of {size} ids")
+        return Completion(
+            ids,
+            np.asarray(logprobs, np.float32),
+            FinishReason.LENGTH if sequences[0].stop_reason == "length" else FinishReason.STOP,
+            () if self._version is None or not len(ids) else (VersionSpan(self._version, 0, len(ids)),),
+            logprobs_kind=LogprobKind.UNKNOWN,
+        )
+
+
+def training_data(
+    trajectory: Trajectory,
+    *,
+    advantage: float | Callable[[Turn], float] | Sequence[float],
+    mask: bool = False,
+) -> list[tinker.Datum]:
+    """The rows of a trajectory as Tinker trains on them: one datum for each branch.
+
+    ``target_tokens``, ``logprobs`` and ``advantages`` are those of the tokens that the model input predicts, so they
+    begin with the second token. Where nothing was sampled, or another branch trains it, logprobs and advantages are 0.
+    With `mask`, each datum has ``mask`` as well, which tinker-cookbook's training loop reads, and takes out before it
+    sends them. `advantage` is that of `trajectory_samples`. `SampleError` without logprobs.
+    """
+    return [_datum(sample, mask) for sample in trajectory_samples(trajectory, advantage=advantage)]
+
+
+def _datum(sample: Any, mask: bool) -> tinker.Datum:
+    if sample.logprobs is None:
+        raise SampleError(f"{sample!r} has no logprobs: the importance of a token cannot be told without")
+    inputs = {
+        "target_tokens": sample.ids.astype(np.int64),
+        "logprobs": np.where(sample.mask, sample.logprobs, np.float32(0)),
+        "advantages": sample.advantages.astype(np.float32),
+    }
+    if mask:
+        inputs["mask"] = sample.mask.astype(np.float32)
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(sample.ids[:-1].tolist()),
+        loss_fn_inputs={name: tinker.TensorData.from_numpy(values[1:].copy()) for name, values in inputs.items()},
+    )

@@ -1,0 +1,1 @@
+"""tinker-cookbook, in an environment of its own: it asks for an older transformers."""

@@ -1,0 +1,213 @@
+"""Agents on Tinker's client, and what reaches `forward_backward`: the trajectory's ids, mask and logprobs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tinker
+from tinker_cookbook.completers import TokensWithLogprobs
+from tinker_cookbook.rl.data_processing import trajectory_to_data
+from tinker_cookbook.rl.train import train_step
+from tinker_cookbook.rl.types import Trajectory as CookbookTrajectory
+from tinker_cookbook.rl.types import Transition
+
+from tests.guides import run_guide
+from tokentrace import Trajectory, create_renderer, trajectory_samples
+from tokentrace.demo.calculator import calculate
+from tokentrace.engines import EmbeddedEngine, SamplingParams
+from tokentrace.engines.protocol import EngineAnswerError, EngineRefusal, EngineUnavailable, LogprobKindError
+from tokentrace.errors import SampleError
+from tokentrace.integrations.tinker_rollouts import TinkerEngine, training_data
+from tokentrace.pocket import POCKET
+from tokentrace.rollout import Agent, Rollout, Task
+from tokentrace.tokens.kinds import Kind
+
+
+class Client:
+    """Tinker's `SamplingClient` as far as it is used, over the embedded model; the types are Tinker's own."""
+
+    def __init__(self) -> None:
+        self.engine = EmbeddedEngine(seed=0)
+        self.prompts: list[list[int]] = []
+        self.error: Exception | None = None
+        self.answer: dict[str, Any] | None = None
+
+    async def sample_async(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> tinker.SampleResponse:
+        assert num_samples == 1
+        if self.error is not None:
+            raise self.error
+        self.prompts.append(prompt.to_ints())
+        answer = self.answer
+        if answer is None:
+            stops = tuple(sampling_params.stop)
+            asked = SamplingParams(sampling_params.max_tokens, seed=sampling_params.seed, stop_token_ids=stops)
+            made = await self.engine.generate(prompt.to_ints(), asked)
+            answer = {"tokens_np": made.ids, "logprobs_np": made.logprobs, "stop_reason": str(made.finish_reason)}
+        return tinker.SampleResponse([tinker.SampledSequence(sequence_id="0", **answer)])
+
+
+def calculator(expression: str) -> int:
+    """Evaluate an arithmetic expression."""
+    return calculate(expression)
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Rollout, Client]:
+    """A rollout with a tool on Tinker's client, and the client."""
+
+    async def run() -> tuple[Rollout, Client]:
+        client = Client()
+        engine = TinkerEngine(client, vocab_size=create_renderer(POCKET).tokenizer.vocabulary.size, version="step 3")
+        agent = Agent(engine, create_renderer(POCKET), tools=[calculator], sampling=SamplingParams(256))
+        rollout = await agent.run(Task([{"role": "user", "content": "What is 17 * 23 + 4?"}], name="one"), seed=5)
+        await client.engine.close()
+        return rollout, client
+
+    rollout, client = asyncio.run(run())
+    assert rollout.turns > 1
+    return rollout, client
+
+
+def as_the_cookbook_has_it(trajectory: Trajectory) -> CookbookTrajectory:
+    """The same rollout as tinker-cookbook records one."""
+    stream, logprobs = trajectory.stream(), trajectory.logprobs()
+    return CookbookTrajectory(
+        transitions=[
+            Transition(
+                ob=tinker.ModelInput.from_ints(stream[: turn.start].tolist()),
+                ac=TokensWithLogprobs(
+                    stream[turn.start : turn.stop].tolist(), logprobs[turn.start : turn.stop].tolist()
+                ),
+                reward=0.0,
+                episode_done=False,
+            )
+            for turn in trajectory.turns()
+        ],
+        final_ob=tinker.ModelInput.empty(),
+    )
+
+
+def test_every_prompt_that_tinker_saw_is_a_prefix_of_the_stream(made: tuple[Rollout, Client]) -> None:
+    rollout, client = made
+    stream = rollout.trajectory.stream().tolist()
+    assert [stream[: turn.start] for turn in rollout.trajectory.turns()] == client.prompts
+    assert {turn.version for turn in rollout.trajectory.turns()} == {"step 3"}
+
+
+def test_data_are_those_of_tinker_cookbook_for_the_same_rollout(made: tuple[Rollout, Client]) -> None:
+    trajectory = made[0].trajectory
+    (ours,) = training_data(trajectory, advantage=0.75, mask=True)
+    (theirs,) = trajectory_to_data(as_the_cookbook_has_it(trajectory), 0.75)
+    assert ours.model_input.to_ints() == theirs.model_input.to_ints()
+    assert set(ours.loss_fn_inputs) == set(theirs.loss_fn_inputs)
+    for name, expected in theirs.loss_fn_inputs.items():
+        assert ours.loss_fn_inputs[name].dtype == expected.dtype
+        np.testing.assert_array_equal(ours.loss_fn_inputs[name].to_numpy(), expected.to_numpy())
+
+
+class Answered:
+    """A future of Tinker's that is done."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    async def result_async(self) -> Any:
+        return self._result
+
+
+class Training:
+    """A training client that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.data: list[tinker.Datum] = []
+
+    async def forward_backward_async(self, data: list[tinker.Datum], **_: Any) -> Answered:
+        self.data += data
+        outputs = [{"logprobs": datum.loss_fn_inputs["logprobs"]} for datum in data]
+        return Answered(
+            tinker.ForwardBackwardOutput(loss_fn_output_type="logprobs", loss_fn_outputs=outputs, metrics={})
+        )
+
+    async def optim_step_async(self, _: Any) -> Answered:
+        return Answered(tinker.OptimStepResponse(metrics=None))
+
+
+def test_what_reaches_forward_backward_is_the_row(made: tuple[Rollout, Client]) -> None:
+    trajectory, client = made[0].trajectory, Training()
+    data = training_data(trajectory, advantage=lambda turn: turn.message / 8, mask=True)
+    asyncio.run(train_step(data, client, 1e-5, 1, "importance_sampling"))  # type: ignore[arg-type]
+    (row,) = trajectory_samples(trajectory, advantage=lambda turn: turn.message / 8)
+    (datum,) = client.data
+    sent = {name: value.to_numpy() for name, value in datum.loss_fn_inputs.items()}
+    assert set(sent) == {"target_tokens", "logprobs", "advantages"}
+    assert datum.model_input.to_ints() == row.ids[:-1].tolist()
+    assert sent["target_tokens"].tolist() == row.ids[1:].tolist()
+    trained = row.mask[1:]
+    np.testing.assert_array_equal(sent["logprobs"][trained], row.logprobs[1:][trained])
+    np.testing.assert_array_equal(sent["advantages"], row.advantages[1:])
+    assert len(set(sent["advantages"][trained].tolist())) > 1
+    assert not sent["logprobs"][~trained].any()
+    assert not sent["advantages"][~trained].any()
+
+
+def test_every_branch_is_a_datum_and_each_token_is_trained_once() -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1, 2])
+    trajectory.append_completion([3, 4], [-0.5, -0.25], finish_reason="stop")
+    trajectory.branch([1, 2, 3, 9])
+    trajectory.append_completion([7], [-2.0], finish_reason="stop")
+    first, second = training_data(trajectory, advantage=1.0)
+    assert [one.loss_fn_inputs["target_tokens"].tolist() for one in (first, second)] == [[2, 3, 4], [2, 3, 9, 7]]
+    assert [one.loss_fn_inputs["logprobs"].tolist() for one in (first, second)] == [[0, -0.5, -0.25], [0, 0, 0, -2.0]]
+    assert second.loss_fn_inputs["advantages"].tolist() == [0, 0, 0, 1.0]
+    without = Trajectory(logprobs=False)
+    without.begin([1])
+    without.append_completion([2], None, finish_reason="stop")
+    without.append_context([3], Kind.CONTEXT)
+    with pytest.raises(SampleError, match="no logprobs"):
+        training_data(without, advantage=1.0)
+
+
+def asked(client: Client, **sampling: Any) -> Any:
+    async def run() -> Any:
+        return await TinkerEngine(client, vocab_size=4096).generate([1, 2, 3], SamplingParams(4, **sampling))
+
+    return asyncio.run(run())
+
+
+def test_what_goes_wrong_is_told_as_engines_tell_it() -> None:
+    client = Client()
+    with pytest.raises(LogprobKindError):
+        asked(client, temperature=0.5)
+    request = httpx.Request("POST", "http://127.0.0.1")
+    client.error = tinker.APIConnectionError(request=request)
+    with pytest.raises(EngineUnavailable):
+        asked(client)
+    client.error = tinker.BadRequestError("too long", response=httpx.Response(400, request=request), body=None)
+    with pytest.raises(EngineRefusal, match="too long") as caught:
+        asked(client)
+    assert caught.value.status == 400
+    client.error = None
+    two, one = np.array([1, 2], np.int32), np.array([-1.0], np.float32)
+    for ids, logprobs, problem in (
+        (two, None, "without logprobs"),
+        (np.array([9999], np.int32), one, "outside of the vocabulary"),
+        (two, one, "2 ids were returned with 1 logprobs"),
+    ):
+        client.answer = {"tokens_np": ids, "logprobs_np": logprobs, "stop_reason": "stop"}
+        with pytest.raises(EngineAnswerError, match=problem):
+            asked(client)
+    client.answer = {"tokens_np": two, "logprobs_np": np.repeat(one, 2), "stop_reason": "length"}
+    made = asked(client)
+    assert (made.ids.tolist(), made.logprobs.tolist(), made.finish_reason) == ([1, 2], [-1.0, -1.0], "length")
+
+
+def test_the_guide_runs(tmp_path: Path) -> None:
+    run_guide("tinker", tmp_path)
