@@ -216,6 +216,7 @@ def test_a_result_whose_content_is_no_text_is_a_call_that_failed(content: Any) -
 def test_three_values_are_text_reward_and_metrics_or_a_result() -> None:
     assert as_result(("x", 0.5, {"a": 1}), "look") == ToolResult("x", 0.5, {"a": 1})
     assert as_result(("x", None, None), "look").reward is None
+    assert as_result(({"a": 1}, 0.25, None), "look") == ToolResult('{"a": 1}', 0.25)
     assert as_result((12.5, 41.0, None), "look") == ToolResult("[12.5, 41.0, null]")
     assert as_result(("Paris", "France", None), "look") == ToolResult('["Paris", "France", null]')
     assert as_result((1, 2, {"a": 3}), "look") == ToolResult('[1, 2, {"a": 3}]')

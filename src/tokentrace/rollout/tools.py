@@ -255,9 +255,9 @@ def as_result(answer: Any, tool: str) -> ToolResult:
 
 
 def _is_rewarded(answer: tuple[Any, ...]) -> bool:
-    """Whether it is text, reward and metrics; any other three values are a result. A shorter one is only if it begins
-    with a ``ToolResponse``: two values may well be a result."""
-    if len(answer) == 3 and isinstance(answer[0], str):
+    """Whether it is text (or a mapping or list, as verl has it), reward and metrics; any other three values are a
+    result. A shorter one is only if it begins with a ``ToolResponse``: two values may well be a result."""
+    if len(answer) == 3 and (isinstance(answer[0], str | Mapping) or is_list(answer[0])):
         is_worth = answer[1] is None or (hasattr(answer[1], "__float__") and not isinstance(answer[1], str))
         return is_worth and isinstance(answer[2], Mapping | None)
     return len(answer) in (1, 2, 3) and is_response(answer[0])
