@@ -120,6 +120,33 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(config: 
     assert "tasks was 3 and is 1 now" in fewer.stderr
 
 
+def test_a_second_command_changes_nothing_while_the_first_has_not_begun_a_rollout(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = RolloutStore(out)
+    (out / "run.json").write_text("its settings", encoding="utf-8")
+    second = run(config, "-o", out)
+    first.close()
+    assert second.exit_code == 2
+    assert "another process writes rollouts to" in second.stderr
+    assert (out / "run.json").read_text(encoding="utf-8") == "its settings"
+
+
+def test_groups_with_nothing_to_compare_and_rows_that_cannot_be_written_are_told(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    alone = RUN.replace("rollouts_per_task: 2", "rollouts_per_task: 1") + "advantages: group\n"
+    config.write_text(alone, encoding="utf-8")
+    result = run(config, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert "3 groups have one rollout, and advantage 0" in result.stdout
+    damaged = next((out / "trajectories").glob("*.tt"))
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    again = run(config, "-o", out, "-q")
+    assert again.exit_code == 2
+    assert "the trajectories are kept, and the same command then writes the rows" in again.stderr
+    metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    assert (metrics["rows"], len(metrics["advantage_notes"])) == (None, 1)
+
+
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flag = tmp_path / "interrupt"

@@ -162,8 +162,11 @@ def test_the_kind_of_a_completion_says_so_too(engine: str, temperature: float, p
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"frequency_penalty": 0.5}, "raw, sampled at frequency_penalty 0.5"),
-        ({"temperature": 0.5, "repetition_penalty": 1.5}, "raw, sampled at temperature 0.5 and repetition_penalty 1.5"),
+        ({"frequency_penalty": 0.5}, "raw, sampled with frequency_penalty 0.5"),
+        (
+            {"temperature": 0.5, "repetition_penalty": 1.5},
+            "raw, sampled with temperature 0.5 and repetition_penalty 1.5",
+        ),
         ({"min_p": 0.2}, None),
         ({"temperature": 0, "presence_penalty": 1.0}, None),
     ],

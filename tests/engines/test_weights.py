@@ -347,5 +347,27 @@ def test_a_router_has_a_version_once_all_have_it_and_names_those_that_do_not() -
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("version", [None, 1.5, ["x"], 2**70, -(2**70), True, b"3"])
+def test_a_version_that_could_not_be_recorded_is_refused_before_anything_is_done(version: Any) -> None:
+    async def work(engine: EmbeddedEngine) -> None:
+        for one in (engine, ScriptedEngine(lambda *_: [1], version=1)):
+            for change in (one.update_weights(other_weights(), version=version), one.set_version(version)):
+                with pytest.raises(EngineError, match="version must be"):
+                    await change
+            assert one.version == 1
+        done = await engine.generate(PROMPT, LONG)
+        np.testing.assert_allclose(done.logprobs, scored(load_pocket(), PROMPT, done.ids), atol=1e-4)
+
+    with_engine(work, version=1)
+    fake, server = vllm()
+    for one in (server, SGLangEngine(fake.connection(), Capabilities(engine="sglang", weights=True))):
+        for change in (one.update_weights("/weights/7", version=version), one.set_version(version)):
+            with pytest.raises(EngineError, match="version must be"):
+                asyncio.run(change)
+    assert asked(fake) == []
+    with pytest.raises(EngineError, match="version must be"):
+        EmbeddedEngine(version=version)
+
+
 def test_engines_that_differ_have_no_version_together() -> None:
     assert Router([ScriptedEngine(lambda p, s: [1], version=one) for one in (1, 2)]).version is None

@@ -294,6 +294,9 @@ def test_a_run_refuses_a_row_that_names_nobody_before_it_begins(tmp_path: Path) 
     file = written(tmp_path, "run.yaml", {**config, "interaction_config_path": "users.yaml"})
     with pytest.raises(ConfigError, match="there is no simulated user 'x'"):
         read_run(file)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "interaction_kwargs": {"name": ["x"]}}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"there is no simulated user \['x'\]"):
+        read_run(file)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "?"}\n', encoding="utf-8")
     assert list(read_run(file).interactions) == ["loud"]
     both = {**config, "interaction_config_path": "users.yaml", "interaction_file": "users.yaml"}

@@ -11,6 +11,7 @@ import pytest
 
 from tokentrace import InputError
 from tokentrace.demo.rollouts import SOURCES, FollowUps, question_reward
+from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import row_task
@@ -121,6 +122,13 @@ def test_everything_that_a_configuration_says_is_heeded(tmp_path: Path) -> None:
     assert second.interaction_settings == {"mood": "good"}
 
 
+@pytest.mark.parametrize(("line", "wanted"), [("", False), ("resume_aborted: true\n", True)])
+def test_aborted_turns_go_on_where_the_file_says_so(tmp_path: Path, line: str, wanted: bool) -> None:
+    run = read_run(written(tmp_path, POCKET_RUN + line))
+    assert run.agent(EmbeddedEngine()).resume_aborted is wanted
+    assert "resume_aborted" not in run.settings, "a run may go on with it or without"
+
+
 BAD = {
     "unknown key": (POCKET_RUN + "sampelling: {}\n", r"run.yaml, line 5: sampelling: no such .*mean 'sampling'\?"),
     "nested key": (
@@ -147,6 +155,11 @@ BAD = {
         "line 5: sampling.repetition_penalty: must be a number from 0 to 2, not 3",
     ),
     "said twice": (POCKET_RUN + "budget: {turn_tokens: 1}\nsampling: {max_tokens: 2}\n", "line 6: sampling.max_tokens"),
+    "a turn that cannot go on": (
+        POCKET_RUN + "resume_aborted: true\nsampling: {presence_penalty: 1}\n",
+        "line 5: resume_aborted: a turn that was aborted cannot be sampled on with presence_penalty",
+    ),
+    "yes is no bool": (POCKET_RUN + "resume_aborted: 1\n", "line 5: resume_aborted: must be"),
     "two seeds": (POCKET_RUN + "seed: 1\nsampling: {seed: 2}\n", "line 6: sampling.seed: there is a seed"),
     "negative seed": (POCKET_RUN + "seed: -1\n", "line 5: seed: must be at least 0, not -1"),
     "not a mapping": (POCKET_RUN + "sampling: 3\n", "line 5: sampling: must be a mapping of settings, not 3"),
@@ -209,6 +222,10 @@ BAD = {
     "tools file": (POCKET_RUN + "tools_file: none.yaml\n", "line 5: tools_file: there is no file"),
     "interaction": (POCKET_RUN + "interaction: {class_name: own_tools.Table}\n", "line 5: .*BaseInteraction"),
     "renderer": (POCKET_RUN + "renderer: {control_tokens: odd}\n", "line 5: renderer: .*control_tokens"),
+    "odd key": (POCKET_RUN + "2001-99-99: 1\n", "line 5: '2001-99-99' cannot be read: .*quote it"),
+    "number key": (POCKET_RUN + "!!int abc: 1\n", "line 5: 'abc' cannot be read"),
+    "tagged bool": (POCKET_RUN + "seed: !!bool maybe\n", "line 5: seed: 'maybe' cannot be read"),
+    "tagged time": (POCKET_RUN + "seed: !!timestamp abc\n", "line 5: seed: 'abc' cannot be read"),
     "kwargs": (POCKET_RUN + "renderer: {kwargs: {enable_thinkin: 1}}\n", "line 5: renderer: .*mean enable_thinking"),
 }
 

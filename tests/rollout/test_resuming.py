@@ -22,7 +22,7 @@ from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore
-from tokentrace.rollout.tools import ToolResult
+from tokentrace.rollout.tools import FunctionTool, ToolResult
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import from_bytes, to_bytes
 from tokentrace.trajectory.turns import CompletionWrite
@@ -245,6 +245,56 @@ def test_parts_of_a_turn_are_drawn_with_other_random_numbers(whole: Rollout) -> 
     assert seeds[0] != seeds[turns]
 
 
+@pytest.mark.parametrize("place", [4, 5, 6])
+def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, place: int) -> None:
+    start = whole.trajectory.turns()[0].start
+    said = whole.trajectory.stream()[start:]
+    text = RENDERER.tokenizer.decode(said[3:7])
+    told = GREEDY.described() | {"stop": (text,), "stop_token_ids": (), "top_logprobs": 2}
+    options: Any = {"sampling": SamplingParams(**told), "budget": Budget(turns=1), "resume_aborted": True}
+
+    async def run(places: Sequence[int], trajectory: Trajectory | None = None) -> Rollout:
+        engine = Aborting(places)
+        try:
+            return await agent(engine, **options).run(TASK, trajectory=trajectory)
+        finally:
+            await engine.close()
+
+    uncut, resumed = asyncio.run(run([])), asyncio.run(run([place]))
+    later = asyncio.run(run([], cut(whole.trajectory, 2, place)))
+    assert len(uncut.trajectory.turns()[0]) == 7
+    for rollout in (resumed, later):
+        assert rollout.trajectory.stream().tolist() == uncut.trajectory.stream().tolist()
+        first, rest = rollout.trajectory.turns()
+        assert (first.finish_reason, rest.finish_reason, rest.continues) == ("abort", "stop", True)
+        assert rest.versions[-1].stop == len(rest) == 7 - place
+        assert all(isinstance(turn.engine_seconds, float) for turn in rollout.per_turn)
+        rollout.trajectory.check()
+
+
+def test_a_stop_text_that_ended_no_turn_before_does_not_end_it_now(whole: Rollout) -> None:
+    start = whole.trajectory.turns()[0].start
+    text = RENDERER.tokenizer.decode(whole.trajectory.stream()[start + 1 : start + 3])
+    engine = repeating(whole.trajectory)
+    sampling = replace(GREEDY, stop=(text, text + "x" * 40))
+    engine.capabilities = replace(engine.capabilities, sampling=frozenset(["stop"]))
+    rollout = asyncio.run(agent(engine, sampling=sampling).run(TASK, trajectory=cut(whole.trajectory, 2, 3)))
+    assert len(rollout.trajectory.turns()[1]) > 1
+
+
+@pytest.mark.parametrize(
+    "setting", [{"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"structure": {"type": "json_object"}}]
+)
+def test_what_is_counted_from_the_first_token_of_a_request_lets_no_turn_go_on(whole: Rollout, setting: Any) -> None:
+    engine, sampling = repeating(whole.trajectory), replace(GREEDY, **setting)
+    with pytest.raises(ContinuationError, match=next(iter(setting))):
+        agent(engine, sampling=sampling, resume_aborted=True)
+    with pytest.raises(ContinuationError, match=next(iter(setting))):
+        asyncio.run(agent(engine, sampling=sampling).run(TASK, trajectory=cut(whole.trajectory, 2, 3)))
+    assert engine.requests == []
+    agent(engine, sampling=replace(GREEDY, repetition_penalty=1.2), resume_aborted=True)
+
+
 def bad(change: str, whole: Rollout) -> Trajectory:
     trajectory = cut(whole.trajectory, 2)
     if change == "length":
@@ -287,6 +337,45 @@ def test_what_cannot_go_on_is_refused_with_why(whole: Rollout, change: str, opti
     with pytest.raises(ContinuationError, match=why):
         asyncio.run(agent(engine, **options).run(TASK, trajectory=trajectory))
     assert (to_bytes(trajectory), engine.requests) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"name": "two"}, "called 'two'"),
+        ({"name": "one", "logprobs": False}, "without logprobs"),
+        ({"name": "one", "vocab_size": 10**6}, "vocabulary of 1000000 ids"),
+    ],
+)
+def test_a_trajectory_in_which_nothing_is_recorded_must_fit_too(whole: Rollout, options: Any, why: str) -> None:
+    engine = repeating(whole.trajectory)
+    with pytest.raises(ContinuationError, match=why):
+        asyncio.run(agent(engine).run(TASK, trajectory=Trajectory(**options)))
+    assert engine.requests == []
+    empty = Trajectory(name="one")
+    assert asyncio.run(agent(engine).run(TASK, trajectory=empty)).trajectory is empty
+    assert empty.stream().tolist() == whole.trajectory.stream().tolist()
+
+
+def test_rewards_that_are_found_anew_are_taken_back(whole: Rollout) -> None:
+    class Free(FunctionTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            return replace(calculator(**parameters), reward=0.0)
+
+    def fails(_: Rollout) -> float:
+        raise RuntimeError("the judge is ill")
+
+    trajectory = cut(whole.trajectory, 2)
+    (turn,) = trajectory.turns()
+    trajectory.set_reward(0.25, turn)
+    trajectory.set_reward(1.0)
+    going_on = agent(repeating(whole.trajectory), tools=[Free(calculator)], reward=fails)
+    rollout = asyncio.run(going_on.run(TASK, trajectory=trajectory))
+    assert (rollout.end, rollout.reward, trajectory.reward) == (End.FAILED, None, None)
+    assert trajectory.turns()[0].reward is None, "the call was run again, and gave nothing"
+    loaded = from_bytes(to_bytes(trajectory)).trajectory
+    assert (loaded.reward, loaded.turns()[0].reward) == (None, None)
+    assert loaded.rewarded == trajectory.rewarded
 
 
 def test_what_is_no_trajectory_is_refused() -> None:
@@ -347,5 +436,19 @@ def test_what_the_store_has_and_cannot_go_on_is_run_anew(tmp_path: Path, whole: 
     assert asyncio.run(running).ends == {"user": 1}
     assert "run anew: trajectory 'one' ends with a turn that ran out of tokens" in found[0].notes[-1]
     store.close()
+    for name, raw, why in (
+        ("junk", b"no trajectory at all", "junk.partial.tt: "),
+        ("short", to_bytes(whole.trajectory)[:-9], "short.partial.tt: "),
+        ("other", to_bytes(whole.trajectory), "holds rollout 'one', and the journal says 'other'"),
+    ):
+        store = RolloutStore(tmp_path)
+        store.start(name)
+        (tmp_path / "trajectories" / f"{name}.partial.tt").write_bytes(raw)
+        task = Task(TASK.messages, name=name)
+        running = run_rollouts(agent(engine), [task], store=store, continue_aborted=True, done=found.append)
+        assert asyncio.run(running).ends == {"user": 2 + ["junk", "short", "other"].index(name)}
+        assert "run anew: " in found[-1].notes[-1]
+        assert why in found[-1].notes[-1]
+        store.close()
     with pytest.raises(InputError, match="needs a store"):
         asyncio.run(run_rollouts(agent(engine), [TASK], continue_aborted=True))

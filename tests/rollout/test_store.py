@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tokentrace import InputError, Trajectory, create_renderer
+from tokentrace.data.tables import read_metadata
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import TrajectoryError
@@ -24,6 +25,7 @@ from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.store import (
     JOURNAL,
+    ROWS,
     RUN,
     TRAJECTORIES,
     RolloutStore,
@@ -271,6 +273,14 @@ def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
     assert advantages is not None
     assert advantages.tolist() == pytest.approx([0, 0, 0, found["a0"], found["a0"]])
     assert by_name["d1"].advantages is None
+    store.close()
+
+
+def test_a_group_that_is_none_is_no_group(tmp_path: Path) -> None:
+    store = stored(tmp_path, *(a_rollout(f"q{at}", float(at), group=None) for at in range(3)))
+    assert group_advantages(store.finished) == {"q0": 0, "q1": 0, "q2": 0}, "each is alone"
+    store.write_rows()
+    assert read_metadata(tmp_path / ROWS)["groups"] == {name: [name] for name in ("q0", "q1", "q2")}
     store.close()
 
 

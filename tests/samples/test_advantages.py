@@ -43,6 +43,15 @@ def test_a_group_is_compared_as_the_papers_say(rewards: list[int], baseline: Bas
     assert list(found.values) == list(names)
 
 
+def test_a_group_that_is_none_is_no_group() -> None:
+    trajectories = [Trajectory(name=f"q{at}", metadata={"group": None}) for at in range(2)]
+    for at, trajectory in enumerate(trajectories):
+        trajectory.begin([1, 2])
+        trajectory.append_completion([7], [-0.5], finish_reason="stop")
+        trajectory.set_reward(float(at))
+    assert trajectory_advantages(trajectories).values == {"q0": [0.0], "q1": [0.0]}, "each is alone"
+
+
 def test_groups_do_not_meet_and_what_cannot_be_compared_is_said() -> None:
     rewards = {"a-0": 1, "a-1": 3, "b-0": 2, "b-1": 2, "c": 7}
     groups = {"a-0": "a", "a-1": "a", "b-0": "b", "b-1": "b"}

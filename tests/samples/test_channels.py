@@ -107,6 +107,14 @@ def test_a_batch_of_what_was_not_told_is_refused(channels: Any, change: Any, why
         collate([sample.replace(**change)], pad_id=0, channels=channels)
 
 
+@pytest.mark.parametrize("name", [*collate([trajectory_samples(recorded(), reward=1.0)[0]], pad_id=0, version=2)])
+def test_a_channel_does_not_take_the_place_of_a_column_of_the_batch(name: str) -> None:
+    (sample,) = trajectory_samples(recorded())
+    told = sample.channels["routed_experts"]
+    with pytest.raises(SampleError, match=f"{name!r} is a column of the batch itself"):
+        collate([sample.replace(channels={name: told})], pad_id=0, channels={name: -1})
+
+
 def test_a_channel_of_another_length_is_no_channel_of_a_row() -> None:
     (sample,) = trajectory_samples(recorded())
     with pytest.raises(SampleError, match="a Channel of 9 tokens"):

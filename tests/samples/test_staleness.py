@@ -62,6 +62,11 @@ def test_a_batch_says_how_old_its_tokens_are(side: Any) -> None:
     [
         (["step-7"], 8, "version 'step-7': to compute with versions, name them by integers"),
         ([-3], 8, "version -3"),
+        (["-3"], 8, "version '-3'"),
+        (["٣"], 8, "to compute with versions"),
+        (["9" * 19], 8, "to compute with versions"),
+        (["9" * 5000], 8, "to compute with versions"),
+        (["9"], 8, "sampled by version 9, and the version of now is 8"),
         ([9], 8, "sampled by version 9, and the version of now is 8"),
         ([5, None], 8, "token 5 carries loss, and nobody said"),
         ([5], "8", "version must be the integer"),
@@ -75,6 +80,15 @@ def test_what_cannot_be_computed_is_refused(versions: Any, now: Any, why: str) -
         token_staleness(sample, now)
     with pytest.raises(SampleError, match=why):
         collate([sample], pad_id=0, version=now)
+
+
+def test_a_version_of_digits_is_a_number_as_servers_tell_it() -> None:
+    told, known = row("5", [("5", 0, 1), ("7", 1, 2)]), row(5, [(5, 0, 1), (7, 1, 2)])
+    assert token_staleness(told, 8).tolist() == token_staleness(known, 8).tolist()
+    assert collate([told], pad_id=0, version=8)["max_staleness"].tolist() == [3]
+    assert collate([told], pad_id=0, version=8)["versions"] == ["5", "7"], "the names stay as they were told"
+    assert len(fresh_samples([told, row("8")], 8, max_staleness=1).dropped) == 1
+    assert report_rollouts([recorded("5", "7")], version=8).stale == {1: 2, 3: 2}
 
 
 def test_rows_that_are_too_old_are_left_out_and_said() -> None:

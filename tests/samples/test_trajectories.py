@@ -12,6 +12,7 @@ import pytest
 
 from tests.trajectory.walk import Walk
 from tokentrace.data.tables import read_samples, write_samples
+from tokentrace.engines.protocol import SamplingParams
 from tokentrace.errors import SampleError
 from tokentrace.samples.collation import collate
 from tokentrace.samples.packing import first_fit_decreasing, flatten, pack, unpack
@@ -305,8 +306,19 @@ def test_logprobs_of_another_distribution_than_was_sampled_from_are_noted(
     sampling = None if temperature is None else {"temperature": temperature}
     trajectory.append_completion([7], [-1.0], finish_reason="stop", sampling=sampling, logprobs_kind=kind)
     (row,) = trajectory_samples(trajectory)
-    note = f"logprobs of 1 of 1 completions are not of what was sampled from: {kind}, sampled at temperature 0.7"
+    note = f"logprobs of 1 of 1 completions are not of what was sampled from: {kind}, sampled with temperature 0.7"
     assert row.notes == ((note,) if noted else ())
+
+
+@pytest.mark.parametrize(("kind", "temperature", "noted"), [("unknown", 1.0, True), ("unknown", 0.0, False)])
+def test_a_completion_that_was_held_to_a_structure_is_noted(kind: str, temperature: float, noted: bool) -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    sampling = SamplingParams(1, temperature=temperature, structure={"type": "json_object"}).described()
+    trajectory.append_completion([7], [-1.0], finish_reason="stop", sampling=sampling, logprobs_kind=kind)
+    (row,) = trajectory_samples(trajectory)
+    assert bool(row.notes) == noted
+    assert all("unknown, sampled with a structure" in note for note in row.notes)
 
 
 # -- junk

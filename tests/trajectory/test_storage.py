@@ -404,7 +404,6 @@ def test_rewards_and_channels_are_of_version_3() -> None:
                 payload({"write": 2, "reward": 1.0}),
                 payload({"write": -2, "reward": 1.0}),
                 payload({"write": True, "reward": 1.0}),
-                payload({"write": 1, "reward": None}),
                 payload({"write": 1, "reward": "1"}),
                 payload({"write": 1, "reward": True}),
                 payload({"write": 1}),

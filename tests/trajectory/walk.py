@@ -206,10 +206,10 @@ class Walk:
         assert returned == self.trajectory.turns(index)[-1]
 
     def reward(self) -> None:
-        """A reward for a turn of some branch, or for the rollout; the last one counts."""
+        """A reward for a turn of some branch, or for the rollout; the last one counts, None takes it back."""
         index, _ = self.target()
         pieces = [piece for piece in self.model.branches[index].pieces if piece.turn is not None]
-        value = self.random.choice([0, -1.5, 2.25])
+        value = self.random.choice([0, -1.5, 2.25, None])
         if not pieces or self.random.random() < 0.2:
             self.trajectory.set_reward(value)
             self.model.reward = value
@@ -447,7 +447,7 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
         {"a": "x" * count},
     ]
     operations += [(f"channels {bad!r}", complete(channels=bad)) for bad in bad_channels]
-    bad_rewards: list[Any] = [math.nan, math.inf, None, "1", True, 10**400]
+    bad_rewards: list[Any] = [math.nan, math.inf, "1", True, 10**400]
     operations += [(f"reward {bad!r}", lambda bad=bad: trajectory.set_reward(bad)) for bad in bad_rewards]
     operations += [
         ("begin again", lambda: trajectory.begin(ids)),

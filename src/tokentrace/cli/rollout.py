@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
-from ..errors import InputError
+from ..errors import InputError, TokentraceError
 from ..rollout.ends import FAILED_ENDS, End
 from . import one_blas_thread
 from .options import debug_option, json_option, quiet_option, ray_option
@@ -90,7 +90,7 @@ def rollout(
     from ..demo.rollouts import SOURCES
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
-    from ..rollout.store import RolloutStore, check_run, discard_run
+    from ..rollout.store import RolloutStore, check_run, compared, discard_run
 
     if workers is not None and ray is None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
@@ -100,12 +100,12 @@ def rollout(
     run = read_run(config, output=output, **options)
     if fresh:
         discard_run(run.output)
+    store = RolloutStore(run.output)  # it holds the folder: from here on no other process changes what is there
     try:
-        check_run(run.output, run.settings)
-    except InputError as error:
-        raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
-    store = RolloutStore(run.output)
-    try:
+        try:
+            check_run(run.output, run.settings)
+        except InputError as error:
+            raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
         again = store.run_again(_FAILED if retry else [End.ABORT] if continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not quiet:
@@ -125,6 +125,7 @@ def rollout(
             click.secho(_kept(run, store), fg="yellow", err=True)
             ctx.exit(3)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
+        metrics["advantage_notes"] = list(compared(store.finished).notes) if run.advantages else []
         metrics |= {"waited_seconds": waited, "circuits": [one.described() for one in circuits]}
         problem = _write(run, store, metrics)
     finally:
@@ -211,7 +212,7 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
     problem = None
     try:
         metrics["rows"] = str(store.write_rows(advantages=run.advantages, metadata={"settings": run.settings}))
-    except InputError as error:
+    except TokentraceError as error:
         problem, metrics["rows"] = str(error), None
     write_whole(run.output / METRICS, (json.dumps(metrics, indent=2) + "\n").encode(), private=True)
     return problem
@@ -335,6 +336,8 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
     if without and metrics["advantages"]:
         said = f"  {without:,} rollouts have no reward, and their rows no advantages"
         click.secho(said, fg="yellow", err=to_stderr)
+    for said in metrics["advantage_notes"]:
+        click.secho(f"  {said}", fg="yellow", err=to_stderr)
     bad = sum(summary.ends[end] for end in _FAILED)
     if bad:
         where = f"{metrics['output']}/rollouts.jsonl says why; --retry runs them again"

@@ -40,6 +40,7 @@ from .protocol import (
     GenerateRequest,
     LogprobKind,
     add_version,
+    checked_version,
 )
 from .stopping import StopFinder, TokenBytes
 
@@ -128,7 +129,7 @@ class EmbeddedEngine(Engine):
                 weights=True,
             )
         )
-        self.version = version
+        self.version = checked_version(version)
         self._seeds = np.random.default_rng(seed)
         self._active: list[_Sequence] = []
         self._kept: OrderedDict[tuple[str, str], tuple[Ids, Cache]] = OrderedDict()
@@ -195,6 +196,7 @@ class EmbeddedEngine(Engine):
         All of the model's weights must be there. They are copied: what they came from may change later.
         """
         self._enter_loop()
+        version = checked_version(version)
         try:
             model = weights if isinstance(weights, PocketModel) else await asyncio.to_thread(self._read, weights)
         except (InputError, OSError, ValueError, TypeError) as error:
@@ -209,7 +211,7 @@ class EmbeddedEngine(Engine):
         return self._model.with_weights(weights_from(weights))
 
     async def set_version(self, version: str | int) -> None:
-        self.version = version
+        self.version = checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
         self._enter_loop()

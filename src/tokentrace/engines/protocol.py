@@ -315,6 +315,13 @@ def add_version(spans: list[VersionSpan], version: str | int, stop: int) -> None
         spans.append(VersionSpan(version, spans[-1].stop if spans else 0, stop))
 
 
+def checked_version(version: Any) -> str | int:
+    """What weights can be called by, and be recorded under: a text, or a whole number of 64 bits."""
+    if isinstance(version, str):
+        return version
+    return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What an engine can do, found out when it was connected to."""
@@ -418,7 +425,8 @@ class Engine:
         `weights` is a folder of safetensors, which a server must be able to read itself, or arrays by name, for an
         engine in this process. When this returns, whatever is sampled is of the new weights, and nothing that the old
         ones computed is read again: requests under way have it computed anew. Their completions say which weights
-        sampled which of their tokens. `EngineError` where it cannot be done; what the engine then samples with is what
+        sampled which of their tokens. `EngineError` where it cannot be done, or where `version` is neither a text nor a
+        whole number of 64 bits; what the engine then samples with is what
         its completions say.
         """
         raise EngineError(f"{self.capabilities.engine} cannot be given other weights: start it again with them")

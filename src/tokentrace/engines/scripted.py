@@ -36,6 +36,7 @@ from .protocol import (
     Weights,
     add_version,
     check_channels,
+    checked_version,
     collected,
 )
 from .stopping import StopFinder, TokenBytes
@@ -200,7 +201,7 @@ class ScriptedEngine(Engine):
     async def set_version(self, version: str | int) -> None:
         if not self.capabilities.weights:
             await super().set_version(version)
-        self.version = version
+        self.version = checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
         self.resets += 1

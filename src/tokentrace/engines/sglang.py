@@ -35,6 +35,7 @@ from .protocol import (
     Logprobs,
     SamplingParams,
     Weights,
+    checked_version,
 )
 
 GENERATE: Final = "/generate"
@@ -163,16 +164,17 @@ class SGLangEngine(HTTPEngine):
         ``pause_mode="in_place"`` and requests under way, SGLang loads the weights and then refuses to empty the cache,
         which is an error: pause with ``"retract"`` or ``"abort"``. SGLang names versions by text: 3 is ``"3"``.
         """
-        folder = folder_of(weights, "SGLang")
+        name, folder = str(checked_version(version)), folder_of(weights, "SGLang")
         self._refuse_weights()
-        wanted = {"model_path": folder, "weight_version": str(version), "flush_cache": True}
+        wanted = {"model_path": folder, "weight_version": name, "flush_cache": True}
         await self._ask("/update_weights_from_disk", wanted)
-        self.version = str(version)
+        self.version = name
 
     async def set_version(self, version: str | int) -> None:
         self._refuse_weights()
-        await self._ask("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
-        self.version = str(version)
+        name = str(checked_version(version))
+        await self._ask("/update_weight_version", {"new_version": name, "abort_all_requests": False})
+        self.version = name
 
     async def reset_prefix_cache(self) -> None:
         """Refused while requests run, or wait in place."""

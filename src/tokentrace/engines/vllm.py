@@ -46,6 +46,7 @@ from .protocol import (
     Logprobs,
     SamplingParams,
     Weights,
+    checked_version,
 )
 
 GENERATE: Final = "/inference/v1/generate"
@@ -191,7 +192,7 @@ class VLLMEngine(HTTPEngine):
         Where it fails the server is left paused: what it would sample with is not known. vLLM names versions by text:
         3 is ``"3"``.
         """
-        folder = folder_of(weights, "vLLM")
+        version, folder = checked_version(version), folder_of(weights, "vLLM")
         self._refuse_weights()
         was_paused = await self.is_paused()
         if not was_paused:
@@ -210,8 +211,9 @@ class VLLMEngine(HTTPEngine):
 
     async def set_version(self, version: str | int) -> None:
         self._refuse_weights()
-        await self._ask("/update_weight_version", {"new_version": str(version)})
-        self.version = str(version)
+        name = str(checked_version(version))
+        await self._ask("/update_weight_version", {"new_version": name})
+        self.version = name
 
     async def reset_prefix_cache(self) -> None:
         """Requests under way are put back, and have what was computed of them computed anew."""

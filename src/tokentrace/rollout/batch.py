@@ -17,7 +17,6 @@ from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
 from ..errors import ContinuationError, InputError, shown
 from ..settings import instance
-from ..trajectory.trajectory import Trajectory
 from .checks import MOST_SEED, is_list
 from .checks import count as checked_count
 from .ends import End
@@ -230,7 +229,8 @@ async def run_rollouts(
     `seed` each rollout samples with another seed, which depends only on this one and on its place among the tasks.
     Tasks without names are called by their place; a name that is there twice is refused, before anything is run where
     `tasks` is a list. While the engine does not answer all rollouts wait, for as long as `patience` says (ten minutes
-    by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises.
+    by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises. A rollout that
+    a tool, simulated user or reward cancelled together with the task that runs it is an InputError at the end.
 
     With `continue_aborted`, rollouts of which the store has the beginning are gone on with and not sampled anew: those
     that were aborted, and those that were under way when a run ended. One that cannot be gone on with is run anew, and
@@ -251,17 +251,19 @@ async def run_rollouts(
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()
     waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))
+    begun: set[str] = set()
 
     async def work() -> None:
         for number, task in waiting:
             if store is not None and store.is_finished(task.name):
                 continue  # its number is counted all the same, and with it the seeds of those after it
             own = rollout_seed(seed, number)
+            begun.add(task.name)
             if store is None:
                 rollout = await agent.run(task, seed=own, patience=patience)
             else:
-                begun = store.recorded(task.name) if continue_aborted else None
-                rollout = await _stored(agent, task, own, patience, store, begun)
+                rollout = await _stored(agent, task, own, patience, store, continue_aborted)
+            begun.remove(task.name)
             summary.add(rollout.metrics())
             summary.seconds = time.monotonic() - began
             if done is not None:
@@ -273,18 +275,22 @@ async def run_rollouts(
                 group.create_task(work())
     except ExceptionGroup as failed:  # the first is why, the others are the same again
         raise failed.exceptions[0] from failed
+    if begun:  # a group takes a worker that was cancelled for one that is done
+        names = ", ".join(map(shown, sorted(begun)[:3])) + (", …" if len(begun) > 3 else "")
+        raise InputError(f"{len(begun)} rollouts did not end, a tool, user or reward cancelled their tasks: {names}")
     summary.seconds = time.monotonic() - began
     return summary
 
 
 async def _stored(
-    agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore, begun: Trajectory | None
+    agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore, go_on: bool
 ) -> Rollout:
     """Run a task and write it to the disk; what there is of it where it is cancelled or the engine is down."""
     store.start(task.name)
     under_way: list[Rollout] = []
     try:
         try:
+            begun = store.recorded(task.name) if go_on else None
             rollout = await agent.run(task, trajectory=begun, grown=under_way.append, seed=seed, patience=patience)
         except ContinuationError as error:
             rollout = await agent.run(task, grown=under_way.append, seed=seed, patience=patience)

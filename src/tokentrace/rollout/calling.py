@@ -19,7 +19,13 @@ class TooLong(Exception):  # noqa: N818
 
 
 async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
-    """What some work returns, if it takes no more seconds than the limit; else `TooLong`."""
+    """What some work returns, if it takes no more seconds than the limit; else `TooLong`.
+
+    Work that ends as if it were cancelled although nobody cancels the task that waits for it (it waited for something
+    that was), or that wants to end the process, is a RuntimeError like any other failure.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
     try:
         async with asyncio.timeout(limit) as timeout:
             return await work
@@ -27,9 +33,22 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
         if not timeout.expired():  # the work's own
             raise
         raise TooLong(f"{who} took longer than {limit:g} s") from error
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling() > before:  # somebody ends this task
+            raise
+        raise RuntimeError(f"{who} was cancelled") from error
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # SystemExit: a tool does not end the run
+        raise _harmless(error) from error
 
 
-async def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _harmless(error: BaseException) -> RuntimeError:
+    """What ends a process or a task, as an error that does not."""
+    return RuntimeError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What a function returns: a coroutine function is awaited, a plain one runs in a thread of its own."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         return await function(*args, **kwargs)
@@ -53,8 +72,8 @@ async def in_thread(call: Callable[[], Any]) -> Any:
             answer = call()
         except Exception as raised:
             error = raised
-        except BaseException as raised:  # SystemExit: a tool does not end the run
-            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        except BaseException as raised:
+            error = _harmless(raised)
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(deliver, answer, error)
 

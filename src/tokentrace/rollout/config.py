@@ -200,11 +200,14 @@ class _Reader:
             return self._section(node, place, line)
         if node.id == "sequence":
             return [self.read(one, f"{place}.{at}") for at, one in enumerate(node.value)]
+        return self._scalar(node, f"{place}: ")
+
+    def _scalar(self, node: Any, place: str = "") -> Any:
         try:
             return self._loader.construct_object(node, deep=True)
-        except (ValueError, ArithmeticError) as error:  # the 13th month
-            problem = f"{shown(node.value)} cannot be read: {error}; quote it"
-            raise ConfigError(f"{self._file}, line {line}: {place}: {problem}") from error
+        except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
+            problem = f"{shown(node.value)} cannot be read: {error}; quote it, and give it no tag"
+            raise ConfigError(f"{self._file}, line {node.start_mark.line + 1}: {place}{problem}") from error
 
     def _section(self, node: Any, place: str, line: int) -> Section:
         made = Section(self._file, place, line)
@@ -213,7 +216,7 @@ class _Reader:
             self._count(key_node, key_line)
             if key_node.id != "scalar":
                 raise ConfigError(f"{self._file}, line {key_line}: the name of a setting must be text")
-            key = str(self._loader.construct_object(key_node, deep=True))
+            key = str(self._scalar(key_node))
             if key in made:
                 raise ConfigError(f"{self._file}, line {key_line}: {key!r} is there twice")
             made.lines[key] = key_line

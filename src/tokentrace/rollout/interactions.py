@@ -20,6 +20,10 @@ class Reply:
     reward: float = 0.0
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, str):
+            raise InputError(f"the content of a Reply must be text, not {shown(self.content)}")
+
 
 class BaseInteraction:
     """A simulated user: `start_interaction` once for each trajectory, `generate_response` after each answer of the
@@ -113,18 +117,21 @@ def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[s
         return next(iter(users.values()))
     if name is None:
         raise InputError(f"interaction_kwargs must name one of the simulated users: {', '.join(users)}")
-    if name not in users:
+    if not isinstance(name, str) or name not in users:
         raise InputError(f"there is no simulated user {shown(name)}; {nearest(name, users)}")
     return users[name]
 
 
 def as_reply(answer: Any) -> Reply:
-    """What `generate_response` returned, as a reply."""
+    """What `generate_response` returned, as a reply; InputError for what is none of the things that it may return."""
     if isinstance(answer, Reply):
         return answer
     if answer is None:
         return Reply(done=True)
     if isinstance(answer, tuple) and len(answer) == 4:
         done, content, reward, metrics = answer
-        return Reply(str(content or ""), bool(done), float(reward or 0.0), dict(metrics or {}))
-    return Reply(str(answer))
+        return Reply("" if content is None else content, bool(done), 0.0 if reward is None else reward, metrics or {})
+    if not isinstance(answer, str):
+        wanted = "a Reply, text, None, or a tuple of done, text, reward and metrics"
+        raise InputError(f"generate_response returned {shown(answer)}: it must be {wanted}")
+    return Reply(answer)

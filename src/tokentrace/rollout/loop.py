@@ -21,7 +21,7 @@ import numpy as np
 from ..conversation.messages import Messages
 from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
-from ..errors import ContinuationError, InputError, shown
+from ..errors import InputError, shown
 from ..parsing.response import ParsedResponse, ParsedToolCall
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
@@ -30,6 +30,7 @@ from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from .calling import TooLong, called, within
+from .checks import metrics as checked_metrics
 from .checks import reward as checked_reward
 from .cutting import cut_text
 from .ends import FAILED_ENDS, End
@@ -37,7 +38,7 @@ from .instances import instance_name
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
 from .record import Budget, Rollout, Task, TurnMetrics, call_id
-from .resuming import Begun, check_continues, take_up
+from .resuming import Begun, check_continues, check_goes_on, check_takes, cut_at_stop, take_up
 from .toolbox import Toolbox
 from .tools import BaseTool, ToolResult, as_tools
 
@@ -119,6 +120,8 @@ class Agent:
         self._unnamed = itertools.count()
         given = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
         check_logprobs(given, engine.capabilities)
+        if self.resume_aborted:
+            check_goes_on(given)
         self._sampling = dataclasses.replace(
             given,
             max_tokens=min(given.max_tokens, self.budget.turn_tokens),
@@ -177,13 +180,12 @@ class Agent:
     def _taken_up(self, rollout: Rollout) -> Begun | None:
         """Fill a rollout with what its trajectory has recorded already; the turn that it ends with."""
         trajectory, task = rollout.trajectory, rollout.task
+        check_takes(trajectory, self.renderer, task.name)
         if not trajectory.num_writes:
             return None
         rendered = self.renderer.render(task.messages, tools=rollout.schemas, add_generation_prompt=True)
-        check_continues(trajectory, self.renderer, rendered.ids)
-        if trajectory.name != task.name:
-            raise ContinuationError(f"the trajectory is called {trajectory.name!r}, and its task {task.name!r}")
-        return take_up(rollout, self.renderer)
+        check_continues(trajectory, rendered.ids)
+        return take_up(rollout, self.renderer, self._sampling)
 
     async def _run(
         self,
@@ -305,6 +307,9 @@ class Agent:
                 return limit
             before = rollout.engine_seconds
             completion = await self._sample(rollout, room, under, start, begun=begun)
+            if begun:
+                said = rollout.trajectory.stream()[start:]
+                completion = cut_at_stop(completion, said, self._sampling.stop, self.renderer)
             aborted = completion.finish_reason is FinishReason.ABORT
             goes_on = aborted and self.resume_aborted and aborts < _ABORTS
             if len(completion.ids) or not goes_on:
@@ -390,7 +395,7 @@ class Agent:
         async def request() -> Completion:
             began = self._clock()
             try:
-                return await self.engine.generate(
+                asked = self.engine.generate(
                     rollout.trajectory.prompt(),
                     sampling,
                     request_id=f"{rollout.instance}-{turn}",
@@ -398,6 +403,7 @@ class Agent:
                     wire=rollout.trajectory.wire_parts,
                     **_group(rollout.task),
                 )
+                return await within(asked, None, "the engine")
             finally:
                 rollout.engine_seconds += self._clock() - began
 
@@ -422,12 +428,14 @@ class Agent:
             return [self._result(call, rollout.turns, result) for call, result in answered], None
         if user is None:
             return [], End.ANSWER
-        said = user.generate_response(rollout.instance, rollout.messages)
+        said = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
         reply = as_reply(await within(said, self.budget.interaction_timeout, "generate_response"))
         turn.reward = checked_reward(reply.reward, "the reward of a reply") or 0.0
         rollout.use.reward += turn.reward
         if reply.metrics:
-            turn.metrics.append({"interaction": user.name, **reply.metrics})
+            measured, note = checked_metrics(reply.metrics, user.name)
+            turn.metrics.append({"interaction": user.name, **measured})
+            rollout.notes += [note] if note else []
         if reply.done:
             return [], End.USER
         return [{"role": "user", "content": self._cut(reply.content)}], None
@@ -439,7 +447,7 @@ class Agent:
         turn.tool_calls = len(results)
         turn.tool_errors = sum(result.failed for result in results)
         turn.tool_seconds = box.use.seconds - seconds
-        turn.reward = sum(result.reward for result in results)
+        turn.reward = checked_reward(sum(result.reward for result in results), "the reward of a turn") or 0.0
         turn.metrics += box.use.metrics[measured:]
         return results
 
@@ -462,7 +470,8 @@ class Agent:
             score = await within(under.user.calculate_score(rollout.instance), limit, "calculate_score")
             scores.append(checked_reward(score, "calculate_score"))
         told = [score for score in scores if score is not None]
-        rollout.reward = sum(told) + rollout.use.reward if told or rollout.use.reward else None
+        total = sum(told) + rollout.use.reward if told or rollout.use.reward else None
+        rollout.reward = checked_reward(total, "the sum of all rewards")
 
 
 def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budget: Any) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..engines.protocol import Completion, FinishReason, SamplingParams
+from ..engines.stopping import StopFinder
 from ..errors import ContinuationError
 from ..parsing.response import ParsedResponse
 from ..rendering.renderer import Renderer
@@ -35,8 +38,48 @@ class Begun(NamedTuple):
         return self.finish_reason == "abort"
 
 
-def check_continues(trajectory: Trajectory, renderer: Renderer, prompt: Ids) -> None:
-    """`ContinuationError` where the loop cannot go on with a trajectory; `prompt` is what its task renders to."""
+def check_goes_on(sampling: SamplingParams) -> None:
+    """`ContinuationError` for settings with which a turn cannot be sampled in parts.
+
+    An engine counts from the first token of a request: it would forget what the earlier parts have used up of these.
+    A repetition penalty counts the prompt too, where they are.
+    """
+    asked = {**sampling.penalties, **({} if sampling.structure is None else {"structure": True})}
+    counted = [name for name in ("presence_penalty", "frequency_penalty", "structure") if name in asked]
+    if counted:
+        raise ContinuationError(
+            f"a turn that was aborted cannot be sampled on with {' and '.join(counted)}: the engine would take the "
+            "rest of the turn for the whole of it. Leave that out, or sample the rollout anew"
+        )
+
+
+def cut_at_stop(rest: Completion, before: Ids, texts: Sequence[str], renderer: Renderer) -> Completion:
+    """The rest of a turn, up to the id that completes a stop text: the engine has not seen what `before` has of it."""
+    token_bytes = renderer.tokenizer.vocabulary.token_bytes
+    finder = StopFinder(texts, token_bytes)
+    for one in before.tolist():
+        if finder.feed(one) is not None:  # it did not end the turn then, and does not now
+            finder = StopFinder(texts, token_bytes)
+    for stop, one in enumerate(rest.ids.tolist(), 1):
+        text = finder.feed(one)
+        if text is not None:
+            spans = (span._replace(stop=min(span.stop, stop)) for span in rest.versions if span.start < stop)
+            return replace(
+                rest,
+                ids=rest.ids[:stop],
+                logprobs=rest.logprobs[:stop],
+                finish_reason=FinishReason.STOP,
+                versions=tuple(spans),
+                channels={name: entries[:stop] for name, entries in rest.channels.items()},
+                stopped_by=text,
+            )
+    return rest
+
+
+def check_takes(trajectory: Trajectory, renderer: Renderer, task: str) -> None:
+    """`ContinuationError` where a trajectory, empty or not, cannot take what the loop writes of a task of that name."""
+    if trajectory.name != task:
+        raise ContinuationError(f"the trajectory is called {trajectory.name!r}, and its task {task!r}")
     who = f"trajectory {trajectory.name!r}"
     if trajectory.num_branches > 1:
         raise ContinuationError(f"{who} has {trajectory.num_branches} branches, and the loop goes on with one stream")
@@ -47,6 +90,11 @@ def check_continues(trajectory: Trajectory, renderer: Renderer, prompt: Ids) -> 
         raise ContinuationError(
             f"{who} was recorded with a vocabulary of {trajectory.vocab_size} ids, and this tokenizer has {size}"
         )
+
+
+def check_continues(trajectory: Trajectory, prompt: Ids) -> None:
+    """`ContinuationError` where the loop cannot go on with a trajectory; `prompt` is what its task renders to."""
+    who = f"trajectory {trajectory.name!r}"
     first = np.asarray(next(trajectory.writes()).ids)
     if not np.array_equal(first, prompt):
         shared = min(len(first), len(prompt))
@@ -61,11 +109,12 @@ def check_continues(trajectory: Trajectory, renderer: Renderer, prompt: Ids) -> 
         raise ContinuationError(f"{who} ends with a turn that ran out of tokens: its rollout is over")
 
 
-def take_up(rollout: Rollout, renderer: Renderer) -> Begun | None:
+def take_up(rollout: Rollout, renderer: Renderer, sampling: SamplingParams) -> Begun | None:
     """Fill a rollout with what its trajectory has recorded: messages, and the metrics of its turns.
 
     Returns the turn that the stream ends with, where there is one. A message that was put after a turn is read back
-    from its ids; where it does not render to the same ids again, a note says so.
+    from its ids; where it does not render to the same ids again, a note says so. Rewards that are found anew, that of
+    the whole rollout and that of the turn which is answered next, are taken back.
     """
     reader = _Reader(rollout, renderer)
     turns = iter(rollout.trajectory.turns())
@@ -81,9 +130,17 @@ def take_up(rollout: Rollout, renderer: Renderer) -> Begun | None:
                 )
             reader.answered(write, write.messages - known)
         known = write.messages if isinstance(write, ContextWrite) else known + (not write.continues)
+    begun = reader.begun
+    if begun is not None and begun.aborted and begun.start < len(rollout.trajectory):
+        check_goes_on(sampling)
     rollout.use.calls = sum(turn.tool_calls for turn in rollout.per_turn)
     rollout.use.reward = sum(turn.reward for turn in rollout.per_turn)
-    return reader.begun
+    last = None if reader.begun is None else rollout.trajectory.turns()[-1]
+    if last is not None and last.reward is not None:
+        rollout.trajectory.set_reward(None, last)
+    if rollout.trajectory.reward is not None:
+        rollout.trajectory.set_reward(None)
+    return begun
 
 
 class _Reader:

@@ -27,11 +27,13 @@ from .config import Section, read_config
 from .interactions import BaseInteraction, choose_interaction
 from .loading import load_interactions, load_named, load_tools, make_interactions, make_tools
 from .loop import Agent, Budget, Reward, Task
+from .resuming import check_goes_on
 from .tools import BaseTool
 
 KEYS: Final = (
     *("engine", "tokenizer", "renderer", "tools", "tools_file", "interaction", "interaction_file", "data", "sampling"),
     *("budget", "reward", "advantages", "rollouts_per_task", "concurrency", "patience", "seed", "output"),
+    "resume_aborted",
 )
 ENGINES: Final = ("embedded", "vllm", "sglang", "llama.cpp")
 _PATIENCE: Final = 600.0
@@ -80,6 +82,8 @@ class Run:
     concurrency: int
     patience: float | None
     """Seconds to wait for an engine that is down; None is forever."""
+    resume_aborted: bool
+    """Whether a turn that the engine was told to end is sampled on."""
     seed: int | None
     advantages: str | None
     output: Path
@@ -102,6 +106,7 @@ class Run:
             interaction=self.interactions,
             reward=self.reward,
             budget=self.budget,
+            resume_aborted=self.resume_aborted,
         )
 
 
@@ -170,6 +175,7 @@ def read_run(
         tasks=list(grouped(tasks, per_task)),
         concurrency=concurrency or top.count("concurrency", 64),
         patience=_patience(top),
+        resume_aborted=_resume_aborted(top, sampling),
         seed=chosen_seed,
         advantages=None if advantages == "none" else advantages,
         output=Path(given).expanduser(),
@@ -190,7 +196,7 @@ def _either(top: Section, key: str, folder: Path, make: Callable[[], Any], load:
 
 
 def _remembered(top: Section, folder: Path) -> dict[str, Any]:
-    changing = ("output", "concurrency", "patience", "seed")
+    changing = ("output", "concurrency", "patience", "resume_aborted", "seed")
     settings = {key: value for key, value in top.plain().items() if key not in changing}
     settings["data"].pop("limit", None)
     for key in ("url", "urls", "http", "check_echo"):
@@ -290,6 +296,13 @@ def _sampling(top: Section) -> tuple[SamplingParams, Budget, int | None]:
 def _patience(top: Section) -> float | None:
     given = top.read("patience", float) if "patience" in top else _PATIENCE
     return top.checked("patience", lambda: seconds_limit("patience", given, zero=True, error=InputError))
+
+
+def _resume_aborted(top: Section, sampling: SamplingParams) -> bool:
+    wanted: bool = top.read("resume_aborted", bool, default=False)
+    if wanted:
+        top.checked("resume_aborted", lambda: check_goes_on(sampling))
+    return wanted
 
 
 def _reward(

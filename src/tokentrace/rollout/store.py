@@ -20,9 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import InputError, TrajectoryError, shown
+from ..errors import ContinuationError, InputError, TrajectoryError, shown
 from ..files import lock, owned, write_whole
-from ..samples.advantages import relative_to_group
+from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.storage import load_trajectory, save_trajectory
@@ -116,15 +116,22 @@ class RolloutStore:
         save_trajectory(rollout.trajectory, self._partial(rollout.task.name))
 
     def recorded(self, name: str) -> Trajectory | None:
-        """What there is of a rollout that can be gone on with: it was under way when a run ended, or it was aborted."""
+        """What there is of a rollout that can be gone on with: it was under way when a run ended, or it was aborted.
+
+        `ContinuationError` where what there is cannot be read.
+        """
         paths = [self._partial(name)]
         if self._again.get(name, {}).get("metrics", {}).get("end") == End.ABORT:
             paths.append(self.folder / TRAJECTORIES / f"{file_name(name)}.tt")
+        problem = ""
         for path in paths:
             if name not in self._finished and path.is_file() and not path.is_symlink():
-                loaded = load_trajectory(path)
-                if not loaded.truncated and loaded.trajectory.name == name:
-                    return loaded.trajectory
+                try:
+                    return self._loaded(path, name)
+                except (TrajectoryError, OSError) as error:
+                    problem = str(error)
+        if problem:
+            raise ContinuationError(problem)
         return None
 
     def _partial(self, name: str) -> Path:
@@ -164,13 +171,17 @@ class RolloutStore:
             path = self.folder / row["file"]
             if path.is_symlink():
                 raise TrajectoryError(f"{path} is a link, and not followed")
-            loaded = load_trajectory(path)
-            if loaded.truncated:
-                raise TrajectoryError(f"{row['file']}: {loaded.problem}")
-            if loaded.trajectory.name != row["name"]:
-                found, wanted = shown(loaded.trajectory.name), shown(row["name"])
-                raise TrajectoryError(f"{row['file']} holds rollout {found}, and the journal says {wanted}")
-            yield row, loaded.trajectory
+            yield row, self._loaded(path, row["name"])
+
+    def _loaded(self, path: Path, name: str) -> Trajectory:
+        """A trajectory that must be whole, and that of this rollout."""
+        file, loaded = path.relative_to(self.folder).as_posix(), load_trajectory(path)
+        if loaded.truncated:
+            raise TrajectoryError(f"{file}: {loaded.problem}")
+        if loaded.trajectory.name != name:
+            found = shown(loaded.trajectory.name)
+            raise TrajectoryError(f"{file} holds rollout {found}, and the journal says {shown(name)}")
+        return loaded.trajectory
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
         """The training rows of all finished rollouts.
@@ -229,8 +240,13 @@ def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
     The deviation is that of a sample (n - 1), plus 1e-6. Rollouts that failed, and those without a reward, are in no
     group and have no advantage: mean and deviation are those of the others. The one that is left of a group has 0.
     """
+    return dict(compared(rows).values)
+
+
+def compared(rows: Collection[Mapping[str, Any]]) -> Relative:
+    """As `group_advantages`, with notes on groups that have nothing to compare."""
     rewards = {row["name"]: reward for row in rows if (reward := _reward(row)) is not None}
-    return dict(relative_to_group(rewards, {row["name"]: _group(row) for row in rows}).values)
+    return relative_to_group(rewards, {row["name"]: _group(row) for row in rows})
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -286,7 +302,8 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def _group(row: Mapping[str, Any]) -> str:
-    return str(row["metadata"].get("group", row["name"]))
+    group = row["metadata"].get("group")
+    return str(row["name"] if group is None else group)
 
 
 def _reward(row: Mapping[str, Any]) -> float | None:

@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..parsing.response import CallStatus, ParsedToolCall
 from ..settings import nearest
 from .calling import TooLong, within
-from .checks import reward
+from .checks import metrics, reward
 from .tools import (
     AdoptedTool,
     AgentData,
@@ -112,7 +112,9 @@ class Toolbox:
         """Run the calls of a turn, all at once; results in the order of the calls."""
         began = self._clock()
         most = len(calls) if self._parallel is None else self._parallel
-        results = await asyncio.gather(*(self._run(call) for call in calls[:most]))
+        # a call that cancels its own task is a failed one; if we are cancelled, gather raises that all the same
+        done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
+        results = [one if isinstance(one, ToolResult) else _failure(_said(one)) for one in done]
         if len(calls) > most:
             said = "first call is run" if most == 1 else f"first {most} calls are run"
             results += [_failure(f"of the calls of a turn only the {said}; this one was not") for _ in calls[most:]]
@@ -123,11 +125,18 @@ class Toolbox:
         self.use.calls += len(results)
         self.use.notes += [result.note for result in results if result.note]
         self.use.failed += sum(result.failed for result in results)
+        results = [self._valued(call, result) for call, result in zip(calls, results, strict=True)]
         self.use.reward += sum(result.reward for result in results)
-        self.use.metrics += [
-            {"tool": call.name, **result.metrics} for call, result in zip(calls, results, strict=True) if result.metrics
-        ]
-        return list(results)
+        return results
+
+    def _valued(self, call: ParsedToolCall, result: ToolResult) -> ToolResult:
+        """A result with its reward checked, its metrics counted; InputError for a reward that is none."""
+        if result.metrics:
+            measured, note = metrics(result.metrics, str(call.name))
+            self.use.metrics.append({"tool": call.name, **measured})
+            self.use.notes += [note] if note else []
+        worth = reward(result.reward, f"{call.name}: the reward of a call")  # a bad one is nothing to show a model
+        return dataclasses.replace(result, reward=worth or 0.0)
 
     async def _run(self, call: ParsedToolCall) -> ToolResult:
         tool = self._tools.get(call.name or "")
@@ -140,13 +149,11 @@ class Toolbox:
             if isinstance(tool, AdoptedTool):
                 given = {"agent_data": self._data, **given}
             done = tool.execute(self._instance, dict(call.arguments), **given)
-            result = as_result(await within(done, self._timeout, tool.name), tool.name)
+            return as_result(await within(done, self._timeout, tool.name), tool.name)
         except TooLong as error:
             return _failure(str(error))
         except Exception as error:
             return _failure(_said(error))
-        worth = reward(result.reward, f"{tool.name}: the reward of a call")  # a bad one is nothing to show a model
-        return dataclasses.replace(result, reward=worth or 0.0)
 
     async def rewards(self) -> float | None:
         """What the tools say the trajectory is worth, added up; None where none says anything."""
@@ -168,5 +175,5 @@ def _failure(problem: str) -> ToolResult:
     return ToolResult(f"error: {problem}", failed=True)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -33,6 +33,10 @@ class ToolResult:
     note: str = ""
     """What people should know: it is put among the rollout's notes."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, str):
+            raise InputError(f"the content of a ToolResult must be text, not {shown(self.content)}")
+
 
 class BaseTool:
     """A tool with state: `create` once for each trajectory, then `execute`, at its end `calc_reward` and `release`.
@@ -251,11 +255,12 @@ def as_result(answer: Any, tool: str) -> ToolResult:
 
 
 def _is_rewarded(answer: tuple[Any, ...]) -> bool:
-    """Whether it is text, reward and metrics. A shorter one is only if it begins with a ``ToolResponse``: two values
-    may well be a result."""
-    if len(answer) == 3:
-        return isinstance(answer[2], Mapping | None)
-    return len(answer) in (1, 2) and is_response(answer[0])
+    """Whether it is text (or a mapping or list, as verl has it), reward and metrics; any other three values are a
+    result. A shorter one is only if it begins with a ``ToolResponse``: two values may well be a result."""
+    if len(answer) == 3 and (isinstance(answer[0], str | Mapping) or is_list(answer[0])):
+        is_worth = answer[1] is None or (hasattr(answer[1], "__float__") and not isinstance(answer[1], str))
+        return is_worth and isinstance(answer[2], Mapping | None)
+    return len(answer) in (1, 2, 3) and is_response(answer[0])
 
 
 def is_response(answer: Any) -> bool:

@@ -167,7 +167,8 @@ def trajectory_advantages(
             without.append(trajectory.name)
             continue
         rewards[trajectory.name] = reward
-        groups[trajectory.name] = str(trajectory.metadata.get("group", trajectory.name))
+        group = trajectory.metadata.get("group")
+        groups[trajectory.name] = trajectory.name if group is None else str(group)
         turns[trajectory.name] = owned_turns(trajectory)
     outcome = relative_to_group(rewards, groups, baseline=how)
     values = {name: [outcome.values[name]] * len(turns[name]) for name in rewards}

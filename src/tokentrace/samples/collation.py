@@ -31,6 +31,7 @@ _PADDING: Final[dict[str, Any]] = {
     "token_versions": UNSAMPLED,
     "staleness": UNSAMPLED,
 }
+_COLUMNS: Final = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
 MOST_TOKENS: Final = 1 << 27
 """The most tokens of one batch, padding included: more comes from a wrong length, and would take gigabytes."""
 
@@ -79,8 +80,9 @@ def collate(
     The first token of a row never carries loss: nothing before it
     could predict it. `SampleError` where there is no sample or an empty one, where one is longer than
     `length`, where some have logprobs, advantages or a reward and others do not, and where a token carries loss and
-    has no logprob in a sample that has them. With `version`, versions that are strings, and tokens that carry loss and
-    have none, are errors too; with `channels`, a sample that has not the channel, or not on every token with loss.
+    has no logprob in a sample that has them. With `version`, versions that are no numbers, and tokens that carry
+    loss and have none, are errors too; with `channels`, a sample that has not the channel, or not on every token with
+    loss, and a channel that is called as a column above.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -89,6 +91,8 @@ def collate(
     ([[5, 6, 7, 0]], [[-100, 6, 7, -100]])
     """
     rows = Rows(samples, pad_id, tensors, version)
+    for name in _COLUMNS & set(channels or ()):
+        raise SampleError(f"channels: {name!r} is a column of the batch itself; give the channel another name")
     if not isinstance(side, str) or side not in ("right", "left"):
         raise SampleError(f"side is 'right' or 'left', not {shown(side)}")
     width = max(rows.lengths) if length is None else index("length", length, least=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from ..errors import SampleError, shown
 from .sample import Sample, as_samples
 
+_DIGITS: Final = re.compile("[0-9]{1,19}")
 UNSAMPLED: Final = -1
 """The version and the staleness of a token that nothing sampled, or of which nobody said which weights did."""
 
@@ -19,7 +21,8 @@ UNSAMPLED: Final = -1
 def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
     """The version that sampled each token; -1 where none did, or nobody said.
 
-    `SampleError` where a version is a string or negative: nothing can be computed with it.
+    A text of digits is the number that it spells: servers name versions by text, and tell 12 as ``"12"``.
+    `SampleError` where a version is another text, or negative: nothing can be computed with it.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -42,12 +45,15 @@ def age(sampled_by: str | int, version: int, whose: str = "") -> int:
 
 
 def _numbered(version: str | int, whose: str) -> int:
-    if isinstance(version, str) or version < 0:
+    found = version
+    if isinstance(version, str) and _DIGITS.fullmatch(version):
+        found = int(version)
+    if isinstance(found, str) or not 0 <= found < 2**63:
         raise SampleError(
             f"{whose}tokens were sampled by version {shown(version)}: to compute with versions, name them by integers "
             "from 0 on"
         )
-    return version
+    return found
 
 
 def token_staleness(sample: Sample, version: int) -> npt.NDArray[np.int64]:

@@ -65,7 +65,8 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
     index = branch.index
     ids, mask = trajectory.stream(index), trajectory.loss_mask(index)
     turns = trajectory.turns(index)
-    completions = tuple(_completion(turn) for turn in turns if len(turn))
+    sampled = [turn for turn in turns if len(turn)]
+    completions = tuple(map(_completion, sampled))
     advantages = None
     if values is not None:
         advantages = np.zeros(len(ids), np.float32)
@@ -90,7 +91,7 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
         channels=trajectory.channels(index),
         name=trajectory.name,
         branch=index,
-        notes=_notes(completions) if trajectory.has_logprobs else (),
+        notes=_notes(sampled) if trajectory.has_logprobs else (),
     )
 
 
@@ -118,29 +119,32 @@ def _is_small(value: Any) -> TypeGuard[int]:
     return type(value) is int and abs(value) < 2**31
 
 
-def _notes(completions: Sequence[CompletionSpan]) -> tuple[str, ...]:
-    """A note where logprobs are not of the distribution that was sampled from: temperature or penalties changed it.
+def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
+    """A note where logprobs are not of the distribution that was sampled from, or may not be: temperature, penalties or
+    a structure changed it.
 
     What top-k, top-p and min-p leave out is not noted: trainers compare with the whole distribution.
     """
     odd = [
-        f"{span.logprobs_kind}, sampled at {' and '.join(changed)}"
-        for span in completions
-        if (changed := _changes(span)) and span.logprobs_kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
+        f"{turn.logprobs_kind}, sampled with {' and '.join(changed)}"
+        for turn in turns
+        if (changed := _changes(turn)) and turn.logprobs_kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
     ]
     if not odd:
         return ()
     what = "; ".join(dict.fromkeys(odd))
-    return (f"logprobs of {len(odd)} of {len(completions)} completions are not of what was sampled from: {what}",)
+    return (f"logprobs of {len(odd)} of {len(turns)} completions are not of what was sampled from: {what}",)
 
 
-def _changes(span: CompletionSpan) -> list[str]:
+def _changes(turn: Turn) -> list[str]:
     """What makes the distribution that was sampled from another than the model's; nothing where it was greedy."""
+    span = _completion(turn)
     if span.temperature == 0:
         return []
     changed = [] if span.temperature in (None, 1) else [f"temperature {span.temperature:g}"]
     penalties = {name: getattr(span, name) for name in _PENALTIES}
-    return changed + [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, _PENALTIES[name])]
+    changed += [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, _PENALTIES[name])]
+    return changed + (["a structure that it must have"] if (turn.sampling or {}).get("structure") else [])
 
 
 def _reward_of(trajectory: Trajectory, reward: float | None) -> float | None:
@@ -272,7 +276,7 @@ def report_rollouts(trajectories: Iterable[Trajectory], *, version: int | None =
     """Count samples, breaks with their causes, and tokens; trajectories are read one at a time.
 
     With the `version` of the weights of now, it also says how old sampled tokens are. `SampleError` where versions are
-    strings, or later than that.
+    no numbers (a text of digits is one), or later than that.
 
     >>> trajectory = Trajectory()
     >>> trajectory.begin([1, 2, 3])

@@ -42,20 +42,20 @@ class Ledger:
         self.current = -1
         self.channels: Final[dict[int, dict[str, Packed]]] = {}
         """What was told of the tokens of a completion, by the number of its write."""
-        self.rewards: Final[dict[int, float]] = {}
+        self.rewards: Final[dict[int, float | None]] = {}
         """Rewards of turns, by the number of the write; -1 is the whole rollout."""
-        self.rewarded: Final[list[tuple[int, float]]] = []
+        self.rewarded: Final[list[tuple[int, float | None]]] = []
         """The same as they were given, one after another."""
 
     # -- writing
 
     def reward(self, number: int, value: Any) -> None:
-        """Say what a turn was worth, or with -1 the whole rollout; what is said last counts."""
+        """Say what a turn was worth, or with -1 the whole rollout; what is said last counts, None takes it back."""
         if number != -1 and not (0 <= number < len(self.log) and self.log.row(number).is_turn):
             raise TrajectoryError(f"write {shown(number)} is not a turn: there is nothing to reward")
         worth = as_float(value) if not isinstance(value, bool) and isinstance(value, Real) else None
-        if worth is None:
-            raise TrajectoryError(f"a reward is a finite number, not {shown(value)}")
+        if worth is None and value is not None:
+            raise TrajectoryError(f"a reward is a finite number, or None, not {shown(value)}")
         self.rewards[number] = worth
         self.rewarded.append((number, worth))
 

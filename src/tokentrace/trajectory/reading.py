@@ -168,8 +168,9 @@ class Record:
         return self._ledger.rewards.get(-1)
 
     @property
-    def rewarded(self) -> tuple[tuple[int, float], ...]:
-        """Every reward that was said, in order: the write of its turn, -1 for the whole rollout, and the reward."""
+    def rewarded(self) -> tuple[tuple[int, float | None], ...]:
+        """Every reward that was said, in order: the write of its turn, -1 for the whole rollout, and the reward, or
+        None where it was taken back."""
         return tuple(self._ledger.rewarded)
 
     @property

@@ -267,7 +267,7 @@ def _read_reward(trajectory: Trajectory, payload: memoryview) -> None:
     small, rest = _split(payload)
     _exactly(small, {"write", "reward"})
     if len(rest) or type(small["write"]) is not int:
-        raise TrajectoryError("a reward is the number of a write, or -1, and a number")
+        raise TrajectoryError("a reward is the number of a write, or -1, and a number or null")
     trajectory.replay_reward(small["write"], small["reward"])
 
 

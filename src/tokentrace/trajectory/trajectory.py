@@ -265,8 +265,9 @@ class Trajectory(Record):
         spans = as_spans(message_spans, 0, len(ids), added) + np.array([shared, shared, inherited], np.int64)
         return self._open(source, shared, ids, kinds, spans, inherited + added, cause)
 
-    def set_reward(self, reward: float, turn: Turn | None = None) -> None:
-        """Record what a turn was worth; without a turn, the whole rollout. What is said last counts."""
+    def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:
+        """Record what a turn was worth; without a turn, the whole rollout. What is said last counts: None takes back
+        what was said before."""
         if turn is not None:
             self._recorded(turn)
         self._ledger.reward(-1 if turn is None else turn.write, reward)
@@ -275,7 +276,7 @@ class Trajectory(Record):
         """Do a write of another trajectory, as `writes` gives it. Storage loads a trajectory so."""
         self._ledger.record(write)
 
-    def replay_reward(self, write: int, reward: float) -> None:
+    def replay_reward(self, write: int, reward: float | None) -> None:
         """Say a reward again that another trajectory was told, as `rewarded` gives it."""
         self._ledger.reward(write, reward)
 
