@@ -48,7 +48,7 @@ async def main() -> None:
     tasks = [Task(q.prompt, q.id, tool_settings={"calc_gsm8k_reward": {"ground_truth": q.answer}}) for q in questions]
     engine = EmbeddedEngine()
     agent = Agent(engine, create_renderer(POCKET), tools=as_tools([calculator, Gsm8kTool()]))
-    done = lambda rollout: print(f"{rollout.task.name}: {rollout.last['content']!r} reward {rollout.reward}")  # noqa: E731
+    done = lambda rollout: print(f"{rollout.task.name}: {rollout.answer!r} reward {rollout.reward}")  # noqa: E731
     summary = await run_rollouts(agent, grouped(tasks, 2), done=done, seed=0)
     await engine.close()
     print(f"{summary.rollouts} rollouts, {summary.tool_calls} calls, mean reward {summary.reward:.2f}")

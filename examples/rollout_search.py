@@ -34,7 +34,7 @@ def search(query: str) -> str:
 def show(rollout: Rollout) -> None:
     """The question, what was searched for, and the answer."""
     calls = [call["function"]["arguments"] for one in rollout.messages for call in one.get("tool_calls") or ()]
-    print(f"{rollout.messages[0]['content']} {calls} -> {rollout.last['content']}")
+    print(f"{rollout.messages[0]['content']} {calls} -> {rollout.answer}")
 
 
 async def main() -> None:

@@ -28,7 +28,7 @@ def calculator(expression: str) -> Fraction:
 
 def brevity(rollout: Rollout) -> float:
     """0 for a wrong answer; for a right one, the more the fewer tokens it took: 1 for none, 0 for 100."""
-    right = str(rollout.task.metadata["answer"]) in (rollout.last.get("content") or "").replace(",", "")
+    right = str(rollout.task.metadata["answer"]) in rollout.answer.replace(",", "")
     return right * max(0.0, 1 - rollout.trajectory.num_sampled / 100)
 
 

@@ -59,6 +59,15 @@ def check_exact(rollout: Rollout, engine: ScriptedEngine) -> None:
     assert sample.trained == rollout.trajectory.num_sampled
 
 
+def test_the_answer_is_what_the_model_said_and_not_what_a_tool_did() -> None:
+    shots = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}, *QUESTION]
+    rollout = run(scripted(CALL), task=Task(shots), budget=Budget(turns=1))
+    assert rollout.last["role"] == "tool"
+    assert rollout.answer == (rollout.messages[3]["content"] or "") != rollout.last["content"]
+    silent = Rollout(rollout.task, rollout.trajectory, [], shots)
+    assert silent.answer == "", "an example in the prompt is not the model's"
+
+
 def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
     engine = scripted(CALL, ANSWER)
     rollout = run(engine)
@@ -66,7 +75,7 @@ def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
     assert [message["role"] for message in rollout.messages] == ["user", "assistant", "tool", "assistant"]
     assert rollout.messages[2]["content"] == "42"
     assert rollout.messages[1]["tool_calls"][0]["id"] == rollout.messages[2]["tool_call_id"]
-    assert rollout.last["content"] == "It is 42."
+    assert rollout.last["content"] == rollout.answer == "It is 42."
     check_exact(rollout, engine)
     text = RENDERER.tokenizer.decode(rollout.trajectory.stream()[rollout.trajectory.loss_mask()])
     assert text == CALL + ANSWER, "what was sampled is trained as it was sampled, odd spacing and all"

@@ -180,7 +180,15 @@ class Rollout:
 
     @property
     def last(self) -> Mapping[str, Any]:
+        """The last message, whoever wrote it: where a budget ended the rollout, that can be a tool's result. What the
+        model said is `answer`."""
         return self.messages[-1]
+
+    @property
+    def answer(self) -> str:
+        """What the model itself said last, without its reasoning and its calls; empty where it said nothing."""
+        said = [one for one in self.messages[len(self.task.messages) :] if one.get("role") == "assistant"]
+        return (said[-1].get("content") or "") if said else ""
 
     def metrics(self) -> dict[str, Any]:
         """What is known of it in numbers. One that failed has no reward, whatever it was given before."""
