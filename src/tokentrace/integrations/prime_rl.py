@@ -14,6 +14,7 @@ from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import Advantage, trajectory_samples
 from ..trajectory.trajectory import Trajectory
+from .rows import warn_of_other_distribution
 
 
 def training_samples(
@@ -22,7 +23,8 @@ def training_samples(
     """The fields of a `TrainingSample` for each row of a trajectory, each sampled token trained once.
 
     SampleError where logprobs or temperatures were not recorded: prime-rl would train on numbers that nobody sampled
-    with. `advantage` is as in `trajectory_samples`; without it prime-rl has to assign credit itself.
+    with. A warning where they were sampled with settings that it does not know of (top-p, penalties). `advantage` is as
+    in `trajectory_samples`; without it prime-rl has to assign credit itself.
     """
     return [
         training_sample(sample, env_name=env_name) for sample in trajectory_samples(trajectory, advantage=advantage)
@@ -33,6 +35,7 @@ def training_sample(sample: Sample, *, env_name: str) -> dict[str, Any]:
     """The fields of a `TrainingSample`. Logprobs are 0.0 and temperatures 1.0 where nothing was sampled."""
     if sample.logprobs is None or np.isnan(sample.logprobs[sample.mask]).any():
         raise SampleError(f"{sample!r} has tokens to train without a logprob, and prime-rl needs one for each")
+    warn_of_other_distribution(sample, "prime-rl")
     temperatures = np.ones(len(sample), np.float64)
     for completion in sample.completions:
         if not completion.temperature:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,7 @@ from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import LogprobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,29 @@ def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
     if len(missing):
         raise SampleError(f"{sample!r}: token {missing[0]} carries loss and has no logprob")
     return np.nan_to_num(sample.logprobs, nan=0.0)
+
+
+_WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+_UNCHANGED: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+
+
+def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
+    """Warn where the engine's logprobs are of another distribution than the one that a trainer computes, which is the
+    model's at the temperature of sampling: the ratios of the two are then not 1 before the first step."""
+    changed = {
+        f"{name} {value:g}"
+        for completion in sample.completions
+        if completion.logprobs_kind is LogprobKind.PROCESSED and completion.temperature != 0
+        for name, none in (_WHOLE | _UNCHANGED).items()
+        if (value := getattr(completion, name)) not in (None, none)
+    }
+    if changed:
+        what = " and ".join(sorted(changed))
+        warnings.warn(
+            f"rows were sampled with {what}, and the engine's logprobs are of that distribution; {trainer} computes "
+            "the whole one, so importance ratios are not 1: leave these settings out, or correct for them",
+            stacklevel=3,
+        )
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
