@@ -340,3 +340,30 @@ def test_limits_of_verl_that_mean_something_else_are_refused_with_ours(tmp_path:
     file = written(tmp_path, "run.yaml", {**config, "budget": {key: 1}})
     with pytest.raises(ConfigError, match=f"budget.{key}: .*{problem}"):
         read_run(file)
+
+
+class _Grader(BaseInteraction):
+    """A simulated user who says what an answer is worth, and nothing more."""
+
+    def __init__(self, worth: float | None) -> None:
+        super().__init__()
+        self._worth = worth
+
+    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
+        return True, "", self._worth, {}
+
+
+@pytest.mark.parametrize("worth", [1.0, 0.0, None])
+def test_grade_of_nothing_is_not_no_grade(worth: float | None) -> None:
+    rollout = run("It is 42.", interaction=_Grader(worth))
+    assert (rollout.end, rollout.reward) == (End.USER, worth)
+    graded = run(CALL, "It is 1.", tools=[looking(worth)])
+    assert (graded.end, graded.reward) == (End.ANSWER, worth)
+
+
+def looking(worth: float | None) -> Any:
+    def look(a: int) -> Any:
+        """Look at a number."""
+        return "1", worth, {}
+
+    return look

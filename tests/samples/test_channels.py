@@ -70,6 +70,47 @@ def test_channels_survive_the_trajectorys_file_and_files_of_rows(tmp_path: Path,
     assert (second.channels, sorted(first.channels)) == ({}, sorted(sample.channels))
 
 
+@pytest.mark.parametrize("told", [np.array([np.nan, 1.0]), np.array([[1.0], [np.inf]], np.float32), [float("nan"), 1]])
+def test_what_json_cannot_hold_is_refused_when_it_is_told_and_when_it_is_written(tmp_path: Path, told: Any) -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    with pytest.raises(TrajectoryError, match=r"channels\['entropy'\]"):
+        trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"entropy": told})
+    trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"entropy": [None, 1.5]})
+    (sample,) = trajectory_samples(trajectory)
+    write_samples(tmp_path / "rows.parquet", [sample])
+    (back,) = read_samples(tmp_path / "rows.parquet")
+    assert back.channels["entropy"].entries() == [None, None, 1.5]
+    with pytest.raises(SampleError, match=r"'entropy'.* cannot be written as JSON"):
+        write_samples(tmp_path / "odd.parquet", [sample.replace(channels={"entropy": Channel(3, ((1, told),))})])
+
+
+class Odd:
+    """Says that it can be an array, and cannot: as a tensor that needs a gradient."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("call detach() first")
+
+
+@pytest.mark.parametrize("entries", [[Odd(), Odd()], [[Odd()], [1]]])
+def test_entries_that_are_not_numbers_after_all_are_refused(entries: Any) -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    with pytest.raises(TrajectoryError, match=r"channels\['a'\] cannot be kept as JSON"):
+        trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"a": entries})
+
+
+@pytest.mark.parametrize(
+    "entries", [[True, 2], [[1, 2], [3, False]], [np.array([True]), np.array([2])], [np.bool_(True), 3], [True, False]]
+)
+def test_true_and_false_are_not_read_back_as_numbers(entries: Any) -> None:
+    trajectory = Trajectory()
+    trajectory.begin([1])
+    trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"a": entries})
+    found = from_bytes(to_bytes(trajectory)).trajectory.channels()["a"].entries()[1:]
+    assert repr(found) == repr([one.tolist() if hasattr(one, "tolist") else one for one in entries])
+
+
 def test_channels_are_cut_with_their_tokens() -> None:
     (sample,) = trajectory_samples(recorded())
     for start in range(len(sample)):

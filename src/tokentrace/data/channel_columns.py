@@ -39,9 +39,16 @@ def channel_columns(rows: Sequence[tuple[int, Mapping[str, Channel]]]) -> dict[s
                 untyped[name] = Channel(length, tuple(odd))
             known[name].append(_one_list(pieces, length, type_()) if pieces else None)
         text = {name: _plain(channel.entries()) for name, channel in untyped.items()}
-        others.append(json.dumps(text, ensure_ascii=False, separators=(",", ":")) if text else None)
+        others.append(_json(text) if text else None)
     made = {name: _joined(lists, pa.list_(_KNOWN[name][0]())) for name, lists in known.items()}
     return {**made, OTHERS: pa.array(others, pa.string())}
+
+
+def _json(text: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(text, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        raise SampleError(f"channels {sorted(text)} cannot be written as JSON: {error}") from error
 
 
 def row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:

@@ -17,7 +17,8 @@ class Reply:
 
     content: str = ""
     done: bool = False
-    reward: float = 0.0
+    reward: float | None = None
+    """What the answer was worth; None where nothing is said of that, which is not the same as 0."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ def as_reply(answer: Any) -> Reply:
         return Reply(done=True)
     if isinstance(answer, tuple) and len(answer) == 4:
         done, content, reward, metrics = answer
-        return Reply("" if content is None else content, bool(done), 0.0 if reward is None else reward, metrics or {})
+        return Reply("" if content is None else content, bool(done), reward, metrics or {})
     if not isinstance(answer, str):
         wanted = "a Reply, text, None, or a tuple of done, text, reward and metrics"
         raise InputError(f"generate_response returned {shown(answer)}: it must be {wanted}")

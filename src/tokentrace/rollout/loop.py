@@ -430,8 +430,7 @@ class Agent:
             return [], End.ANSWER
         said = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
         reply = as_reply(await within(said, self.budget.interaction_timeout, "generate_response"))
-        turn.reward = checked_reward(reply.reward, "the reward of a reply") or 0.0
-        rollout.use.reward += turn.reward
+        turn.reward = rollout.use.add_reward(checked_reward(reply.reward, "the reward of a reply"))
         if reply.metrics:
             measured, note = checked_metrics(reply.metrics, user.name)
             turn.metrics.append({"interaction": user.name, **measured})
@@ -447,7 +446,7 @@ class Agent:
         turn.tool_calls = len(results)
         turn.tool_errors = sum(result.failed for result in results)
         turn.tool_seconds = box.use.seconds - seconds
-        turn.reward = checked_reward(sum(result.reward for result in results), "the reward of a turn") or 0.0
+        turn.reward = checked_reward(sum(result.reward or 0.0 for result in results), "the reward of a turn") or 0.0
         turn.metrics += box.use.metrics[measured:]
         return results
 
@@ -470,7 +469,7 @@ class Agent:
             score = await within(under.user.calculate_score(rollout.instance), limit, "calculate_score")
             scores.append(checked_reward(score, "calculate_score"))
         told = [score for score in scores if score is not None]
-        total = sum(told) + rollout.use.reward if told or rollout.use.reward else None
+        total = sum(told) + rollout.use.reward if told or rollout.use.is_rewarded else None
         rollout.reward = checked_reward(total, "the sum of all rewards")
 
 

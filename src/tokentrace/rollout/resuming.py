@@ -135,6 +135,7 @@ def take_up(rollout: Rollout, renderer: Renderer, sampling: SamplingParams) -> B
         check_goes_on(sampling)
     rollout.use.calls = sum(turn.tool_calls for turn in rollout.per_turn)
     rollout.use.reward = sum(turn.reward for turn in rollout.per_turn)
+    rollout.use.is_rewarded = any(turn.reward for turn in rollout.per_turn)
     last = None if reader.begun is None else rollout.trajectory.turns()[-1]
     if last is not None and last.reward is not None:
         rollout.trajectory.set_reward(None, last)

@@ -38,9 +38,17 @@ class ToolUse:
     failed: int = 0
     seconds: float = 0.0
     reward: float = 0.0
+    is_rewarded: bool = False
+    """Whether a tool or the simulated user said what a call or an answer was worth, be it 0."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What people should know: a `release` that failed, calls that were not run."""
+
+    def add_reward(self, worth: float | None) -> float:
+        """Count what a call or an answer was worth, and say it as a number; None is nothing said."""
+        self.is_rewarded = self.is_rewarded or worth is not None
+        self.reward += worth or 0.0
+        return worth or 0.0
 
 
 class Toolbox:
@@ -126,7 +134,8 @@ class Toolbox:
         self.use.notes += [result.note for result in results if result.note]
         self.use.failed += sum(result.failed for result in results)
         results = [self._valued(call, result) for call, result in zip(calls, results, strict=True)]
-        self.use.reward += sum(result.reward for result in results)
+        for result in results:
+            self.use.add_reward(result.reward)
         return results
 
     def _valued(self, call: ParsedToolCall, result: ToolResult) -> ToolResult:
@@ -136,7 +145,7 @@ class Toolbox:
             self.use.metrics.append({"tool": call.name, **measured})
             self.use.notes += [note] if note else []
         worth = reward(result.reward, f"{call.name}: the reward of a call")  # a bad one is nothing to show a model
-        return dataclasses.replace(result, reward=worth or 0.0)
+        return dataclasses.replace(result, reward=worth)
 
     async def _run(self, call: ParsedToolCall) -> ToolResult:
         tool = self._tools.get(call.name or "")

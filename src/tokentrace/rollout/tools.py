@@ -26,7 +26,8 @@ class ToolResult:
     """The result of a call. `content` is what the model is shown."""
 
     content: str
-    reward: float = 0.0
+    reward: float | None = None
+    """What the call is worth; None where nothing is said of that, which is not the same as 0."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
     """The call was malformed, or the tool raised, took too long or returned what cannot be shown."""
@@ -237,15 +238,15 @@ def as_result(answer: Any, tool: str) -> ToolResult:
     and videos cannot be shown, and the result says so."""
     if isinstance(answer, ToolResult):
         return answer
-    given: Any = 0.0
+    given: Any = None
     metrics: Any = {}
     if isinstance(answer, tuple) and _is_rewarded(answer):
-        answer, given, metrics = (*answer, 0.0, {})[:3] if len(answer) < 2 else (*answer, {})[:3]
+        answer, given, metrics = (*answer, None, {})[:3] if len(answer) < 2 else (*answer, {})[:3]
     if is_response(answer):
         unshown = unshown_media(answer)
         note = f"{tool} returned {unshown}, which cannot be shown here" if unshown else ""
         content = "\n".join(filter(None, [answer.text, note and f"error: {note}"]))
-        return ToolResult(content, given or 0.0, dict(metrics or {}), failed=bool(unshown), note=note)
+        return ToolResult(content, given, dict(metrics or {}), failed=bool(unshown), note=note)
     if not isinstance(answer, str):
         try:
             answer = json.dumps(answer, ensure_ascii=False)

@@ -69,8 +69,8 @@ class Packed:
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     """The channels of a completion of `count` tokens, checked; of no tokens nothing is told.
 
-    Integers of one shape become the smallest array that holds them, arrays stay of their type, and all else must be
-    what JSON can hold.
+    Integers of one shape become the smallest array that holds them, arrays of finite numbers stay of their type, and
+    all else must be what JSON can hold.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(
@@ -94,6 +94,8 @@ def _packed(entries: Any, count: int, what: str) -> Packed:
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if array.dtype.str not in _DTYPES:
             raise TrajectoryError(f"{what} is an array of {array.dtype}; it must hold numbers")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise TrajectoryError(f"{what} has NaN or infinity, which files of rows cannot hold: give None there")
         return Packed(count, _limited(array.tobytes(), what), array.dtype.str, array.shape[1:])
     try:
         text = json.dumps(_plain(entries), allow_nan=False, separators=(",", ":")).encode("ascii")
@@ -106,14 +108,24 @@ def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
     """Whole numbers of one shape, as the smallest type that holds them; None for what is something else."""
     try:
         array = np.array(entries)
-    except (ValueError, OverflowError, RecursionError):  # lists of several lengths
+    except Exception:  # lists of several lengths, and whatever objects raise that say they can be arrays
         return None
-    if array.dtype.kind not in "iu" or not array.size:
+    if array.dtype.kind not in "iu" or not array.size or _has_bools(entries):
         return None
     low, high = int(array.min()), int(array.max())
     fitting = (one for one in _WHOLE_NUMBERS if np.iinfo(one).min <= low and high <= np.iinfo(one).max)
     smallest = next(fitting, None)
     return None if smallest is None else array.astype(smallest)
+
+
+def _has_bools(entries: Any) -> bool:
+    """Whether there is True or False among entries, which numpy would make 1 and 0."""
+    if isinstance(entries, np.ndarray):
+        return bool(entries.dtype.kind == "b")
+    kinds = set(map(type, entries))
+    if bool in kinds or np.bool_ in kinds:
+        return True
+    return any(_has_bools(one) for one in entries if isinstance(one, list | tuple | np.ndarray))
 
 
 def _plain(value: Any) -> Any:
