@@ -18,7 +18,12 @@ from tokentrace.integrations.trl import RolloutFunction, rollout_reward
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
 TRAINER: Any = SimpleNamespace(
-    args=SimpleNamespace(temperature=1.0), processing_class=SimpleNamespace(pad_token_id=4064)
+    args=SimpleNamespace(temperature=1.0),
+    processing_class=SimpleNamespace(pad_token_id=4064),
+    accelerator=SimpleNamespace(num_processes=1, process_index=0),
+    state=SimpleNamespace(global_step=0),
+    reward_funcs=[rollout_reward],
+    reward_func_names=["rollout_reward"],
 )
 
 

@@ -27,15 +27,14 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
     def judged(rewards: Sequence[Any], rollout: Sequence[Finished]) -> list[Any]:
         return [None if one.failed else said for one, said in zip(rollout, rewards, strict=True)]
 
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None)):  # noqa: B004
+    async def awaited(*, rollout: Sequence[Finished], **told: Any) -> list[Any]:
+        return judged(await reward(rollout=rollout, **told), rollout)
 
-        async def scored(*, rollout: Sequence[Finished], **told: Any) -> list[Any]:
-            return judged(await reward(rollout=rollout, **told), rollout)
-    else:
+    def plain(*, rollout: Sequence[Finished], **told: Any) -> list[Any]:
+        return judged(reward(rollout=rollout, **told), rollout)
 
-        def scored(*, rollout: Sequence[Finished], **told: Any) -> Any:
-            return judged(reward(rollout=rollout, **told), rollout)
-
+    waits = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
+    scored: Callable[..., Any] = awaited if waits else plain
     functools.update_wrapper(scored, reward)
     scored.__name__ = getattr(reward, "__name__", type(reward).__name__)  # what TRL's logs call it
     scored.__dict__[_MARK] = True
