@@ -108,7 +108,9 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         """A row of ids. Its mask is ``loss_mask``, or where ``labels`` are not -100."""
         if self._sample or self._renderer:
             raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
-        ids, mask, labels = row["input_ids"], row.get("loss_mask"), row.get("labels")
+        ids: Sequence[int] = row["input_ids"]
+        mask: Any = row.get("loss_mask")
+        labels: Any = row.get("labels")
         if mask is None and labels is None:
             raise SampleError("a row of input_ids has neither loss_mask nor labels: nothing says what to train")
         for name, values in (("loss_mask", mask), ("labels", labels)):
