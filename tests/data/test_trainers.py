@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tokentrace.data.tables import read_metadata, read_samples, write_samples
 from tokentrace.data.tokenizing import TokenizeSettings
 from tokentrace.data.trainers import TRAINERS
 from tokentrace.pocket import POCKET
+from tokentrace.samples.sample import Sample
 from tokentrace.samples.trajectories import trajectory_samples
 from tokentrace.trajectory import Trajectory
 
@@ -86,6 +88,10 @@ def test_a_saved_dataset_is_replaced_whole_and_nothing_else_is(chats: Path, tmp_
         "dataset_info.json",
         "state.json",
     ]
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        tokenize_files([str(chats)], folder, SETTINGS, workers=1, trainer="llama-factory", overwrite=True)
+    assert (folder / "README.md").read_text() == "mine"
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.tex").write_text("x")
@@ -93,6 +99,42 @@ def test_a_saved_dataset_is_replaced_whole_and_nothing_else_is(chats: Path, tmp_
         tokenize_files([str(chats)], other, SETTINGS, workers=1, trainer="llama-factory", overwrite=True)
     assert (other / "chapter.tex").is_file()
     assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_samples_replace_a_saved_dataset_only_if_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(id: int) -> list[Sample]:
+        trajectory = Trajectory()
+        trajectory.begin([1], messages=1)
+        trajectory.append_completion([id], [-0.5], finish_reason="stop")
+        return trajectory_samples(trajectory)
+
+    folder = tmp_path / "rows"
+    write_samples(folder, row(2), trainer="llama-factory")
+    with pytest.raises(InputError, match="is there already"):
+        write_samples(folder, row(3), trainer="llama-factory")
+    assert loaded(folder, tmp_path)["input_ids"][:] == [[1, 2]]
+    write_samples(folder, row(3), trainer="llama-factory", overwrite=True)
+    assert loaded(folder, tmp_path)["input_ids"][:] == [[1, 3]]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows"]
+    replace = os.replace
+
+    def crashing(source: Path, target: Path) -> None:
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokentrace.data.tables.os.replace", crashing)
+    with pytest.raises(KeyboardInterrupt):
+        write_samples(folder, row(4), trainer="llama-factory", overwrite=True)
+    assert loaded(tmp_path / "rows.replaced", tmp_path)["input_ids"][:] == [[1, 3]], "the old rows are not lost"
+
+
+@pytest.mark.parametrize("file", ["a.jsonl.parquet", "b.jsonl.gz", "Straße 😀.parquet"])
+def test_advice_names_the_file_and_its_form(file: str) -> None:
+    said = yaml.safe_load(TRAINERS["axolotl"].advised(Path(file), 7))
+    form = "json" if file.endswith(".gz") else "parquet"
+    assert said == {"datasets": [{"path": file, "ds_type": form, "type": None}], "sequence_len": 7}
+    assert json.dumps(file, ensure_ascii=False) in TRAINERS["trl"].advised(Path(file), 7)
+    assert TRAINERS["trl"].advised(Path(file), 0) == "# there are no rows to train on"
 
 
 @pytest.mark.parametrize(

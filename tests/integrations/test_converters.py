@@ -12,16 +12,17 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.integrations.rollouts import QUESTION, check_rows, make_agent, pocket_rollout, random_tree
-from tokentrace import EmbeddedEngine, InputError, Task
-from tokentrace.engines.protocol import Completion, Engine
+from tokentrace import Budget, EmbeddedEngine, InputError, Task
+from tokentrace.engines.protocol import Completion, Engine, SamplingParams
 from tokentrace.errors import SampleError
 from tokentrace.integrations.rows import filled_logprobs, prompt_response
 from tokentrace.integrations.sampling import sampling_of
 from tokentrace.integrations.skyrl import AgentGenerator, generator_output
-from tokentrace.integrations.slime import generate_function, rollout_samples, slime_samples
+from tokentrace.integrations.slime import generate_function, rollout_samples, slime_samples, whole_groups
 from tokentrace.rollout import Rollout
 from tokentrace.rollout.ends import End
 from tokentrace.rollout.record import TurnMetrics
@@ -39,6 +40,13 @@ def rewritten(seed: int, end: End = End.ANSWER, **options: Any) -> Rollout:
     made = Rollout(Task(QUESTION, name="x"), random_tree(seed, **options), [], messages, end=end, per_turn=[turn])
     made.reward = None if end is End.ENGINE else 0.5
     return made
+
+
+def unanswered(end: End) -> Rollout:
+    """A rollout that ended before the first turn."""
+    trajectory = Trajectory()
+    trajectory.begin([7, 8, 9], messages=1)
+    return Rollout(Task(QUESTION, name="x"), trajectory, [], QUESTION, end=end, notes=["gone"])
 
 
 # -- what they share
@@ -61,9 +69,23 @@ def test_sampling_parameters_are_honoured_or_refused() -> None:
     made = sampling_of({**given, "sampling_seed": 3, "stop_token_ids": [5], "min_p": 0.0})
     assert (made.max_tokens, made.temperature, made.top_p, made.top_k, made.seed) == (7, 0.5, 0.9, 0, 3)
     assert made.stop_token_ids == (5,)
-    for wrong in ({"stop": ["x"]}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"custom_params": {"a": 1}}, {"n": 2}):
-        with pytest.raises(InputError, match=next(iter(wrong))):
-            sampling_of({**given, **wrong})
+    assert sampling_of({**given, "min_tokens": 1}) == sampling_of(given), "SkyRL and OpenRLHF always ask for it"
+    wrong: list[dict[str, Any]] = [
+        {"stop": ["x"]},
+        {"stop": np.array(["x", "y"])},
+        {"min_p": 0.1},
+        {"min_tokens": 2},
+        {"repetition_penalty": 1.1},
+        {"custom_params": {"a": 1}},
+        {"n": 2},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": "5"},
+    ]
+    for one in wrong:
+        with pytest.raises(InputError, match=next(iter(one))):
+            sampling_of({**given, **one})
+    with pytest.raises(InputError, match="mapping"):
+        sampling_of([1])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="max_tokens"):
         sampling_of({"temperature": 1.0})
 
@@ -153,12 +175,28 @@ def test_slime_runs_an_agent_for_each_sample() -> None:
     [(End.ANSWER, "completed"), (End.TURNS, "truncated"), (End.ABORT, "aborted"), (End.ENGINE, "failed")],
 )
 def test_slime_is_told_how_a_rollout_ended(end: End, status: str) -> None:
-    made = rollout_samples(rewritten(3, end), SLIME(index=1))
+    failed = end in (End.ABORT, End.ENGINE)
+    made = rollout_samples(rewritten(3, end), SLIME(index=1), failed_reward=-1.0)
     assert {one.status.value for one in made} == {status}
-    assert {one.remove_sample for one in made} == {end in (End.ABORT, End.ENGINE)}
+    assert {one.remove_sample for one in made} == {failed}
+    assert {one.reward for one in made} == {-1.0 if failed else 0.5}, "slime's reward model is not asked"
     nothing = Rollout(Task(QUESTION), Trajectory(), [], QUESTION, end=end, notes=["gone"])
-    [one] = rollout_samples(nothing, SLIME(index=1))
-    assert (one.status.value, one.remove_sample, one.tokens) == (status, True, [])
+    for none, ids in ((nothing, [0, 0]), (unanswered(end), [7, 8, 9])):
+        [one] = rollout_samples(none, SLIME(index=1), failed_reward=-1.0)
+        assert (one.status.value, one.remove_sample, one.reward, one.tokens) == (status, True, -1.0, ids)
+        assert (one.response_length, one.loss_mask, one.rollout_log_probs) == (1, [0], [0.0])
+        assert one.metadata["tokentrace"] == "gone"
+        with pytest.raises(SampleError, match=r"gone.*failed_reward"):
+            rollout_samples(none, SLIME(index=1))
+        assert not whole_groups(None, [rollout_samples(rewritten(3), SLIME()), one])
+        assert whole_groups(None, [rollout_samples(rewritten(3), SLIME()), SLIME()])
+
+
+def test_slime_judges_what_the_model_said() -> None:
+    rollout = pocket_rollout(budget=Budget(turns=1))
+    assert rollout.last["role"] == "tool"
+    [made] = rollout_samples(rollout, SLIME())
+    assert made.response == rollout.answer != rollout.last["content"]
 
 
 def test_slime_gets_no_row_without_logprobs() -> None:
@@ -231,6 +269,15 @@ def test_skyrl_refuses_what_it_cannot_take() -> None:
         generator_output([failed])
     made = generator_output([failed], failed_reward=-1.0)
     assert (made["rewards"], sum(made["loss_masks"][0])) == ([-1.0], 0)
+    for step_wise in (False, True):
+        rollouts = [pocket_rollout(), unanswered(End.ENGINE), unanswered(End.TIME), rewritten(1, End.ENGINE)]
+        made = generator_output(rollouts, failed_reward=-1.0, step_wise=step_wise, trajectory_ids=range(4))
+        assert made["rewards"] == [rollouts[0].reward, -1.0, -1.0, -1.0]
+        assert made["loss_masks"][1:] == [[0]] * 3
+        assert (made["prompt_token_ids"][1], made["response_ids"][1]) == ([7, 8], [9])
+        assert made["rollout_logprobs"][1:] == [[0.0]] * 3
+        with pytest.raises(SampleError, match="ended before anything was sampled"):
+            generator_output([unanswered(End.TIME)])
     failed.end = End.ANSWER
     with pytest.raises(SampleError, match="no reward"):
         generator_output([failed])
@@ -264,10 +311,13 @@ class TrainersVLLM:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.lost = 0
+        self.asked: list[SamplingParams] = []
 
     async def generate(self, prompt_ids: list[int], params: Any, multi_modal_data: Any) -> Any:
         assert multi_modal_data is None
-        sampling = sampling_of(vars(params))
+        assert params.min_tokens == 0, "a turn may be its stop token alone"
+        sampling = dataclasses.replace(sampling_of(vars(params)), allow_raw_logprobs=True)
+        self.asked.append(sampling)
         made: Completion = await self.engine.generate(prompt_ids, sampling)
         ids = made.ids.tolist()
         logprobs = [
@@ -278,18 +328,30 @@ class TrainersVLLM:
         return types.SimpleNamespace(outputs=[output])
 
 
-def execute(openrlhf: Any, *, lost: int = 0, logprobs: int | None = 1, **options: Any) -> Any:
+def execute(
+    openrlhf: Any,
+    *,
+    lost: int = 0,
+    logprobs: int | None = 1,
+    failed: float | None = None,
+    own: SamplingParams | None = None,
+    asked: list[SamplingParams] | None = None,
+    **options: Any,
+) -> Any:
     class AgentExecutor(openrlhf.AgentExecutorOf):  # type: ignore[misc]
-        make_agent = staticmethod(lambda engine, sampling: make_agent(engine, sampling, **options))
+        make_agent = staticmethod(lambda engine, sampling: make_agent(engine, own or sampling, **options))
+        failed_reward = failed
 
     params = types.SimpleNamespace(
-        temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, seed=3, logprobs=logprobs, stop=None
+        temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, min_tokens=1, seed=3, logprobs=logprobs, stop=None
     )
 
     async def run() -> Any:
         engine = EmbeddedEngine(seed=3)
         vllm = TrainersVLLM(engine)
         vllm.lost = lost
+        if asked is not None:
+            vllm.asked = asked
         try:
             return await AgentExecutor().execute(QUESTION[0]["content"], "395", params, 2048, None, vllm)
         finally:
@@ -311,11 +373,26 @@ def test_openrlhf_gets_the_sequence_and_the_ranges_with_loss(openrlhf: Any) -> N
     assert (made["reward"], made["truncated"]) == (float(expected.turns), False)
 
 
+def test_openrlhfs_engine_samples_with_what_the_agent_asks_for(openrlhf: Any) -> None:
+    own = SamplingParams(32, temperature=0.5, top_p=0.9, top_k=40, seed=5, allow_raw_logprobs=True)
+    kept: list[Rollout] = []
+    asked: list[SamplingParams] = []
+    execute(openrlhf, own=own, asked=asked, kept=kept)
+    assert asked
+    assert {(one.temperature, one.top_p, one.top_k) for one in asked} == {(0.5, 0.9, 40)}
+    [sample] = trajectory_samples(kept[0].trajectory)
+    assert {one.temperature for one in sample.completions} == {0.5}
+
+
 def test_openrlhf_gets_no_row_without_logprobs_or_reward(openrlhf: Any) -> None:
     with pytest.raises(InputError, match="does not ask vLLM for logprobs"):
         execute(openrlhf, logprobs=None)
-    with pytest.raises(SampleError, match="nothing was sampled"):
+    with pytest.raises(SampleError, match=r"failed \(engine.*failed_reward"):
         execute(openrlhf, lost=1)
+    made = execute(openrlhf, lost=1, failed=-1.0)
+    assert (made["reward"], made["action_ranges"], made["truncated"]) == (-1.0, [], False)
+    assert made["rollout_log_probs"] == [0.0] * len(made["observation_tokens"])
+    assert made["extra_logs"]["failed"] == 1
     with pytest.raises(SampleError, match="has no reward"):
         execute(openrlhf, reward=lambda rollout: None)
     with pytest.raises(SampleError, match="takes one row"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,16 @@ from tokentrace.demo.calculator import calculate
 from tokentrace.errors import SampleError
 from tokentrace.integrations.gateway import GatewayAgent, Session
 from tokentrace.integrations.trl import RolloutFunction, rollout_reward
+from tokentrace.rollout.patience import EngineDown, Patience
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
 TRAINER: Any = SimpleNamespace(
-    args=SimpleNamespace(temperature=1.0), processing_class=SimpleNamespace(pad_token_id=4064)
+    args=SimpleNamespace(temperature=1.0),
+    processing_class=SimpleNamespace(pad_token_id=4064),
+    accelerator=SimpleNamespace(num_processes=1, process_index=0),
+    state=SimpleNamespace(global_step=0),
+    reward_funcs=[rollout_reward],
+    reward_func_names=["rollout_reward"],
 )
 
 
@@ -93,3 +100,51 @@ def test_an_agent_that_raises_has_failed() -> None:
     assert finished.samples == []
     assert (finished.reward, finished.metrics["end"]) == (None, "failed")
     assert finished.notes == ["RuntimeError: the agent broke"]
+
+
+@pytest.mark.parametrize("name", ["gsm8k/17", "AIME 2024 #1", "x" * 200, "#", "日本"])
+def test_any_name_of_a_task_will_do(name: str) -> None:
+    with gateway_server() as served:
+        finished = asyncio.run(GatewayAgent(served.url, ask_twice).run(Task(PROMPT, name=name)))
+        (sample,) = finished.samples
+        assert served.state(str(sample.name))["metadata"]["task"] == name
+    assert finished.reward == 0.25
+
+
+def test_examples_in_a_prompt_are_not_the_models() -> None:
+    shots = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}, *PROMPT]
+    with gateway_server() as served:
+        finished = asyncio.run(GatewayAgent(served.url, ask_twice).run(Task(shots)))
+    assert finished.prompt == 3
+    assert finished.messages[:3] == shots
+
+
+def nobody() -> str:
+    """An address at which nothing listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_gateway_that_cannot_be_reached_or_refuses_ends_the_rollout_alone() -> None:
+    finished = asyncio.run(GatewayAgent(nobody(), ask_twice).run(Task(PROMPT)))
+    assert (finished.metrics["end"], finished.samples, finished.reward) == ("engine", [], None)
+    assert "the gateway cannot be reached" in finished.notes[0]
+    with gateway_server() as served:
+        agent = GatewayAgent(served.url, ask_twice, settings={"max_turnz": 3})
+        refused = asyncio.run(agent.run(Task(PROMPT)))
+    assert refused.failed
+    assert "400" in refused.notes[0]
+
+
+def test_patience_waits_for_a_gateway_and_then_ends_the_run() -> None:
+    async def wait() -> None:
+        async def sleep(_: float) -> None:
+            clock[0] += 1
+
+        patience = Patience(2, clock=lambda: clock[0], sleep=sleep)
+        await GatewayAgent(nobody(), ask_twice).run(Task(PROMPT), patience=patience)
+
+    clock = [0.0]
+    with pytest.raises(EngineDown, match=r"for 2 s: the gateway cannot be reached"):
+        asyncio.run(wait())

@@ -185,9 +185,19 @@ def test_every_status_of_ours_is_one_of_theirs() -> None:
 def test_reasoning_that_stays_open_is_said() -> None:
     made = TokentraceRenderer(POCKET)
     for text, complete in (("<think>\nHm", False), ("<think>\nHm\n</think>\n\nYes<|end|>", True), ("Yes<|end|>", True)):
-        parsed = made.parse_response(made.renderer.tokenizer.encode(text).tolist(), prompt_ids=[])
+        ids = made.renderer.tokenizer.encode(text)
+        parsed = made.parse_response(ids.tolist(), prompt_ids=[])
         assert parsed.reasoning_complete is complete
+        assert made.parse_response(ids, prompt_ids=ids[:0]) == parsed
+        made.parse_response(ids, prompt_ids=ids)
         assert (parsed.reasoning_content or "").strip() == ("Hm" if "Hm" in text else "")
+
+
+@pytest.mark.parametrize("retention", [None, "tool_cycle"])
+def test_what_is_not_a_message_is_refused(retention: Any) -> None:
+    made = TokentraceRenderer(POCKET, TokentraceConfig(thinking_retention=retention))
+    with pytest.raises(InputError, match=r"message 0.*'hi'"):
+        made.bridge_to_next_turn([1], [2], ["hi"])
 
 
 @pytest.mark.parametrize("kind", ["image", "image_url", "video_url", "input_audio"])

@@ -9,6 +9,7 @@ import json
 import re
 import runpy
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +37,7 @@ from tokentrace.cli import main as cli
 from tokentrace.data.tables import read_samples
 from tokentrace.errors import InputError, SampleError
 from tokentrace.integrations.finished import Finished
-from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward
+from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
 from tokentrace.integrations.trl_async import RolloutWorker
 from tokentrace.integrations.trl_samples import rollout_samples
 from tokentrace.pocket import POCKET
@@ -109,6 +110,40 @@ def test_ids_masks_and_logprobs_in_the_loss_are_the_trajectorys(run: Run) -> Non
         recorded = sorted(rows_recorded([one.samples[0] for one in finished]))  # TRL shuffles the rows of a batch
         assert sorted(rows_in_loss(batch)) == recorded
         assert any(0 in mask for _, _, mask, _ in recorded), "no rollout called a tool"
+
+
+def test_a_failed_rollout_is_left_out_and_a_second_run_has_the_new_weights(tmp_path: Path) -> None:
+    """Two runs of one step: in each the judge fails for one of four rollouts."""
+    judged, sent = itertools.count(), []
+
+    def judge(rollout: Rollout) -> float:
+        number = next(judged) % 4
+        if number == 0:
+            raise RuntimeError("the judge is down")
+        return float(2**number)
+
+    @unless_failed
+    def brief(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [0.5] * len(completion_ids)
+
+    class Engine(EmbeddedEngine):
+        async def update_weights(self, weights: Any, /, *, version: int) -> None:
+            sent.append({name: value.clone() for name, value in weights.items()})
+            await super().update_weights(weights, version=version)
+
+    engine, ran = Engine(), []
+    agent = pocket_agent(engine, reward=judge, budget=Budget(turns=1, turn_tokens=4))
+    rollouts = RolloutFunction(agent, weights_to=engine, done=ran.extend, seed=0)
+    trainer = grpo(tmp_path, rollouts, [rollout_reward, brief], num_generations=4, max_steps=1, learning_rate=1e-2)
+    for _ in range(2):
+        trainer.train()
+    rollouts.close()
+    assert [one.failed for one in ran].count(True) == 2
+    for batch in trainer.batches:
+        assert (batch["advantages"] == 0).sum() == 1
+        assert batch["advantages"].sum().item() == pytest.approx(0, abs=1e-5)
+    first, second = sent
+    assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
 def test_each_prompt_is_run_as_often_as_it_is_given(run: Run) -> None:
@@ -370,8 +405,46 @@ def test_a_worker_that_ends_no_group_is_stale_once_the_trainer_has_all(run: Run)
     assert [(sample.group_id, sample.model_version) for sample in samples] == [(0, 7), (0, 7), (1, 7), (1, 7)]
     assert [task.metadata["group"] for task in agent.tasks[:5]] == [f"grpo-{at:06d}" for at in (0, 0, 1, 1, 2)]
     assert [task.messages for task in agent.tasks[:5]] == [PROMPTS[at] for at in (0, 0, 1, 1, 0)]
-    with pytest.raises(TimeoutError, match="no group of rollouts has ended"):
+    with pytest.raises(TimeoutError, match="no group of rollouts has ended with samples"):
         worker.check_health(-1)
+    worker.stop()
+    worker.loop.close()
+
+
+class Repeats:
+    """Gives the same rollout for ever, and says when it was asked for the third group."""
+
+    def __init__(self, finished: Finished) -> None:
+        self.finished, self.count, self.third = finished, 0, threading.Event()
+
+    async def run(self, task: Task, **_: Any) -> Finished:
+        self.count += 1
+        if self.count > 4:
+            self.third.set()
+            await asyncio.Event().wait()
+        return self.finished
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_worker_whose_groups_teach_nothing_says_why(run: Run, sampled: bool) -> None:
+    samples = run.finished[0].samples if sampled else []
+    useless = Finished(samples, PROMPTS[0], 1, None, {"end": "engine"}, ["400: no such model"])
+    agent = Repeats(useless)
+    worker = RolloutWorker(agent, [Task(PROMPTS[0])], weights_to=None, num_generations=2, groups=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        worker.start()
+        began = worker._moved
+        assert agent.third.wait(30)
+    what = "no rollout of a group has a reward" if sampled else "nothing was sampled in a group"
+    texts = {str(one.message) for one in said}
+    assert len(texts) == 1
+    assert all(text.startswith(what) and text.endswith(": 400: no such model") for text in texts)
+    assert worker.rollout_buffer.qsize() == (4 if sampled else 0)
+    if not sampled:
+        with pytest.raises(TimeoutError, match=r"no group .* with samples .*400: no such model"):
+            worker.check_health(-1)
+        assert worker._moved == began, "a group without samples is none that has moved the training on"
     worker.stop()
     worker.loop.close()
 

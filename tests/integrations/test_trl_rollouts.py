@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,7 @@ from tokentrace.errors import SampleError
 from tokentrace.integrations.background import BackgroundLoop
 from tokentrace.integrations.collator import Collator
 from tokentrace.integrations.finished import Finished
-from tokentrace.integrations.trl import RolloutFunction, rollout_reward
+from tokentrace.integrations.trl import RolloutFunction, rollout_reward, unless_failed
 from tokentrace.pocket import POCKET
 from tokentrace.samples.trajectories import trajectory_samples
 
@@ -31,13 +34,18 @@ def loop() -> Iterator[BackgroundLoop]:
 
 def trainer(**settings: Any) -> Any:
     """What a rollout function reads of a trainer."""
-    known = {"temperature": 1.0, "step": 0, "processes": 1, **settings}
+    known = {"temperature": 1.0, "step": 0, "processes": 1, "rank": 0, "weights": 0, **settings}
+    rewards = known.get("rewards", [rollout_reward])
     return SimpleNamespace(
+        reward_funcs=rewards,
+        reward_func_names=[reward.__name__ for reward in rewards],
         args=SimpleNamespace(temperature=known["temperature"]),
         state=SimpleNamespace(global_step=known["step"]),
         processing_class=SimpleNamespace(pad_token_id=4064),
-        accelerator=SimpleNamespace(num_processes=known["processes"], unwrap_model=lambda model: model),
-        model=SimpleNamespace(state_dict=lambda: {"weights": known["step"]}),
+        accelerator=SimpleNamespace(
+            num_processes=known["processes"], process_index=known["rank"], unwrap_model=lambda model: model
+        ),
+        model=SimpleNamespace(state_dict=lambda: {"weights": known["weights"]}),
     )
 
 
@@ -47,9 +55,11 @@ class Recorded:
     def __init__(self, *finished: Finished) -> None:
         self._left = list(finished)
         self.tasks: list[Task] = []
+        self.seeds: list[int | None] = []
 
-    async def run(self, task: Task, **_: Any) -> Finished:
+    async def run(self, task: Task, *, seed: int | None = None, **_: Any) -> Finished:
         self.tasks.append(task)
+        self.seeds.append(seed)
         return self._left.pop(0)
 
 
@@ -74,6 +84,39 @@ def test_a_rollout_of_which_nothing_was_sampled_carries_no_loss(loop: Background
     assert [rows[key][1] for key in ("prompt_ids", "completion_ids", "env_mask")] == [[1, 2, 3], [7, 8], [1, 1]]
     assert rows["logprobs"] == [[0.0], [-0.5, -0.25]]
     assert rollout_reward(**rows) == [None, 1.0]
+
+
+def brief(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [0.5] * len(completion_ids)
+
+
+async def slow(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [0.25] * len(completion_ids)
+
+
+def test_reward_functions_that_leave_out_what_failed_say_none_for_it(loop: BackgroundLoop) -> None:
+    judged = dataclasses.replace(finished(), reward=None, metrics={"end": "failed"})
+    function = RolloutFunction(Recorded(finished(), judged), weights_to=None, loop=loop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = function([PROMPT, PROMPT], trainer(rewards=[rollout_reward, unless_failed(brief), unless_failed(slow)]))
+    assert rollout_reward(**rows) == [1.0, None]
+    assert unless_failed(brief)(**rows) == [0.5, None]
+    assert asyncio.run(unless_failed(slow)(**rows)) == [0.25, None]
+    assert unless_failed(brief).__name__ == "brief", "as TRL's logs call it"
+    with pytest.raises(InputError, match="takes a reward function"):
+        unless_failed("judge")  # type: ignore[arg-type]
+
+
+def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -> None:
+    for failed in (finished(sampled=False), dataclasses.replace(finished(), metrics={"end": "failed"})):
+        function = RolloutFunction(Recorded(finished(), failed), weights_to=None, loop=loop)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            function([PROMPT, PROMPT], trainer(rewards=[rollout_reward, brief]))
+        (text,) = [str(one.message) for one in said if "nothing was sampled" not in str(one.message)]
+        assert text.startswith("1 of 2 rollouts failed")
+        assert "trained: brief; pass unless_failed" in text
 
 
 def test_several_rows_of_a_rollout_are_refused_unless_one_is_chosen(loop: BackgroundLoop) -> None:
@@ -137,12 +180,38 @@ class Told:
 def test_weights_are_sent_once_a_step_and_by_one_process() -> None:
     engine = Told()
     function = RolloutFunction(Recorded(*[finished() for _ in range(4)]), weights_to=engine)
+    one = trainer()
     for step in (0, 0, 1):
-        function([PROMPT], trainer(step=step))
+        one.state.global_step = step
+        function([PROMPT], one)
     with pytest.raises(InputError, match="one process"):
         function([PROMPT], trainer(step=2, processes=2))
     function.close()
-    assert engine.told == [({"weights": 0}, 0), ({"weights": 1}, 1), ("closed", -1)]
+    assert [version for _, version in engine.told] == [0, 1, -1]
+
+
+def test_another_trainer_sends_its_weights_though_it_is_at_the_same_step() -> None:
+    engine = Told()
+    function = RolloutFunction(Recorded(finished(), finished()), weights_to=engine)
+    function([PROMPT], trainer(weights=1))
+    function([PROMPT], trainer(weights=2))
+    function.close()
+    assert engine.told == [({"weights": 1}, 0), ({"weights": 2}, 0), ("closed", -1)]
+
+
+def test_processes_share_neither_seeds_nor_names(loop: BackgroundLoop) -> None:
+    ran = []
+    for rank in (0, 1):
+        runs = Recorded(*[finished() for _ in range(4)])
+        function = RolloutFunction(runs, weights_to=None, loop=loop, seed=0, concurrency=1)
+        for _ in range(2):
+            function([PROMPT, PROMPT], trainer(processes=2, rank=rank))
+        ran.append(runs)
+    for told in ([runs.seeds for runs in ran], [[task.name for task in runs.tasks] for runs in ran]):
+        assert len({*told[0], *told[1]}) == 8
+    alone = RolloutFunction(runs := Recorded(finished(), finished()), weights_to=None, loop=loop, seed=0, concurrency=1)
+    alone([PROMPT, PROMPT], trainer())
+    assert runs.seeds == [0, 1_000_003]
 
 
 def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None:
@@ -190,6 +259,13 @@ def finished_trajectory() -> Trajectory:
         ({"input_ids": [1, 2], "labels": [2, -100]}, "must not be shifted"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "seq_lengths": [1, 1]}, "packed"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}, "logprobs has 1 entries"),
+        ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]}, "logprobs of a row are not numbers"),
+        ({"labels": [1, 2]}, "has no input_ids"),
+        ({"input_ids": [1.7, 2], "labels": [-100, 2]}, r"input_ids\[0\] is 1.7"),
+        ({"input_ids": [2**31, 2], "labels": [-100, 2]}, "no token id"),
+        ({"input_ids": [2**70, 2], "labels": [-100, 2]}, "larger than any token id"),
+        ({"input_ids": [1, 2], "labels": [-100, None]}, r"labels\[1\] is None"),
+        (5, "mapping of columns, not 5"),
     ],
 )
 def test_rows_that_would_train_something_else_are_refused(row: dict[str, Any], said: str) -> None:

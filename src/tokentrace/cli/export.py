@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     "--state", type=click.Choice(["open", "sealed", "exported"]), help="Only sessions that are in this state."
 )
 @click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
+@click.option("--overwrite", is_flag=True, help="Replace a folder that is there already; files are always replaced.")
 @click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")
 @quiet_option
 @debug_option
@@ -45,6 +46,7 @@ def export(
     sessions: tuple[str, ...],
     state: str | None,
     search: str,
+    overwrite: bool,
     keep_state: bool,
     quiet: bool,
 ) -> None:
@@ -67,7 +69,7 @@ def export(
     from ..gateway.store import State
 
     target = None if trainer is None else find_trainer(trainer)
-    check_name(output, target)
+    check_name(output, target, overwrite=overwrite)
     if not output.parent.is_dir():
         raise InputError(f"there is no folder {str(output.parent)!r} to write to")
     if sessions and (state or search):
@@ -76,7 +78,17 @@ def export(
         what = "is a folder" if Path(store).is_dir() else "is not there"
         raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
     done, longest = asyncio.run(
-        _export(store, output, target, sessions, None if state is None else State(state), search, keep_state, quiet)
+        _export(
+            store,
+            output,
+            target,
+            overwrite,
+            sessions,
+            None if state is None else State(state),
+            search,
+            keep_state,
+            quiet,
+        )
     )
     if not quiet:
         _summarize(done, output)
@@ -88,6 +100,7 @@ async def _export(
     where: str,
     output: Path,
     trainer: Trainer | None,
+    overwrite: bool,
     ids: tuple[str, ...],
     state: State | None,
     search: str,
@@ -107,8 +120,9 @@ async def _export(
         total = len(named) if ids else await _count(store, state)
         made = Export(store, named if ids else store.sessions(state=state, search=search))
         about = {"store": store.where, "sessions": list(ids) or None, "state": state, "search": search}
+        how: dict[str, Any] = {"private": True, "trainer": trainer, "overwrite": overwrite}
         with ProgressBars(quiet=quiet, counts=True) as bars:
-            with sample_writer(output, LAYOUT, about, more=session_fields(), private=True, trainer=trainer) as write:
+            with sample_writer(output, LAYOUT, about, more=session_fields(), **how) as write:
                 async for table in made.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)

@@ -105,7 +105,7 @@ def tokenize_files(
     pyarrow()
     path = named_path(output)
     target = None if trainer is None else find_trainer(trainer)
-    check_name(path, target)
+    check_name(path, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
     if target is not None and not settings.labels:
         raise InputError(f"{target.title} reads labels: leave them in")
@@ -298,7 +298,9 @@ class _Work:
         longest = 0
         metadata = {**self.described, "sources": sources, "counts": counts.described()}
         try:
-            with sample_writer(path, Layout(labels=self.settings.labels), metadata, trainer=trainer) as write:
+            with sample_writer(
+                path, Layout(labels=self.settings.labels), metadata, trainer=trainer, overwrite=True
+            ) as write:
                 with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
                     for index in range(self.chunks):
                         table, about = read_part(part_file(self.parts, index))

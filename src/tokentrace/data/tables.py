@@ -208,10 +208,10 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 # -- files
 
 
-def check_name(path: Path, trainer: Trainer | None = None) -> None:
+def check_name(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
     """Check that a file of samples can have this name: its suffix says how the file is written."""
     if trainer is not None:
-        trainer.check_name(path)
+        trainer.check_name(path, overwrite=overwrite)
         return
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"samples are written to {', '.join(SUFFIXES)}, and {path.name!r} is none of these")
@@ -251,14 +251,16 @@ def sample_writer(
     more: Sequence[Any] = (),
     private: bool = False,
     trainer: Trainer | None = None,
+    overwrite: bool = False,
 ) -> Iterator[Callable[[Any], None]]:
     """Writes tables of samples to a file: Parquet, Arrow's stream or JSON Lines, as its name says.
 
     The file has its name only after the block, when it is whole; WriteError where the system refuses. Parquet's row
     groups depend on the rows alone. `more` are Arrow fields that the tables have beside those of the layout; a
-    `private` file is for its owner alone. For a `trainer`, the file has what that reads and nothing else.
+    `private` file is for its owner alone. For a `trainer`, the file has what that reads and nothing else. A file that
+    is there is replaced; a folder (a saved dataset) only with `overwrite`.
     """
-    check_name(path, trainer)
+    check_name(path, trainer, overwrite=overwrite)
     schema = file_schema(layout, metadata, more)
     draft = path.with_name(path.name + ".unfinished")
     out: TableWriter | None = None
@@ -278,9 +280,7 @@ def sample_writer(
                 sync(file)
             if is_lines(path):
                 write_whole(metadata_path(path), schema.metadata[METADATA_KEY.encode()])
-            if path.is_dir():
-                shutil.rmtree(path)
-            os.replace(draft, path)
+            _put(draft, path)
     except BaseException:
         if out is not None:
             out.abandon()
@@ -300,6 +300,19 @@ def _draft_writer(path: Path, draft: Path, schema: Any, private: bool, trainer: 
     return table_writer(path.name, draft, schema)
 
 
+def _put(draft: Path, path: Path) -> None:
+    """Give what was written its name. A folder that has it is moved aside first, and deleted last, so that there is
+    always one of the two."""
+    if not path.is_dir():
+        os.replace(draft, path)
+        return
+    old = path.with_name(path.name + ".replaced")
+    _discard(old)
+    os.replace(path, old)
+    os.replace(draft, path)
+    _discard(old)
+
+
 def _discard(draft: Path) -> None:
     if draft.is_dir():
         shutil.rmtree(draft)
@@ -312,12 +325,14 @@ def write_samples(
     metadata: Mapping[str, Any] | None = None,
     *,
     trainer: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write samples to a file: Parquet, Arrow's stream (``.arrow``) or JSON Lines (``.jsonl``, ``.jsonl.gz``).
 
     Those of trajectories have logprobs, advantages, rewards and versions. With a `trainer` ("trl", "axolotl", …) the
     file has what that trainer reads for supervised training, and nothing else. WriteError where the system refuses;
-    the file has its name only when it is whole.
+    the file has its name only when it is whole. A file of that name is replaced; a folder ("llama-factory") only with
+    `overwrite`, and only if it holds a saved dataset and nothing else.
     """
     rows = items("samples", samples, SampleError)
     for row in rows:
@@ -325,7 +340,7 @@ def write_samples(
     layout = Layout.of(rows)
     held = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
     target = None if trainer is None else find_trainer(trainer)
-    with sample_writer(named_path(path), layout, held, trainer=target) as write:
+    with sample_writer(named_path(path), layout, held, trainer=target, overwrite=overwrite) as write:
         write(samples_table(rows, layout=layout))
 
 

@@ -33,8 +33,9 @@ class Trainer:
     folder: bool = False
     """Whether it reads a dataset that was saved to disk, which is a folder, and not a file."""
 
-    def check_name(self, path: Path) -> None:
-        """Check that a file for it can have this name."""
+    def check_name(self, path: Path, *, overwrite: bool = False) -> None:
+        """Check that a file for it can have this name. A folder that is there is replaced only with `overwrite`, and
+        only if it holds nothing but a dataset."""
         if not self.folder:
             if not path.name.endswith(SUFFIXES):
                 raise InputError(f"{self.title} reads rows from {', '.join(SUFFIXES)}: {path.name!r} is none of these")
@@ -44,7 +45,10 @@ class Trainer:
             what = f"{self.title} reads a dataset that was saved to disk, which is a folder"
             raise InputError(f"{what}: name one, such as {str(path.with_name(path.name.split('.')[0]))!r}")
         elif path.exists() and not is_saved_dataset(path):
-            raise InputError(f"{path} is there, and is not a dataset that was saved to disk: give another name")
+            what = "is not a dataset that was saved to disk, or holds other files as well"
+            raise InputError(f"{path} is there, and {what}: give another name")
+        elif path.exists() and not overwrite:
+            raise InputError(f"{path} is there already: give another name, or overwrite it")
 
     def schema(self, schema: Any) -> Any:
         """Of the fields of a table of samples those that it reads, with the metadata of all."""
@@ -61,9 +65,12 @@ class Trainer:
         return pyarrow().table(columns)
 
     def advised(self, path: Path, longest: int) -> str:
-        """What to write into its configuration to train on a file."""
-        form = "json" if ".jsonl" in path.name else path.suffix.removeprefix(".")
-        return self.advice.format(path=json.dumps(path.as_posix()), form=form, longest=longest)
+        """What to write into its configuration to train on a file; a comment where that has no rows."""
+        if not longest:
+            return "# there are no rows to train on"
+        form = "json" if path.name.endswith((".jsonl", ".jsonl.gz")) else path.suffix.removeprefix(".")
+        quoted = json.dumps(path.as_posix(), ensure_ascii=False)  # escapes of half a character are not YAML's
+        return self.advice.format(path=quoted, form=form, longest=longest)
 
 
 def _attended(table: Any) -> Any:

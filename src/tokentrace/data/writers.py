@@ -82,7 +82,7 @@ class _RowGroups:
 
     def abandon(self) -> None:
         for each in (self._writer, self._file):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # Arrow's, where it is closed already
                 if each is not None:
                     each.close()
 
@@ -93,8 +93,10 @@ _DATA: Final = "data-00000-of-00001.arrow"
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder is a dataset as `datasets` saves it to disk."""
-    return (path / _STATE).is_file() and (path / _ABOUT).is_file()
+    """Whether a folder is a dataset as `datasets` saves it to disk, and nothing else."""
+    if not ((path / _STATE).is_file() and (path / _ABOUT).is_file()):
+        return False
+    return all(one.is_file() and (one.name in (_STATE, _ABOUT) or one.suffix == ".arrow") for one in path.iterdir())
 
 
 class SavedDataset:

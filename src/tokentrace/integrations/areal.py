@@ -18,7 +18,7 @@ from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .rows import filled_logprobs
+from .rows import filled_logprobs, without_tail
 
 try:
     import torch
@@ -38,11 +38,12 @@ _FINISH: Final = {
 def episode_tensors(trajectory: Trajectory, reward: float) -> dict[str, torch.Tensor]:
     """The rows of a trajectory, one for each branch that has sampled tokens, as AReaL takes an episode.
 
-    Whole sequences, padded at the end: ``input_ids``, ``attention_mask``, ``loss_mask``, ``logprobs`` (0.0 where none
-    was sampled), ``versions`` (-1 there), and the same reward for each row. `SampleError` where a token that carries
-    loss has no logprob, or weights that are not numbered.
+    Each ends with its last token that carries loss, and is padded after it: AReaL puts the reward on the last token,
+    and counts it only where the loss mask is 1. ``input_ids``, ``attention_mask``, ``loss_mask``, ``logprobs`` (0.0
+    where none was sampled), ``versions`` (-1 there), and the same reward for each row. `SampleError` where a token that
+    carries loss has no logprob, or weights that are not numbered.
     """
-    samples = trajectory_samples(trajectory)
+    samples = [without_tail(sample) for sample in trajectory_samples(trajectory)]
     if not samples:
         raise SampleError(f"{trajectory.name or 'the trajectory'}: nothing was sampled, so there is no row")
     return {

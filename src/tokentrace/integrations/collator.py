@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import SampleError
+from ..errors import SampleError, shown
 from ..samples.collation import collate
 from ..samples.sample import IGNORE, Sample
+from ..tokens.ids import check_ids, check_integers
 
 _EXTRAS: Final = ("logprobs", "advantages")
 
@@ -37,15 +38,28 @@ class Collator:
 
 def _sample(row: Mapping[str, Any]) -> Sample:
     """A row of a file: its ids, where they carry loss, and what else there is for each token."""
+    if not isinstance(row, Mapping):
+        raise SampleError(f"a row is a Sample or a mapping of columns, not {shown(row)}")
     if "seq_lengths" in row:
         raise SampleError("these rows are packed: leave SFTTrainer's own collator in place")
     if row.get("labels") is None:
         raise SampleError(f"a row has no labels; it has {', '.join(row)}: every token would be trained")
-    ids, labels = np.asarray(row["input_ids"], np.int32), np.asarray(row["labels"], np.int64)
+    if row.get("input_ids") is None:
+        raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
+    ids = check_ids(row["input_ids"], "input_ids", error=SampleError)
+    labels = check_integers(row["labels"], "labels", SampleError)
     if ids.shape != labels.shape:
         raise SampleError(f"a row has {len(ids)} ids and {len(labels)} labels")
     mask = labels != IGNORE
     if (labels[mask] != ids[mask]).any():
         raise SampleError("the labels of a row are not its ids: they must not be shifted")
-    extras: dict[str, Any] = {name: np.asarray(row[name], np.float32) for name in _EXTRAS if row.get(name) is not None}
+    extras: dict[str, Any] = {name: _floats(row, name) for name in _EXTRAS if row.get(name) is not None}
     return Sample(ids, mask, np.full(len(ids), -1, np.int32), np.zeros(len(ids), np.uint8), **extras)
+
+
+def _floats(row: Mapping[str, Any], name: str) -> Any:
+    """A column of numbers, one for each token; None is NaN."""
+    try:
+        return np.asarray(row[name], np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SampleError(f"the {name} of a row are not numbers, one for each token: {error}") from error

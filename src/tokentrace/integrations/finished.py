@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..rollout.ends import FAILED_ENDS
 from ..rollout.patience import Patience
 from ..rollout.record import Rollout, Task
 from ..samples.sample import Sample
@@ -27,6 +28,11 @@ class Finished:
     metrics: Mapping[str, Any]
     """``end`` says why it ended; for rollouts of an `Agent` all of `Rollout.metrics`."""
     notes: Sequence[str] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it says nothing of the model: it failed (`FAILED_ENDS`), or nothing was sampled."""
+        return not self.samples or self.metrics.get("end") in FAILED_ENDS
 
 
 class Runs(Protocol):

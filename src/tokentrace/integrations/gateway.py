@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,9 @@ from ..engines.protocol import EngineError, EngineUnavailable
 from ..rollout.calling import in_thread
 from ..rollout.checks import reward as checked_reward
 from ..rollout.ends import End
-from ..rollout.patience import Patience
+from ..rollout.patience import EngineDown, Patience
 from ..rollout.record import Task
+from ..samples.sample import Sample
 from .finished import Finished
 
 
@@ -44,7 +46,8 @@ class GatewayAgent:
 
     `key` is an admin key of the gateway, None for one that was started with ``--dev``. What the agent asked for is
     not what is sampled with: ``settings["sampling"]`` is (temperature 1 by default). Seeds are the agent's affair.
-    An agent that raises has failed: its rows are kept, and it has no reward.
+    An agent that raises has failed: its rows are kept, and it has no reward. A session is called by the name of its
+    task, as far as sessions may be called that, and a number; its metadata have the name as it is (``task``).
     """
 
     def __init__(
@@ -56,28 +59,42 @@ class GatewayAgent:
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 
     async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> Finished:
-        """One rollout, from its session to its rows."""
-        name = f"{task.name or 'rollout'}.{uuid.uuid4().hex[:12]}"
-        end, notes, reward = End.ANSWER, [], None
+        """One rollout, from its session to its rows.
+
+        `patience` waits for a gateway that cannot be reached, and raises `EngineDown` when it runs out. Without it, and
+        where the gateway refuses something, the rollout has failed, as an agent's does when its engine fails.
+        """
         async with httpx2.AsyncClient(base_url=self._url, headers=self._headers, timeout=60) as http:
-            made = await _ask(http, "POST", "/sessions", id=name, metadata=task.metadata, settings=self._settings)
-            about = json.loads(made)
-            session = Session(task, about["base_url"], about["openai_base_url"], about["key"])
             try:
-                reward = checked_reward(await self._reward(session), "the reward")
-            except Exception as error:
-                end = End.FAILED
-                notes.append(f"{type(error).__name__}: {error}")
-            if reward is not None:
-                await _ask(http, "POST", f"/sessions/{name}/rewards", reward=reward)
-            await _ask(http, "POST", f"/sessions/{name}/seal")
-            table = pyarrow().ipc.open_stream(await _ask(http, "GET", f"/sessions/{name}/rows?format=arrow")).read_all()
+                return await self._run(task, _Gateway(http, patience))
+            except EngineDown:
+                raise
+            except EngineError as error:
+                metrics = {"end": str(End.ENGINE), "reward": None, "samples": 0}
+                return Finished([], list(task.messages), len(task.messages), None, metrics, [str(error)])
+
+    async def _run(self, task: Task, gateway: _Gateway) -> Finished:
+        name = _session_name(task.name)
+        end, notes, reward = End.ANSWER, [], None
+        about = {**task.metadata, "task": task.name}
+        made = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
+        session = Session(task, made["base_url"], made["openai_base_url"], made["key"])
+        try:
+            reward = checked_reward(await self._reward(session), "the reward")
+        except Exception as error:
+            end = End.FAILED
+            notes.append(f"{type(error).__name__}: {error}")
+        if reward is not None:
+            await gateway.ask("POST", f"/sessions/{name}/rewards", reward=reward)
+        await gateway.ask("POST", f"/sessions/{name}/seal")
+        table = pyarrow().ipc.open_stream(await gateway.ask("GET", f"/sessions/{name}/rows?format=arrow")).read_all()
         samples = list(table_samples(table))
         messages = json.loads(table.column("messages")[-1].as_py()) if samples else list(task.messages)
+        given = _given(samples[-1]) if samples else len(messages)
         if end is not End.FAILED and samples:
             reward = samples[0].reward
         metrics = {"end": str(end), "reward": reward, "samples": len(samples)}
-        return Finished(samples, messages, _given(messages), reward, metrics, notes)
+        return Finished(samples, messages, given, reward, metrics, notes)
 
     async def _reward(self, session: Session) -> float | None:
         if inspect.iscoroutinefunction(self._client) or inspect.iscoroutinefunction(type(self._client).__call__):
@@ -87,17 +104,41 @@ class GatewayAgent:
         return await found if isinstance(found, Awaitable) else found
 
 
-async def _ask(http: Any, method: str, path: str, **body: Any) -> bytes:
-    try:
-        answer = await http.request(method, path, json=body if method == "POST" else None)
-    except httpx2.HTTPError as error:
-        raise EngineUnavailable(f"the gateway does not answer: {type(error).__name__}: {error}") from error
-    if answer.status_code >= 300:
-        raise EngineError(f"the gateway refused {method} {path}: {answer.status_code} {answer.text[:500]}")
-    content: bytes = answer.content
-    return content
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    """What is asked of the gateway, again and again while it cannot be reached and there is patience."""
+
+    http: Any
+    patience: Patience | None
+
+    async def ask(self, method: str, path: str, **body: Any) -> bytes:
+        if self.patience is None:
+            return await self._once(method, path, body)
+        return await self.patience.ask(
+            lambda: self._once(method, path, body), lambda: self._once("GET", "/healthz", {})
+        )
+
+    async def _once(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
+        try:
+            answer = await self.http.request(method, path, json=body if method == "POST" else None)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent: it may be sent again
+            raise EngineUnavailable(f"the gateway cannot be reached: {type(error).__name__}: {error}") from error
+        except httpx2.HTTPError as error:
+            raise EngineError(
+                f"the gateway does not answer {method} {path}: {type(error).__name__}: {error}"
+            ) from error
+        if answer.status_code >= 300:
+            raise EngineError(f"the gateway refused {method} {path}: {answer.status_code} {answer.text[:500]}")
+        content: bytes = answer.content
+        return content
 
 
-def _given(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many messages stand before the first of the model's."""
-    return next((at for at, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))
+def _session_name(task: str) -> str:
+    """A name of its own for a session, of what sessions may be called; the task's own is in the metadata."""
+    readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task)[:100].lstrip("._:@~-")
+    return f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
+
+
+def _given(row: Sample) -> int:
+    """How many messages stand before the first that was sampled in a row."""
+    return int(row.messages[row.completions[0].start])

@@ -82,7 +82,7 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
         return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]
-    reasoning, calls, turn = message.get("reasoning_content"), message.get("tool_calls", ()), f"t{number}"
+    reasoning, calls, turn = message.get("reasoning_content"), message.get("tool_calls") or (), f"t{number}"
     items = [reasoning_item(item_id("rs", turn, 0), reasoning)] if reasoning else []
     if content or not calls:
         items.append(message_item(item_id("msg", turn, len(items)), content or ""))
@@ -96,27 +96,37 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
     """A trajectory of NeMo Gym's ``TokenEntry`` records: those of `TokenStore.freeze`, in any order.
 
-    A prompt that does not go on from an earlier call is a branch. Calls that generated nothing are left out. The
-    records say neither why a completion ended nor what its logprobs are of, so both are unknown. `TrajectoryError`
+    A prompt that does not go on from an earlier call is a branch; one that is all tokens of a call continues its turn.
+    Calls that generated nothing are left out. The records say neither why a completion ended nor what its logprobs are
+    of, so both are unknown; only of one that is continued is it clear that it was cut ("length"). `TrajectoryError`
     where a prompt that is stored as a suffix cannot be made whole.
     """
     entries = list(entries)
     prompts = full_prompts(entries)
     made = Trajectory(name=name)
+    continued = {tuple(prompts[one.model_call_id]) for one in entries if _has_both(one, prompts)}
     for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
         prompt = prompts.get(entry.model_call_id)
         if prompt is None:
             raise TrajectoryError(f"call {entry.model_call_id!r}: the call that its prompt goes on from is missing")
         if not entry.generation_token_ids:
             continue
+        continues = False
         if not made.num_branches:
             made.begin(prompt)
         elif (extends := made.shared_prefix(prompt).extends) >= 0:
+            continues = len(prompt) == len(made.stream(extends))
             made.extend_to(prompt, branch=extends)
         else:
             made.branch(prompt, cause="captured by NeMo Gym")
-        made.append_completion(entry.generation_token_ids, entry.generation_log_probs, finish_reason="unknown")
+        ids = entry.generation_token_ids
+        reason = "length" if (*prompt, *ids) in continued else "unknown"
+        made.append_completion(ids, entry.generation_log_probs, finish_reason=reason, continues=continues)
     return made
+
+
+def _has_both(entry: Any, prompts: Mapping[str, Sequence[int]]) -> bool:
+    return bool(entry.generation_token_ids) and entry.model_call_id in prompts
 
 
 def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:

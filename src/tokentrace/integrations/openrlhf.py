@@ -23,11 +23,10 @@ from ..engines.answers import answered_ids, answered_logprobs, checked_request, 
 from ..engines.protocol import Capabilities, Delta, Engine, EngineAnswerError, FinishReason, GenerateRequest
 from ..engines.protocol import SamplingParams as Sampling
 from ..errors import InputError, SampleError
-from ..rollout.ends import FAILED_ENDS
 from ..rollout.loop import Agent
 from ..rollout.record import Rollout, Task
 from ..trajectory.turns import LogprobKind
-from .rows import filled_logprobs, only_sample
+from .rows import failed_row, filled_logprobs, only_sample, without_tail
 from .sampling import sampling_of
 
 try:
@@ -46,27 +45,31 @@ def executed(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float 
     """A rollout as OpenRLHF takes it: the whole sequence, the ranges that carry loss, and logprobs, which are 0.0 where
     nothing was sampled.
 
-    One row a rollout: `SampleError` where its history was rewritten, and where it has no reward. So is one that failed,
-    unless `failed_reward` says what to count it as; it then has no range that carries loss.
+    One row a rollout: `SampleError` where its history was rewritten, and where it has no reward. So is one that failed
+    or where nothing was sampled, unless `failed_reward` says what to count it as; it is then its prompt, with no range
+    that carries loss.
     """
-    sample = only_sample(rollout.trajectory)
-    failed = rollout.end in FAILED_ENDS
-    reward = failed_reward if failed else rollout.reward
+    failed = failed_row(rollout, failed_reward, "OpenRLHF")
+    if failed is not None:
+        ids, ranges, reward = failed.prompt_ids + failed.response_ids, [], failed_reward
+        logprobs = [0.0] * len(ids)
+    else:
+        sample, reward = without_tail(only_sample(rollout.trajectory)), rollout.reward
+        ids, ranges, logprobs = sample.token_ids, _runs(sample.mask), filled_logprobs(sample).tolist()
     if reward is None:
-        why = f"failed ({rollout.end}: {'; '.join(rollout.notes)})" if failed else "has no reward"
-        raise SampleError(f"rollout {rollout.task.name!r} {why}, and OpenRLHF needs one")
+        raise SampleError(f"rollout {rollout.task.name!r} has no reward, and OpenRLHF needs one")
     return {
         "prompt": prompt,
         "label": label,
         "images": None,
         "mm_train_inputs": None,
-        "observation_tokens": sample.token_ids,
-        "action_ranges": [] if failed else _runs(sample.mask),
-        "rollout_log_probs": filled_logprobs(sample).tolist(),
-        "truncated": rollout.per_turn[-1].finish_reason == "length",
+        "observation_tokens": ids,
+        "action_ranges": ranges,
+        "rollout_log_probs": logprobs,
+        "truncated": failed is None and rollout.per_turn[-1].finish_reason == "length",
         "reward": reward,
         "scores": reward,
-        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.use.calls, "failed": int(failed)},
+        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.use.calls, "failed": int(failed is not None)},
     }
 
 
@@ -77,7 +80,8 @@ def _runs(mask: Any) -> list[tuple[int, int]]:
 
 
 class VLLMOfTheTrainer(Engine):
-    """The vLLM engine that OpenRLHF hands to an executor."""
+    """The vLLM engine that OpenRLHF hands to an executor. It samples with what the agent asks for, turn by turn; of the
+    trainer's parameters only what is not about sampling is kept."""
 
     def __init__(self, engine: Any, params: Any, max_length: int) -> None:
         if getattr(params, "logprobs", None) is None:
@@ -88,9 +92,10 @@ class VLLMOfTheTrainer(Engine):
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
         params = copy.deepcopy(self._params)
-        params.max_tokens = request.sampling.max_tokens
-        params.stop_token_ids = list(request.sampling.stop_token_ids)
-        params.seed = request.sampling.seed
+        asked = request.sampling
+        params.max_tokens, params.min_tokens, params.seed = asked.max_tokens, 0, asked.seed
+        params.temperature, params.top_p, params.top_k = asked.temperature, asked.top_p, asked.top_k or -1
+        params.stop_token_ids = list(asked.stop_token_ids)
         answer = await self._engine.generate([int(id) for id in request.prompt_ids], params, multi_modal_data=None)
         [output] = answer.outputs
         ids = answered_ids(list(output.token_ids), "token_ids", None)
@@ -100,7 +105,7 @@ class VLLMOfTheTrainer(Engine):
         found = [one[int(id)].logprob for id, one in zip(ids, told, strict=True)]
         logprobs = answered_logprobs(found, ids, "logprobs")
         finish = FinishReason(output.finish_reason) if output.finish_reason else FinishReason.ABORT
-        yield Delta(ids, logprobs, finish, logprobs_kind=completion_kind(request.sampling, self.capabilities))
+        yield Delta(ids, logprobs, finish, logprobs_kind=completion_kind(asked, self.capabilities))
 
 
 class AgentExecutorOf(AgentExecutorBase):

@@ -7,13 +7,13 @@ the fields of `TokentraceConfig` beside it. What differs from renderers' own cla
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
 from ..conversation.messages import Messages
-from ..errors import InputError, TokentraceError
+from ..errors import InputError, TokentraceError, shown
 from ..parsing.response import CallStatus, PartKind
 from ..parsing.response import ParsedToolCall as OurCall
 from ..rendering.factory import create_renderer
@@ -153,7 +153,8 @@ class TokentraceRenderer:
 
     def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
         """What a completion says. Without prompt ids (None or none) it is read as after the template's own prompt."""
-        parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids or None)
+        prompt = None if isinstance(prompt_ids, Sized) and not len(prompt_ids) else prompt_ids
+        parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt)
         return ParsedResponse(
             content=parsed.content,
             reasoning_content=parsed.reasoning_content,
@@ -210,9 +211,11 @@ STATUSES: Final = {
 
 
 def refuse_media(messages: Any) -> None:
-    """InputError for the first part of a message that is an image, a video or audio."""
+    """InputError for the first part of a message that is an image, a video or audio, and for what is not a message."""
     for at, message in enumerate(messages if isinstance(messages, Sequence) else ()):
-        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping):
+            raise InputError(f"a message is a mapping with a role, not {shown(message)}", message=at)
+        content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = str(part.get("type")) if isinstance(part, Mapping) else ""
             if any(word in kind for word in ("image", "video", "audio")):

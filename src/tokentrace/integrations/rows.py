@@ -1,4 +1,5 @@
-"""What several trainers want of a rollout: one row, cut where the model first spoke."""
+"""What several trainers want of a rollout: one row, cut where the model first spoke; and what they get of one that
+cannot be trained."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError
+from ..rollout.ends import FAILED_ENDS
+from ..rollout.record import Rollout
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
@@ -33,11 +36,9 @@ class PromptResponse:
 
 def prompt_response(sample: Sample) -> PromptResponse:
     """A row of a trajectory as prompt and response; `SampleError` where it has no token that carries loss."""
-    trained = np.flatnonzero(sample.mask)
-    if not len(trained):
-        raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
-    first = int(sample.completions[0].start) if sample.completions else int(trained[0])
-    response = slice(first, int(trained[-1]) + 1)
+    sample = without_tail(sample)
+    first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
+    response = slice(first, None)
     logprobs = None if sample.logprobs is None else filled_logprobs(sample)[response].tolist()
     return PromptResponse(
         sample.ids[:first].tolist(),
@@ -45,6 +46,14 @@ def prompt_response(sample: Sample) -> PromptResponse:
         sample.mask[response].astype(int).tolist(),
         logprobs,
     )
+
+
+def without_tail(sample: Sample) -> Sample:
+    """A row up to its last token that carries loss; `SampleError` where it has none."""
+    trained = np.flatnonzero(sample.mask)
+    if not len(trained):
+        raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
+    return sample.slice(0, int(trained[-1]) + 1)
 
 
 def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
@@ -91,3 +100,25 @@ def only_sample(trajectory: Trajectory) -> Sample:
         f"{trajectory.name or 'the trajectory'} has {len(samples)} rows, because its history was rewritten, and this "
         "trainer takes one row for each rollout; one that takes several samples of a group can have them all"
     )
+
+
+def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> PromptResponse | None:
+    """The row of a rollout that cannot be trained, because it failed or nothing was sampled; None for any other.
+
+    Trainers want a row for each rollout, so it is one that trains nothing: the prompt, its last token as the response,
+    with mask 0. (Two ids of 0 where not even a prompt was rendered.) `SampleError` where there is no `failed_reward`
+    to count it as.
+    """
+    failed = rollout.end in FAILED_ENDS
+    if not failed and rollout.trajectory.num_sampled:
+        return None
+    if failed_reward is None:
+        what = "failed" if failed else "ended before anything was sampled"
+        why = "; ".join([str(rollout.end), *rollout.notes])
+        raise SampleError(
+            f"rollout {rollout.task.name!r} {what} ({why}), and {trainer} wants a row and a reward for each: give a "
+            "failed_reward to count it as"
+        )
+    ids = rollout.trajectory.stream().tolist() if rollout.trajectory.num_branches else []
+    ids = ids if len(ids) > 1 else [0, 0]
+    return PromptResponse(ids[:-1], ids[-1:], [0], [0.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, Final
 
 from ..engines.protocol import SamplingParams
@@ -18,28 +18,33 @@ _NOT_READ: Final = {
 }
 """What is about text, which is not read here, and logprobs, which are always asked for."""
 _OFF: Final = {
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_tokens": 0,
-    "min_new_tokens": 0,
-    "ignore_eos": False,
-    "n": 1,
-    "n_samples": 1,
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "min_tokens": (0, 1),
+    "min_new_tokens": (0, 1),
+    "ignore_eos": (False,),
+    "n": (1,),
+    "n_samples": (1,),
 }
-"""What must be as if it were not there, or logprobs would be of another distribution."""
+"""What must be as if it were not there, or logprobs would be of another distribution. SkyRL and OpenRLHF always ask for
+``min_tokens`` 1. It is not passed on: a turn may be its stop token alone, with its own logprob."""
 
 
 def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters of vLLM or SGLang; InputError names what cannot be honoured, such as stop texts."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"sampling parameters are a mapping of names to values, not {shown(given)}")
     left = {name: value for name, value in given.items() if name not in _NOT_READ}
     limits = [left.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
     seeds = [left.pop(name, None) for name in ("seed", "sampling_seed")]
     values = {name: left.pop(name) for name in ("temperature", "top_p", "top_k") if left.get(name) is not None}
-    stops = tuple(left.pop("stop_token_ids", None) or ())
-    left = {name: value for name, value in left.items() if value not in (None, [], "", {})}
-    if wrong := {name: value for name, value in left.items() if name not in _OFF or value != _OFF[name]}:
+    stops = left.pop("stop_token_ids", None)
+    if not (stops is None or isinstance(stops, list | tuple)):
+        raise InputError(f"stop_token_ids must be a list of ids, not {shown(stops)}")
+    left = {name: value for name, value in left.items() if not _is_empty(value)}
+    if wrong := {name: value for name, value in left.items() if not _is_off(name, value)}:
         raise InputError(f"the sampling parameters {shown(wrong)} cannot be honoured here: leave them out")
     limit = next((one for one in limits if one is not None), None)
     if limit is None:
@@ -47,4 +52,12 @@ def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
     if values.get("top_k") == -1:
         values["top_k"] = 0
     seed = next((one for one in seeds if one is not None), None)
-    return SamplingParams(limit, seed=seed, stop_token_ids=stops, **values)
+    return SamplingParams(limit, seed=seed, stop_token_ids=tuple(stops or ()), **values)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | Sized) and not len(value))
+
+
+def _is_off(name: str, value: Any) -> bool:
+    return isinstance(value, int | float) and value in _OFF.get(name, ())

@@ -15,9 +15,8 @@ from ..errors import SampleError
 from ..rollout.ends import FAILED_ENDS
 from ..rollout.loop import Agent
 from ..rollout.record import Rollout, Task
-from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
-from .rows import filled_logprobs, only_sample, prompt_response
+from .rows import PromptResponse, failed_row, filled_logprobs, only_sample, prompt_response
 from .sampling import sampling_of
 
 
@@ -32,7 +31,8 @@ def generator_output(
 
     One row a rollout; a rollout whose history was rewritten has several, which SkyRL takes with ``step_wise`` (its
     ``generator.step_wise_trajectories``): neighbours with one trajectory id, the last of them marked. A rollout that
-    failed has no reward and is a `SampleError`, unless `failed_reward` says what to count it as: its loss mask is 0.
+    failed, or where nothing was sampled, is a `SampleError`, unless `failed_reward` says what to count it as: it is one
+    row then, whose loss mask is 0.
     """
     if trajectory_ids is not None and len(trajectory_ids) != len(rollouts):
         raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
@@ -43,18 +43,17 @@ def generator_output(
     ids: list[Any] = []
     last: list[bool] = []
     for at, rollout in enumerate(rollouts):
-        samples = _rows(rollout, step_wise)
-        failed = rollout.end in FAILED_ENDS
-        for sample in samples:
-            filled_logprobs(sample)  # refuses rows without
-            row = prompt_response(sample)
+        failed = failed_row(rollout, failed_reward, "SkyRL")
+        rows = _rows(rollout, step_wise) if failed is None else [failed]
+        cut = failed is None and rollout.per_turn[-1].finish_reason == "length"
+        for row in rows:
             made["prompt_token_ids"].append(row.prompt_ids)
             made["response_ids"].append(row.response_ids)
-            made["loss_masks"].append([0] * len(row.response_ids) if failed else row.response_mask)
+            made["loss_masks"].append(row.response_mask)
             made["rollout_logprobs"].append(row.response_logprobs)
-            made["rewards"].append(_reward(rollout, failed_reward))
-            made["stop_reasons"].append("length" if rollout.per_turn[-1].finish_reason == "length" else "stop")
-            last.append(sample is samples[-1])
+            made["rewards"].append(_reward(rollout) if failed is None else failed_reward)
+            made["stop_reasons"].append("length" if cut else "stop")
+            last.append(row is rows[-1])
             ids.append(None if trajectory_ids is None else trajectory_ids[at])
     empty = ("rollout_expert_indices", "env_metrics", "pixel_values", "image_grid_thw")
     return {
@@ -67,20 +66,14 @@ def generator_output(
     }
 
 
-def _rows(rollout: Rollout, step_wise: bool) -> list[Sample]:
-    if not step_wise or not rollout.trajectory.num_sampled:
-        return [only_sample(rollout.trajectory)]
-    return trajectory_samples(rollout.trajectory)
+def _rows(rollout: Rollout, step_wise: bool) -> list[PromptResponse]:
+    samples = trajectory_samples(rollout.trajectory) if step_wise else [only_sample(rollout.trajectory)]
+    for sample in samples:
+        filled_logprobs(sample)  # refuses rows without
+    return [prompt_response(sample) for sample in samples]
 
 
-def _reward(rollout: Rollout, failed_reward: float | None) -> float:
-    if rollout.end in FAILED_ENDS:
-        if failed_reward is not None:
-            return failed_reward
-        why = "; ".join(rollout.notes)
-        raise SampleError(
-            f"rollout {rollout.task.name!r} failed ({rollout.end}: {why}): give a failed_reward, or retry"
-        )
+def _reward(rollout: Rollout) -> float:
     if rollout.reward is None:
         raise SampleError(f"rollout {rollout.task.name!r} has no reward: give the agent a reward function")
     return rollout.reward
@@ -100,7 +93,6 @@ class AgentGenerator:
     """A generator of SkyRL that runs our agents.
 
     `make_agent` makes the agent of a batch, and is given its sampling parameters: those of training or of evaluation.
-    ``min_tokens`` 1, which SkyRL always asks for, is not: a turn may be its stop token alone, with its own logprob.
     `task` makes a task of a prompt and its ``env_extras``; by default these are its metadata, where rewards find them.
     """
 
@@ -122,7 +114,7 @@ class AgentGenerator:
         sampling = input_batch.get("sampling_params")
         if sampling is None:
             raise SampleError("the batch has no sampling parameters: SkyRL's trainer gives them")
-        agent = self._make_agent(sampling_of({**sampling, "min_tokens": 0}))
+        agent = self._make_agent(sampling_of(sampling))
         tasks = [self._task(prompt, about) for prompt, about in zip(prompts, extras, strict=True)]
         rollouts = await asyncio.gather(*(agent.run(task) for task in tasks))
         return generator_output(

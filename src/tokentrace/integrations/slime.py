@@ -11,14 +11,17 @@ In a module that slime can import, named by ``--custom-generate-function-path my
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
         return Agent(await SGLangEngine.connect(url, vocab_size=...), renderer, sampling=sampling, tools=[...])
 
-    generate = generate_function(make_agent)
+    generate = generate_function(make_agent, failed_reward=0.0)
+
+with ``--dynamic-sampling-filter-path tokentrace.integrations.slime.whole_groups``, so that a group with a rollout that
+failed is sampled again and not trained.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..engines.protocol import SamplingParams
@@ -28,7 +31,7 @@ from ..rollout.loop import Agent
 from ..rollout.record import Rollout, Task
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
-from .rows import filled_logprobs, prompt_response
+from .rows import failed_row, filled_logprobs, prompt_response
 from .sampling import sampling_of
 
 
@@ -40,7 +43,6 @@ def slime_samples(
     `like` is the sample that slime gave; what it says of the prompt, the group and the label is kept. `response` is
     text for reward models and logs. `SampleError` where a token that carries loss has no logprob.
     """
-    shared = like.rollout_id if like.rollout_id is not None else like.index
     made = []
     for sample in trajectory_samples(trajectory):
         filled_logprobs(sample)  # refuses rows without
@@ -48,7 +50,7 @@ def slime_samples(
         made.append(
             dataclasses.replace(
                 like,
-                rollout_id=shared,
+                rollout_id=_shared(like),
                 tokens=row.prompt_ids + row.response_ids,
                 response=response,
                 response_length=len(row.response_ids),
@@ -63,21 +65,44 @@ def slime_samples(
     return made
 
 
-def rollout_samples(rollout: Rollout, like: Any) -> list[Any]:
-    """A rollout as slime's samples. One that failed is marked so and trains nothing (``remove_sample``)."""
-    last = rollout.messages[-1].get("content")
-    made = slime_samples(
-        rollout.trajectory,
+def rollout_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
+    """A rollout as slime's samples, whose response is what the model said last.
+
+    One that failed, or where nothing was sampled, is a `SampleError`, unless `failed_reward` says what to count it as:
+    it is one sample then, marked so, that trains nothing (``remove_sample``). Its reward still counts in the mean of
+    its group, unless `whole_groups` leaves the group out.
+    """
+    status = _status(rollout.end)
+    failed = failed_row(rollout, failed_reward, "slime")
+    if failed is None:
+        return slime_samples(rollout.trajectory, like, reward=rollout.reward, status=status, response=rollout.answer)
+    made = dataclasses.replace(
         like,
-        reward=rollout.reward,
-        status=_status(rollout.end),
-        response=last if isinstance(last, str) else "",
+        rollout_id=_shared(like),
+        tokens=failed.prompt_ids + failed.response_ids,
+        response_length=len(failed.response_ids),
+        loss_mask=failed.response_mask,
+        rollout_log_probs=failed.response_logprobs,  # slime sends nobody's where the first sample has none
+        reward=failed_reward,  # or slime's reward model would be asked, or, where it was aborted, nobody
+        status=type(like).Status(status),
+        remove_sample=True,
+        metadata={**like.metadata, "tokentrace": "; ".join(rollout.notes)},
     )
-    if rollout.end not in FAILED_ENDS and made:
-        return made
-    failed = made or [dataclasses.replace(like, status=type(like).Status(_status(rollout.end)))]
-    notes = {"tokentrace": "; ".join(rollout.notes)}
-    return [dataclasses.replace(one, remove_sample=True, metadata={**one.metadata, **notes}) for one in failed]
+    return [made]
+
+
+def whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
+    """Whether no rollout of a group failed, for ``--dynamic-sampling-filter-path``: slime samples another group then.
+
+    Without it, a rollout that failed counts in the mean reward of its group, as whatever it was counted as.
+    """
+    rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
+    return not any(one.remove_sample for one in rows)
+
+
+def _shared(like: Any) -> Any:
+    """What the samples of a rollout have in common."""
+    return like.rollout_id if like.rollout_id is not None else like.index
 
 
 def _status(end: End | None) -> str:
@@ -99,11 +124,12 @@ def generate_function(
     make_agent: Callable[[Any, SamplingParams], Agent | Awaitable[Agent]],
     *,
     task: Callable[[Any], Task] = sample_task,
+    failed_reward: float | None = None,
 ) -> Callable[..., Awaitable[Any]]:
     """The function that slime calls for each sample.
 
     `make_agent` is given slime's arguments and the sampling parameters, each time: keep engine and renderer between
-    calls. A sample that has a response already is a SampleError.
+    calls. A sample that has a response already is a SampleError. `failed_reward` is that of `rollout_samples`.
     """
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
@@ -111,7 +137,7 @@ def generate_function(
             raise SampleError("the sample has a response already: partial rollouts of slime are not continued here")
         made = make_agent(args, sampling_of(sampling_params))
         agent = await made if inspect.isawaitable(made) else made
-        rows = rollout_samples(await agent.run(task(sample)), sample)
+        rows = rollout_samples(await agent.run(task(sample)), sample, failed_reward=failed_reward)
         return rows[0] if len(rows) == 1 else rows
 
     return generate

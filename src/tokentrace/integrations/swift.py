@@ -37,8 +37,7 @@ def rollout_output(rollout: Rollout, *, model: str = "policy") -> RolloutOutput:
     sample = only_sample(rollout.trajectory)
     filled_logprobs(sample)  # refuses rows without
     row = prompt_response(sample)
-    said = rollout.messages[-1].get("content")
-    text = said if isinstance(said, str) else ""
+    text = rollout.answer
     finish = rollout.per_turn[-1].finish_reason
     choice = ChatCompletionResponseChoice(
         index=0,

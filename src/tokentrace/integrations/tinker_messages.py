@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tinker_cookbook.renderers import Message, ToolCall
@@ -24,7 +24,7 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
             if tools is not None:
                 raise InputError("tools are given a second time", message=at)
             tools = [{"type": "function", "function": dict(spec)} for spec in message[TOOLS]] or None
-            if not message["content"]:
+            if not message.get("content"):
                 continue
         said.append(chat_message(at, message))
     return said, tools
@@ -35,12 +35,17 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
 
     InputError, naming the message by its number, where it holds what no template of texts has a place for.
     """
-    role, content = message["role"], message["content"]
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not isinstance(content, str | list):
+        raise InputError(f"a message has a role and a content, text or a list of parts: {shown(message)}", message=at)
     made: dict[str, Any] = {"role": role, "content": content}
-    parts = [] if isinstance(content, str) else list(content)
+    parts = [] if isinstance(content, str) else content
     for part in parts:
-        if part["type"] not in ("text", "thinking"):
-            raise InputError(f"parts of type {shown(part['type'])} are not rendered, only texts", message=at)
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "thinking"):
+            raise InputError(f"parts of type {shown(kind)} are not rendered, only texts", message=at)
+        if not isinstance(part.get(kind), str):
+            raise InputError(f"a part of type {kind!r} has no {kind!r}: {shown(part)}", message=at)
     thinking = [part["thinking"] for part in parts if part["type"] == "thinking"]
     if thinking:
         if role != "assistant" or len(thinking) > 1 or parts[0]["type"] != "thinking":

@@ -8,11 +8,11 @@ await training_client.forward_backward_async(training_data(rollout.trajectory, a
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from ..engines.answers import checked_request
+from ..engines.answers import answered_ids, answered_logprobs, checked_request
 from ..engines.protocol import (
     Capabilities,
     Completion,
@@ -24,8 +24,9 @@ from ..engines.protocol import (
     FinishReason,
     GenerateRequest,
     LogprobKind,
+    SamplingParams,
 )
-from ..errors import SampleError
+from ..errors import SampleError, shown
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn, VersionSpan
@@ -34,6 +35,9 @@ try:
     import tinker
 except ImportError as error:
     raise ImportError(f"tokentrace.integrations.tinker_rollouts needs tinker: pip install tinker ({error})") from error
+
+
+_FINISH: Final = {"length": FinishReason.LENGTH, "stop": FinishReason.STOP}
 
 
 class TinkerEngine(Engine):
@@ -79,21 +83,23 @@ class TinkerEngine(Engine):
             raise EngineUnavailable(f"tinker: {error}") from error
         except tinker.APIStatusError as error:
             raise EngineRefusal(f"tinker: {error}", status=error.status_code) from error
-        return self._completion(answer.sequences)
+        return self._completion(answer.sequences, asked)
 
-    def _completion(self, sequences: Sequence[Any]) -> Completion:
+    def _completion(self, sequences: Sequence[Any], asked: SamplingParams) -> Completion:
         if len(sequences) != 1:
             raise EngineAnswerError(f"tinker returned {len(sequences)} sequences, and one was asked for")
-        ids, logprobs = np.asarray(sequences[0].tokens, np.int32), sequences[0].logprobs
-        if logprobs is None:
+        sampled = sequences[0]
+        if sampled.logprobs is None:
             raise EngineAnswerError("tinker returned ids without logprobs")
-        size = self.capabilities.vocab_size
-        if len(ids) and (ids.min() < 0 or (size is not None and ids.max() >= size)):
-            raise EngineAnswerError(f"tinker returned an id outside of the vocabulary of {size} ids")
+        ids = answered_ids(list(sampled.tokens), "tokens", self.capabilities.vocab_size)
+        if len(ids) > asked.max_tokens:
+            raise EngineAnswerError(f"tinker returned {len(ids)} ids, where {asked.max_tokens} were asked for")
+        if sampled.stop_reason not in _FINISH:
+            raise EngineAnswerError(f"tinker stopped for {shown(sampled.stop_reason)}, which is not known here")
         return Completion(
             ids,
-            np.asarray(logprobs, np.float32),
-            FinishReason.LENGTH if sequences[0].stop_reason == "length" else FinishReason.STOP,
+            answered_logprobs(list(sampled.logprobs), ids, "logprobs"),
+            _FINISH[sampled.stop_reason],
             () if self._version is None or not len(ids) else (VersionSpan(self._version, 0, len(ids)),),
             logprobs_kind=LogprobKind.UNKNOWN,
         )

@@ -21,8 +21,9 @@ from .background import BackgroundLoop, together
 from .collator import Collator
 from .finished import Finished, Runs, finish
 from .rows import PromptResponse, prompt_response
+from .trl_rewards import rollout_reward, unless_failed, warn_of_scored_failures
 
-__all__ = ["Collator", "RolloutFunction", "rollout_reward"]
+__all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
 
 
 class RolloutFunction:
@@ -34,7 +35,8 @@ class RolloutFunction:
     where it needs settings of tools, or is not one.
 
     Reward functions are given, beside what TRL gives them, ``messages`` (the whole conversation, as it was parsed) and
-    ``rollout`` (a `Finished` for each row). `rollout_reward` returns the reward that the agent itself gave.
+    ``rollout`` (a `Finished` for each row). `rollout_reward` returns the reward that the agent itself gave. A rollout
+    that failed is left out of its group where all reward functions say None: wrap the others in `unless_failed`.
 
     A history that was rewritten gives several rows, and TRL takes one: `SampleError`, unless `one_of` chooses. A
     rollout of which nothing was sampled becomes a row that carries no loss, with a warning that says why.
@@ -63,13 +65,19 @@ class RolloutFunction:
         self._patience = Patience() if patience is None else patience
         self._seed = seed
         self._started = 0
-        self._sent: int | None = None
+        self._sent: tuple[Any, int] | None = None
+        """The state of the run whose weights were sent last, which is a new one in each `train()`, and its step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """The rows of a batch of prompts, in their order."""
-        finished = self.loop.run(self._run(self._tasks(prompts), trainer))
+        first = self._started
+        self._started += len(prompts)
+        ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        numbers = [number * ranks + rank for number in range(first, self._started)]
+        finished = self.loop.run(self._run(numbers, self._tasks(prompts, numbers), trainer))
         if self._done is not None:
             self._done(finished)
+        warn_of_scored_failures(finished, trainer.reward_funcs, trainer.reward_func_names)
         rows = [self._row(one, trainer) for one in finished]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -86,23 +94,24 @@ class RolloutFunction:
             self.loop.run(self._engine.close())
         self.loop.close()
 
-    def _tasks(self, prompts: Sequence[Any]) -> list[Task]:
-        """A task for each prompt; neighbours with the same prompt are a group."""
+    def _tasks(self, prompts: Sequence[Any], numbers: Sequence[int]) -> list[Task]:
+        """A task for each prompt, with a number that no other process gives; neighbours with one prompt are a group."""
         tasks: list[Task] = []
         for _, group in itertools.groupby(prompts):
-            first = self._started + len(tasks)
+            first = numbers[len(tasks)]
             for member, prompt in enumerate(group):
                 task = self._task(prompt)
-                name = f"{task.name or 'grpo'}-{first + member:06d}"
+                name = f"{task.name or 'grpo'}-{numbers[len(tasks)]:06d}"
                 about = {**task.metadata, "group": f"grpo-{first:06d}", "member": member}
                 tasks.append(dataclasses.replace(task, name=name, metadata=about))
-        self._started += len(tasks)
         return tasks
 
-    async def _run(self, tasks: Sequence[Task], trainer: Any) -> list[Finished]:
-        if self._engine is not None and trainer.state.global_step != self._sent:
-            await self._engine.update_weights(_weights(trainer), version=trainer.state.global_step)
-            self._sent = trainer.state.global_step
+    async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[Finished]:
+        state, step = trainer.state, trainer.state.global_step
+        sent = self._sent is not None and self._sent[0] is state and self._sent[1] == step
+        if self._engine is not None and not sent:
+            await self._engine.update_weights(_weights(trainer), version=step)
+            self._sent = (state, step)
         room = asyncio.Semaphore(self._concurrency)
 
         async def one(number: int, task: Task) -> Finished:
@@ -110,8 +119,7 @@ class RolloutFunction:
             async with room:
                 return await finish(self._agent, task, seed=seed, patience=self._patience)
 
-        first = self._started - len(tasks)
-        return await together(one(first + at, task) for at, task in enumerate(tasks))
+        return await together(one(number, task) for number, task in zip(numbers, tasks, strict=True))
 
     def _row(self, finished: Finished, trainer: Any) -> PromptResponse:
         if not finished.samples:
@@ -125,14 +133,6 @@ class RolloutFunction:
         if cut.response_logprobs is None:
             raise SampleError(f"{row!r} has no logprobs: the engine has to tell them")
         return cut
-
-
-def rollout_reward(rollout: Sequence[Finished], **_: Any) -> list[float | None]:
-    """A reward function for TRL: what the agent's own reward function, its tools or its simulated user gave.
-
-    None for rollouts that failed; TRL then leaves them out of their group, with an advantage of 0.
-    """
-    return [one.reward for one in rollout]
 
 
 def check_temperature(row: Sample, temperature: float) -> None:

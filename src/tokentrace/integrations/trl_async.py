@@ -10,9 +10,10 @@ import dataclasses
 import itertools
 import queue
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from ..engines.protocol import Engine
 from ..errors import InputError
@@ -23,13 +24,16 @@ from .background import BackgroundLoop, together
 from .finished import Finished, Runs, finish
 from .trl_samples import rollout_samples
 
+_NOTHING: Final = "nothing was sampled in a group of rollouts, which gives the trainer no samples"
+
 
 class RolloutWorker:
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's own rewards.
 
     Runs the tasks over and over, `num_generations` rollouts of each, `groups` groups at a time; `temperature` and
     `num_generations` are those of the trainer's config. While more than `waiting` samples wait for the trainer, no
-    group is begun. `done` is called with each group that has ended.
+    group is begun. `done` is called with each group that has ended. A group without samples or without any reward is
+    warned of, with the reason of its first rollout.
 
     With `weights_to`, pass `weight_transfer=worker` to the trainer as well: that engine is then sent its weights, and
     samples say which of them sampled their tokens. Otherwise TRL itself keeps a vLLM server up to date, and samples
@@ -69,6 +73,8 @@ class RolloutWorker:
         self._seed = seed
         self._running: Future[None] | None = None
         self._moved = time.monotonic()
+        self._why = ""
+        """What was last warned of."""
 
     # -- TRL's RolloutWorkerProtocol
 
@@ -87,12 +93,14 @@ class RolloutWorker:
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the work, or `TimeoutError` where the trainer waits and no group has ended for so long."""
+        """Raise what ended the work, or `TimeoutError` where the trainer waits and no group has given it samples for so
+        long."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved
         if idle > stale_after_s and self.rollout_buffer.empty():
-            raise TimeoutError(f"no group of rollouts has ended for {idle:.0f} s")
+            why = f" ({self._why})" if self._why else ""
+            raise TimeoutError(f"no group of rollouts has ended with samples for {idle:.0f} s{why}")
 
     # -- TRL's WeightTransferProtocol
 
@@ -138,9 +146,21 @@ class RolloutWorker:
             if self._done is not None:
                 self._done(finished)
             version = began if self._engine is None else None
-            for sample in rollout_samples(finished, group=number, version=version, temperature=self._temperature):
+            samples = rollout_samples(finished, group=number, version=version, temperature=self._temperature)
+            self._warn_of(finished, samples)
+            for sample in samples:
                 self.rollout_buffer.put(sample)
-            self._moved = time.monotonic()
+            if samples:
+                self._moved = time.monotonic()
+
+    def _warn_of(self, finished: Sequence[Finished], samples: Sequence[Any]) -> None:
+        """Say why a group teaches nothing: it has no samples, or none of its rollouts has a reward."""
+        if any(one.reward is not None for one in finished) and samples:
+            return
+        what = "no rollout of a group has a reward, and all have an advantage of 0" if samples else _NOTHING
+        why = dict.fromkeys("; ".join(one.notes) or f"it ended with {one.metrics.get('end')}" for one in finished)
+        self._why = f"{what}: {next(iter(why))}"
+        warnings.warn(self._why, stacklevel=2)
 
     def _members(self, number: int) -> Iterator[Coroutine[Any, Any, Finished]]:
         task = self._tasks[number % len(self._tasks)]

@@ -25,7 +25,7 @@ except ImportError as error:
 
 from ..data.conversations import Columns, conversation_of, without_nulls
 from ..data.sources import pyarrow
-from ..errors import InputError, SampleError
+from ..errors import InputError, SampleError, shown
 from ..samples.sample import IGNORE
 from ..samples.supervised import build_supervised_sample
 from .verl_parser import plain, renderer_of
@@ -59,7 +59,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         self._media = [settings.get("image_key", "images"), settings.get("video_key", "videos")]
         self._thinking = settings.get("enable_thinking_key", "enable_thinking")
         default = settings.get("enable_thinking_default")
-        self._thinking_default = None if default in (None, "none") else bool(default)  # "none" is verl's own default
+        self._thinking_default = None if default == "none" else _switch(default)  # "none" is verl's own default
         own = plain(settings.get("tokentrace"))
         self._sample = {key: own.pop(key) for key in _SAMPLE if key in own}
         self._renderer = {**own, **plain(settings.get("apply_chat_template_kwargs"))}
@@ -74,8 +74,9 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         columns: dict[str, Sequence[int]] = {"input_ids": ids, "position_ids": range(len(ids)), "loss_mask": mask}
         if len(ids) > self.max_length:
             columns = {name: self._cut(item, values) for name, values in columns.items()}
-            if not any(columns["loss_mask"]):
-                warnings.warn(f"row {item}: nothing that carries loss is left of it", stacklevel=2)
+        if not any(columns["loss_mask"]):
+            what = "nothing that carries loss is left of it" if any(mask) else "nothing in it carries loss"
+            warnings.warn(f"row {item}: {what}", stacklevel=2)
         found = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
         if self.pad_mode == "no_padding":
             return found
@@ -91,8 +92,8 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         for column in self._media:
             if row.get(column):
                 raise InputError("pictures and films are not supported", field=column)
-        thinking = row.get(self._thinking)
-        thinking = self._thinking_default if thinking is None else bool(thinking)
+        thinking = _switch(row.get(self._thinking))
+        thinking = self._thinking_default if thinking is None else thinking
         variables = {} if thinking is None else {"enable_thinking": thinking}
         row = {key: without_nulls(row[key]) for key in (self._messages, self._tools) if row.get(key) is not None}
         if self._messages not in row:
@@ -107,11 +108,21 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         """A row of ids. Its mask is ``loss_mask``, or where ``labels`` are not -100."""
         if self._sample or self._renderer:
             raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
-        if row.get("loss_mask") is not None:
-            return row["input_ids"], [int(one) for one in row["loss_mask"]]
-        if row.get("labels") is None:
+        ids: Sequence[int] = row["input_ids"]
+        mask: Any = row.get("loss_mask")
+        labels: Any = row.get("labels")
+        if mask is None and labels is None:
             raise SampleError("a row of input_ids has neither loss_mask nor labels: nothing says what to train")
-        return row["input_ids"], [int(one != IGNORE) for one in row["labels"]]
+        for name, values in (("loss_mask", mask), ("labels", labels)):
+            if values is not None and len(values) != len(ids):
+                raise SampleError(f"a row has {len(ids)} ids, and {len(values)} entries in {name}")
+        if labels is not None and any(label not in (one, IGNORE) for one, label in zip(ids, labels, strict=True)):
+            raise SampleError("the labels of a row are not its ids: they must not be shifted")
+        if mask is None:
+            return ids, [int(label != IGNORE) for label in labels]
+        if any(one not in (0, 1) for one in mask):
+            raise SampleError("a loss_mask must be 0 or 1 for each token")
+        return ids, [int(one) for one in mask]
 
     def _cut(self, item: int, values: Sequence[int]) -> Sequence[int]:
         if self.truncation == "error":
@@ -133,6 +144,13 @@ def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
     if not shuffle:
         return table.slice(0, limit)
     return table.take(np.random.default_rng(seed).choice(table.num_rows, size=limit, replace=False))
+
+
+def _switch(value: Any) -> bool | None:
+    """Whether to think; None where nothing is said. A text such as "false" would be true."""
+    if value is not None and value not in (True, False):
+        raise InputError(f"must be true or false, not {shown(value)}", field="enable_thinking")
+    return None if value is None else bool(value)
 
 
 def _one_of(name: str, value: Any, names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from areal.api import ModelRequest, ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters
 
 from tests.integrations.rollouts import QUESTION, check_rows, make_agent, random_tree
-from tokentrace import EmbeddedEngine, Trajectory
+from tokentrace import Budget, EmbeddedEngine, Trajectory
 from tokentrace.engines.protocol import Engine, SamplingParams
 from tokentrace.errors import SampleError
 from tokentrace.integrations.areal import AgentWorkflow, episode_tensors
@@ -108,6 +108,17 @@ def test_a_workflow_runs_our_agent_on_the_engine_of_areal() -> None:
     assert len(server.requests) == rollout.turns > 1
     stream = rollout.trajectory.stream().tolist()
     assert all(request.input_ids == stream[: len(request.input_ids)] for request in server.requests)
+
+
+def test_the_reward_is_on_a_token_that_carries_loss() -> None:
+    """AReaL puts it on the last token, and counts advantages only where the loss mask is 1."""
+    made, [rollout], _ = episode(budget=Budget(turns=1))
+    assert rollout.last["role"] == "tool"
+    assert rollout.trajectory.loss_mask()[-1] == 0
+    [length] = made["attention_mask"].sum(1).tolist()
+    assert made["loss_mask"][0][length - 1] == 1
+    assert int(made["loss_mask"].sum()) == rollout.trajectory.num_sampled
+    assert made["input_ids"][0][:length].tolist() == rollout.trajectory.stream().tolist()[:length]
 
 
 @pytest.mark.parametrize("missing", ["output_logprobs", "output_versions"])

@@ -211,7 +211,7 @@ def test_parts_of_one_message_are_one_completion() -> None:
     trajectory.begin([1], messages=1)
     trajectory.append_completion([2], [-0.5], finish_reason="abort")
     trajectory.append_completion([3], [-0.25], finish_reason="stop", continues=True)
-    (item,) = output_items(trajectory, TALK[:2])
+    (item,) = output_items(trajectory, [TALK[0], {**TALK[1], "tool_calls": None}])
     assert (item["generation_token_ids"], item["generation_log_probs"]) == ([2, 3], [-0.5, -0.25])
 
 
@@ -258,6 +258,11 @@ def test_branches_and_retries_come_back_from_captured_records() -> None:
     chain = next(chain for chain in run_builder([first, retry, second]).chains)
     ids, mask, _ = as_nemo_rl_reads(project_chain_to_output_items(chain))
     assert (ids, mask) == (made.stream(1).tolist(), made.loss_mask(1).astype(int).tolist())
+    on = call("e", [1, 2, 4, 5, 6], [8], "c")
+    continued = captured_trajectory([first, retry, second, on])
+    assert continued.stream(1).tolist() == [1, 2, 4, 5, 6, 8]
+    assert continued.loss_mask(1).tolist() == [False, False, True, False, True, True]
+    assert continued.turns(1)[-1].continues
     torn = second.model_copy(update={"prompt_token_ids": [5], "prompt_is_delta": True})
     assert captured_trajectory([first, retry, torn]).stream(1).tolist() == [1, 2, 4, 5, 6]
     with pytest.raises(TrajectoryError, match=r"'c'.*missing"):

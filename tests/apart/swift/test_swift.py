@@ -7,6 +7,7 @@ from swift.infer_engine.protocol import RolloutOutput
 from swift.rlhf_trainers.utils import replace_assistant_response_with_ids
 
 from tests.integrations.rollouts import QUESTION, check_rows, pocket_rollout, random_tree
+from tokentrace import Budget
 from tokentrace.errors import SampleError
 from tokentrace.integrations.swift import check_prompt, rollout_output
 from tokentrace.rollout import Rollout, Task
@@ -33,6 +34,13 @@ def test_the_trainer_puts_exactly_these_ids_and_this_mask_into_the_conversation(
     [*before, last] = replace_assistant_response_with_ids(messages, made.response_token_ids, made.response_loss_mask)
     assert before == QUESTION
     assert last["content"] == {"token_ids": made.response_token_ids[0], "loss_scale": made.response_loss_mask[0]}
+
+
+def test_the_text_is_what_the_model_said() -> None:
+    rollout = pocket_rollout(budget=Budget(turns=1))
+    assert rollout.last["role"] == "tool"
+    made = rollout_output(rollout)
+    assert made.messages[-1]["content"] == made.response.choices[0].message.content == rollout.answer
 
 
 def test_another_prompt_than_the_model_saw_is_found() -> None:

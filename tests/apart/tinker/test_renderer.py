@@ -192,6 +192,12 @@ def test_what_a_template_cannot_do_is_refused() -> None:
         ours.build_generation_prompt([USER], role="user")
     with pytest.raises(InputError, match="'image'"):
         ours.build_generation_prompt([{"role": "user", "content": [{"type": "image", "image": "x"}]}])
+    for wrong in ({"role": "user"}, {"role": "user", "content": None}, {"content": "x"}):
+        with pytest.raises(InputError, match=r"message 1.*a role and a content"):
+            ours.build_generation_prompt([USER, wrong])
+    for part in ({"text": "x"}, "x", {"type": "text"}):
+        with pytest.raises(InputError, match=r"message 1.*part"):
+            ours.build_generation_prompt([USER, {"role": "user", "content": [part]}])
     with pytest.raises(InputError, match="one thinking part"):
         ours.build_generation_prompt([USER, {"role": "assistant", "content": [THINKING, THINKING]}, USER])
     prefix = ours.create_conversation_prefix_with_tools([SPEC])

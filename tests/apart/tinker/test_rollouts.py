@@ -198,12 +198,19 @@ def test_what_goes_wrong_is_told_as_engines_tell_it() -> None:
     two, one = np.array([1, 2], np.int32), np.array([-1.0], np.float32)
     for ids, logprobs, problem in (
         (two, None, "without logprobs"),
-        (np.array([9999], np.int32), one, "outside of the vocabulary"),
-        (two, one, "2 ids were returned with 1 logprobs"),
+        (np.array([9999], np.int32), one, "the vocabulary has 4096 ids"),
+        (two, one, "1 logprobs for 2 ids"),
+        (two, np.array([3.0, -1.0], np.float32), "at most 0"),
+        (two, np.array([np.nan, -1.0], np.float32), "logprob of id 1"),
+        (np.array([1.5, 2.0]), np.repeat(one, 2), "no id"),
+        (np.ones(99, np.int32), np.repeat(one, 99), "99 ids"),
     ):
         client.answer = {"tokens_np": ids, "logprobs_np": logprobs, "stop_reason": "stop"}
         with pytest.raises(EngineAnswerError, match=problem):
             asked(client)
+    client.answer = {"tokens_np": two, "logprobs_np": np.repeat(one, 2), "stop_reason": "aborted"}
+    with pytest.raises(EngineAnswerError, match="aborted"):
+        asked(client)
     client.answer = {"tokens_np": two, "logprobs_np": np.repeat(one, 2), "stop_reason": "length"}
     made = asked(client)
     assert (made.ids.tolist(), made.logprobs.tolist(), made.finish_reason) == ([1, 2], [-1.0, -1.0], "length")

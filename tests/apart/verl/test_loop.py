@@ -195,6 +195,11 @@ def test_without_a_reward_of_its_own_verls_is_asked(tmp_path: Path) -> None:
     assert "rm_scores" not in done.batch.batch
 
 
+def test_a_row_without_a_reward_is_named_since_verl_would_drop_those_of_the_whole_batch(tmp_path: Path) -> None:
+    with pytest.raises(RolloutFailed, match=r"What is .*servers:undecided gave it no reward \(None\)"):
+        asyncio.run(rollouts(tmp_path, ONE, loop="reward: tests.apart.verl.servers:undecided"))
+
+
 def test_rows_choose_among_the_tools(tmp_path: Path) -> None:
     done = asyncio.run(rollouts(tmp_path, ONE, extra_info=[{"index": 0, "tool_selection": np.array(["reverse"])}]))
     ((_, rollout, _),) = streams(done)

@@ -144,6 +144,40 @@ def test_rows_that_tokentrace_has_written_reach_verls_loss_as_they_are(tmp_path:
     assert trained == sum(sample.trained for sample in samples)
 
 
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"loss_mask": [1, 1]}, "4 ids, and 2 entries in loss_mask"),
+        ({"labels": [-100, 2, 3, 4, 4]}, "4 ids, and 5 entries in labels"),
+        ({"labels": [2, 3, 4, -100]}, "must not be shifted"),
+        ({"loss_mask": [0.0, 0.5, 0.5, 1.0]}, "must be 0 or 1"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("pad_mode", ["right", "no_padding"])
+def test_rows_of_ids_that_would_train_something_else_are_refused(
+    columns: dict[str, Any], said: str, pad_mode: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3, 4]], **{name: [row] for name, row in columns.items()}}), file)
+    with pytest.raises(SampleError, match=said):
+        SFTDataset(str(file), tokenizer(), settings(pad_mode=pad_mode))[0]
+
+
+def test_a_row_in_which_nothing_carries_loss_is_warned_of(tmp_path: Path) -> None:
+    rows = SFTDataset(parquet(tmp_path, [PLAIN[0][:1]]), tokenizer(), settings())
+    with pytest.warns(UserWarning, match="row 0: nothing in it carries loss"):
+        assert rows[0]["loss_mask"].sum() == 0
+
+
+def test_a_text_is_not_taken_for_a_switch(tmp_path: Path) -> None:
+    rows = SFTDataset(parquet(tmp_path, PLAIN[:1], enable_thinking=["false"]), tokenizer(), settings())
+    with pytest.raises(InputError, match="must be true or false, not 'false'"):
+        rows[0]
+    with pytest.raises(InputError, match="must be true or false, not 'no'"):
+        SFTDataset(parquet(tmp_path, PLAIN[:1]), tokenizer(), settings(enable_thinking_default="no"))
+
+
 def test_too_long_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     file = parquet(tmp_path, PLAIN)
     with pytest.raises(SampleError, match=r"row 1 has \d+ tokens, more than data.max_length, 12.*truncation"):
