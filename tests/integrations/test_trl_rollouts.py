@@ -32,6 +32,18 @@ def loop() -> Iterator[BackgroundLoop]:
     made.close()
 
 
+@dataclasses.dataclass
+class Config:
+    """The settings of `GRPOConfig` that a rollout function looks at."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    generation_kwargs: dict[str, Any] | None = None
+
+
 def trainer(**settings: Any) -> Any:
     """What a rollout function reads of a trainer."""
     known = {"temperature": 1.0, "step": 0, "processes": 1, "rank": 0, "weights": 0, **settings}
@@ -39,7 +51,8 @@ def trainer(**settings: Any) -> Any:
     return SimpleNamespace(
         reward_funcs=rewards,
         reward_func_names=[reward.__name__ for reward in rewards],
-        args=SimpleNamespace(temperature=known["temperature"]),
+        args=Config(**{one.name: known[one.name] for one in dataclasses.fields(Config) if one.name in known}),
+        tools=known.get("tools"),
         state=SimpleNamespace(global_step=known["step"]),
         processing_class=SimpleNamespace(pad_token_id=4064),
         accelerator=SimpleNamespace(
@@ -130,6 +143,28 @@ def test_several_rows_of_a_rollout_are_refused_unless_one_is_chosen(loop: Backgr
 def test_another_temperature_than_the_trainers_is_refused(loop: BackgroundLoop) -> None:
     function = RolloutFunction(Recorded(finished(sampling={"temperature": 0.5})), weights_to=None, loop=loop)
     with pytest.raises(SampleError, match=r"sampled at temperature 0\.5, and the trainer divides logits by 1"):
+        function([PROMPT], trainer())
+
+
+@pytest.mark.parametrize("setting", [{"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}])
+def test_sampling_settings_of_the_trainer_are_refused(setting: dict[str, Any], loop: BackgroundLoop) -> None:
+    function = RolloutFunction(Recorded(finished()), weights_to=None, loop=loop)
+    with pytest.raises(InputError, match=rf"{next(iter(setting))} of the trainer's config"):
+        function([PROMPT], trainer(**setting))
+    with pytest.raises(InputError, match="TRL runs the tools of tools="):
+        function([PROMPT], trainer(tools=[print]))
+
+
+def test_what_trl_does_not_compute_is_warned_about(loop: BackgroundLoop) -> None:
+    row = finished(sampling={"temperature": 1.0, "top_p": 0.8}, logprobs_kind="processed")
+    with pytest.warns(UserWarning, match=r"sampled with top_p 0\.8"):
+        RolloutFunction(Recorded(row), weights_to=None, loop=loop)([PROMPT], trainer())
+
+
+def test_function_that_was_closed_says_so() -> None:
+    function = RolloutFunction(Recorded(finished()), weights_to=None)
+    function.close()
+    with pytest.raises(InputError, match="it was closed"):
         function([PROMPT], trainer())
 
 

@@ -9,6 +9,8 @@ from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ..errors import InputError
+
 Result = TypeVar("Result")
 
 
@@ -25,6 +27,9 @@ class BackgroundLoop:
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Begin to run a coroutine; what it returns or raises is in the future."""
+        if self._loop.is_closed():
+            work.close()
+            raise InputError("it was closed: make a new one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..engines.protocol import Engine
 from ..errors import InputError, SampleError, shown
@@ -20,7 +20,7 @@ from ..samples.sample import Sample
 from .background import BackgroundLoop, together
 from .collator import Collator
 from .finished import Finished, Runs, finish
-from .rows import PromptResponse, prompt_response
+from .rows import PromptResponse, prompt_response, warn_of_other_distribution
 from .trl_rewards import rollout_reward, unless_failed, warn_of_scored_failures
 
 __all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
@@ -70,6 +70,7 @@ class RolloutFunction:
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """The rows of a batch of prompts, in their order."""
+        _check_trainer(trainer)
         first = self._started
         self._started += len(prompts)
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
@@ -129,10 +130,30 @@ class RolloutFunction:
             return PromptResponse([pad], [pad], [0], [0.0])
         row = finished.samples[0] if len(finished.samples) == 1 else self._one_of(finished.samples)
         check_temperature(row, trainer.args.temperature)
+        warn_of_other_distribution(row, "TRL")
         cut = prompt_response(row)
         if cut.response_logprobs is None:
             raise SampleError(f"{row!r} has no logprobs: the engine has to tell them")
         return cut
+
+
+_UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs")
+"""Settings of `GRPOConfig` for TRL's own generation."""
+
+
+def _check_trainer(trainer: Any) -> None:
+    """InputError for what is set in the trainer and is the agent's to do here."""
+    if getattr(trainer, "tools", None):
+        raise InputError(
+            "TRL runs the tools of tools= after rollout_func has run the agent's: give them to the agent alone"
+        )
+    defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
+    for name in _UNREAD:
+        if name in defaults and getattr(trainer.args, name) != defaults[name]:
+            raise InputError(
+                f"{name} of the trainer's config is for TRL's own generation, and the agent's engine samples: set it "
+                "in the agent's SamplingParams"
+            )
 
 
 def check_temperature(row: Sample, temperature: float) -> None:
