@@ -100,7 +100,7 @@ class Request:
     token_ids: bool = False
     """Whether the answer carries the ids of prompt and completion, and the completion's logprobs."""
     continued: bool = False
-    """The last message is an assistant's, and is to be gone on with."""
+    """The last message is an assistant's, and is to be continued."""
     calls_allowed: bool = True
     """False for tool_choice "none": what the model writes as calls is content, as written."""
     object_arguments: bool = False

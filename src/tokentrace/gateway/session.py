@@ -179,7 +179,7 @@ class Session:
         repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
             if new or base.finish_reason not in _UNFINISHED or base.notes.get("stopped_by"):
-                return "the last message is to be gone on with: what came before it is rendered with it"
+                return "the last message is to be continued: what came before it is rendered with it"
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
             return Placement(
@@ -284,7 +284,7 @@ class Session:
         return max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
 
     def _latest(self) -> list[list[Message]]:
-        """The conversations that were gone on with last."""
+        """The conversations that were continued last."""
         tips: dict[int, int] = {}
         for turn in reversed(self.turns):
             tips.setdefault(turn.branch, turn.number)

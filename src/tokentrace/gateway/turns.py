@@ -28,7 +28,7 @@ class Asked:
     """The key of tools and template variables: conversations under another one share no turn."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
-    """The last message, an assistant's, is to be gone on with."""
+    """The last message, an assistant's, is to be continued."""
     instructions: int = 0
     """How many messages at the beginning are instructions for this request alone."""
     prompt_ids: Ids | None = None

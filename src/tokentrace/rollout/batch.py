@@ -232,8 +232,8 @@ async def run_rollouts(
     by default); then `EngineDown` ends the run. So does what the store, `done` or cancelled work raises. A rollout that
     a tool, simulated user or reward cancelled together with the task that runs it is an InputError at the end.
 
-    With `continue_aborted`, rollouts of which the store has the beginning are gone on with and not sampled anew: those
-    that were aborted, and those that were under way when a run ended. One that cannot be gone on with is run anew, and
+    With `continue_aborted`, rollouts of which the store has the beginning are continued and not sampled anew: those
+    that were aborted, and those that were under way when a run ended. One that cannot be continued is run anew, and
     a note says why.
     """
     instance("agent", agent, Agent, InputError)

@@ -50,7 +50,7 @@ its own, beside others; a coroutine function is awaited."""
 
 
 _ABORTS: Final = 100
-"""A turn that is aborted this often without a token in between is not gone on with."""
+"""A turn that is aborted this often without a token in between is not continued."""
 _PAUSE: Final = 0.05
 """Seconds before a turn that was aborted without a token is asked for again; twice as many each time."""
 _PIECE: Final = 10_007
@@ -68,7 +68,7 @@ class _UnderWay:
     seed: int | None
     patience: Patience | None
     begun: Begun | None = None
-    """The turn that a recorded trajectory ends with, until it is gone on with."""
+    """The turn that a recorded trajectory ends with, until it is continued."""
     limit: asyncio.Timeout | None = None
 
     @contextlib.contextmanager

@@ -116,7 +116,7 @@ class RolloutStore:
         save_trajectory(rollout.trajectory, self._partial(rollout.task.name))
 
     def recorded(self, name: str) -> Trajectory | None:
-        """What there is of a rollout that can be gone on with: it was under way when a run ended, or it was aborted.
+        """What there is of a rollout that can be continued: it was under way when a run ended, or it was aborted.
 
         `ContinuationError` where what there is cannot be read.
         """
