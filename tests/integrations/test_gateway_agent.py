@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.gateway.server import TOOLS, gateway_server
+from tests.integrations.trl_config import Config
 from tokentrace import Task
 from tokentrace.demo.calculator import calculate
 from tokentrace.errors import SampleError
@@ -20,7 +21,7 @@ from tokentrace.rollout.patience import EngineDown, Patience
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
 TRAINER: Any = SimpleNamespace(
-    args=SimpleNamespace(temperature=1.0),
+    args=Config(),
     processing_class=SimpleNamespace(pad_token_id=4064),
     accelerator=SimpleNamespace(num_processes=1, process_index=0),
     state=SimpleNamespace(global_step=0),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integrations.trl_config import Config
 from tokentrace import Agent, InputError, Task, Trajectory, create_renderer
 from tokentrace.engines import SamplingParams, ScriptedEngine
 from tokentrace.errors import SampleError
@@ -30,18 +31,6 @@ def loop() -> Iterator[BackgroundLoop]:
     made = BackgroundLoop()
     yield made
     made.close()
-
-
-@dataclasses.dataclass
-class Config:
-    """The settings of `GRPOConfig` that a rollout function looks at."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    generation_kwargs: dict[str, Any] | None = None
 
 
 def trainer(**settings: Any) -> Any:
