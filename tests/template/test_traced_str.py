@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokentrace.template.budget import TooLarge
@@ -248,6 +248,7 @@ def test_splitlines(model: Pairs, keepends: bool) -> None:
     same(model, lambda s: s.splitlines(keepends=keepends), lambda: splitlines(model, keepends))
 
 
+@example([], None, None, -1)
 @given(pairs, st.none() | small, st.none() | small, st.none() | small)
 def test_slices(model: Pairs, start: int | None, stop: int | None, step: int | None) -> None:
     key = slice(start, stop, step)

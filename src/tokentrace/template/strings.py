@@ -321,11 +321,13 @@ def _pay(text: TracedStr) -> None:
 
 def _reversed(source: TracedStr) -> TracedStr:
     size = len(source)
+    if not size:
+        return source
     starts = [0, *(end for end, _ in source.runs[:-1])]
     runs = tuple(
         (size - start, origin) for start, (_, origin) in zip(reversed(starts), reversed(source.runs), strict=True)
     )
-    return with_runs(_slice(source, _BACKWARDS), runs if size else ())
+    return with_runs(_slice(source, _BACKWARDS), runs)
 
 
 def check_codec(encoding: str, size: int) -> None:
