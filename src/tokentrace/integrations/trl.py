@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ..engines.protocol import Engine
 from ..errors import InputError, SampleError, shown
+from ..rollout.batch import rollout_seed
 from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
@@ -116,7 +117,7 @@ class RolloutFunction:
         room = asyncio.Semaphore(self._concurrency)
 
         async def one(number: int, task: Task) -> Finished:
-            seed = None if self._seed is None else self._seed + 1_000_003 * number
+            seed = rollout_seed(self._seed, number)
             async with room:
                 return await finish(self._agent, task, seed=seed, patience=self._patience)
 

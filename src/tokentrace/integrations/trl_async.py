@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ..engines.protocol import Engine
 from ..errors import InputError
-from ..rollout.batch import grouped
+from ..rollout.batch import grouped, rollout_seed
 from ..rollout.patience import Patience
 from ..rollout.record import Task
 from .background import BackgroundLoop, together
@@ -166,5 +166,5 @@ class RolloutWorker:
         task = self._tasks[number % len(self._tasks)]
         named = dataclasses.replace(task, name=f"{task.name or 'grpo'}-{number:06d}")
         for member, one in enumerate(grouped([named], self._size)):
-            seed = None if self._seed is None else self._seed + 1_000_003 * (number * self._size + member)
+            seed = rollout_seed(self._seed, number * self._size + member)
             yield finish(self._agent, one, seed=seed, patience=self._patience)
