@@ -29,10 +29,10 @@ NOT_COLLECTED = pytest.StashKey[dict[str, list[str]]]()
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A test file that needs a package which is not installed is left out, and the summary says so."""
+    if APART in collection_path.parents and collection_path != APART / "run.py":
+        return None if config.getoption("--apart") else True  # folders too: their conftest.py import the package
     if collection_path.suffix != ".py" or not collection_path.is_relative_to(Path(__file__).parent):
         return None
-    if APART in collection_path.parents and collection_path != APART / "run.py":
-        return None if config.getoption("--apart") else True
     if config.getoption("--quick") and needs_assets(collection_path):
         return True
     missing = missing_packages(collection_path)

@@ -172,7 +172,7 @@ def test_a_run_is_gone_on_with(
     made = len(list(parts_path(output).glob("*.arrow")))
     assert made >= 4
     done = on_ray.tokenize_on_ray(["rows"], output, relative)
-    assert done.resumed_chunks == made
+    assert done.resumed_chunks >= made  # a worker that was not yet gone may have finished one more
     check_same(done, wanted)
 
 
