@@ -190,9 +190,10 @@ class _Run:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.servers.append(server)
         assert server.stdout is not None
-        self.address = server.stdout.readline().strip()
-        self.printed = SERVED + "\n"
-        assert self.address.startswith("http://127.0.0.1:"), words
+        address = server.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:"), words
+        if "--port" not in words:
+            self.address, self.printed = address, SERVED
 
     def _compare(self, expected: str, block: Block, what: str) -> None:
         wanted = [line.rstrip() for line in expected.strip().splitlines()]
@@ -208,7 +209,7 @@ class _Run:
         self.loop.close()
         for server in self.servers:
             server.terminate()
-            server.wait(60)
+            server.communicate(timeout=60)
 
 
 def _check_install(words: list[str]) -> None:
