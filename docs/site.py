@@ -4,7 +4,7 @@
 - The reference has a page for each stage: the names that docs/names.md lists, with their docstrings. The command line is
   read off click.
 - A link to a file of the repository (an example, a test) becomes one to the repository if pyproject.toml says where that
-  is (``tool.tokentrace.repository``), and plain text if it does not.
+  is (``tool.hatch.metadata.hooks.custom``), and plain text if it does not.
 - A page that would load anything from another host is an error: the site works offline.
 """
 
@@ -21,7 +21,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["tokentrace"]["repository"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+REPOSITORY = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"].rstrip("/")
 COPIED = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 _LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 _LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(https?:)?//([^\"'\s>]+)")
@@ -94,6 +95,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
         return f"[{found[1]}]({REPOSITORY}/blob/main/{target})" if REPOSITORY else found[1]
 
     return _LINK.sub(rewrite, markdown)
+
+
+def on_post_build(*, config: Any) -> None:
+    """The index of the search as a script too: a page that was opened from the disk can read no other file."""
+    folder = Path(config.site_dir) / "search"
+    index = (folder / "search_index.json").read_text(encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {index}", encoding="utf-8")
 
 
 def on_post_page(output: str, *, page: Page, config: Any) -> str:

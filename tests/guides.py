@@ -48,6 +48,7 @@ _BLOCK = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DO
 _MARK = re.compile(r"<!-- (not run|exits|with): (\S[^\n]*?) -->\s*$")
 _COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 _SHELL = re.compile(r"[|&;<>$`*]")
+_PLAIN = {"COLUMNS": "120", "NO_COLOR": "1"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -84,18 +85,24 @@ def run_guide(name: str, folder: Path) -> dict[str, Any]:
 
 
 def run_page(
-    page: Path, folder: Path, *, models: Mapping[str, Path] = _NONE, pythons: Mapping[str, Path] = _NONE
+    page: Path,
+    folder: Path,
+    *,
+    models: Mapping[str, Path] = _NONE,
+    pythons: Mapping[str, Path] = _NONE,
+    in_process: bool = True,
 ) -> dict[str, Any]:
     """Run a page in a folder, which becomes the working directory; what its Python defined.
 
-    `models` are folders that the page finds in its own, by name; `pythons` are those that ``with:`` names.
+    `models` are folders that the page finds in its own, by name; `pythons` are those that ``with:`` names. `in_process`: commands of
+    ours run in this process, which is quicker; otherwise a shell runs them.
     """
     before = Path.cwd()
     for name, model in models.items():
         (folder / name).symlink_to(model, target_is_directory=True)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    running = _Run(page, pythons)
+    running = _Run(page, pythons, in_process)
     try:
         for block in blocks(page):
             if "not run" not in block.marks:
@@ -113,6 +120,7 @@ class _Run:
 
     page: Path
     pythons: Mapping[str, Path]
+    in_process: bool
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     printed: str = ""
     address: str = SERVED
@@ -160,7 +168,7 @@ class _Run:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), command
         elif words[:2] == ["tokentrace", "serve"]:
             self._serve(words)
-        elif words[0] == "tokentrace" and not _SHELL.search(shlex.join(words)):
+        elif self.in_process and words[0] == "tokentrace" and not _SHELL.search(command.partition(" # ")[0]):
             self._tokentrace(words[1:], block)
         else:
             self._shell(command, block)
@@ -171,12 +179,12 @@ class _Run:
 
         from tokentrace.cli import main
 
-        done = CliRunner().invoke(main, words, env={"COLUMNS": "120", "NO_COLOR": "1"}, catch_exceptions=False)
+        done = CliRunner().invoke(main, words, env=_PLAIN, catch_exceptions=False)
         self._ended(done.exit_code, done.stdout, done.stderr, shlex.join(["tokentrace", *words]), block)
 
     def _shell(self, command: str, block: Block) -> None:
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        env = {**os.environ, "PATH": os.pathsep.join(paths)}
+        env = {**os.environ, **_PLAIN, "PATH": os.pathsep.join(paths)}
         done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, check=False)
         self._ended(done.returncode, done.stdout, done.stderr, command, block)
 
@@ -237,4 +245,4 @@ _READERS = {"yaml": _read_yaml, "json": _read_json, "toml": tomllib.loads}
 
 
 if __name__ == "__main__":
-    run_page(Path(sys.argv[1]).resolve(), Path.cwd())
+    run_page(Path(sys.argv[1]).resolve(), Path.cwd(), in_process=False)

@@ -28,6 +28,7 @@ NOT_RUN = {
     "docs/gateway.md": 1,  # an engine's server
     "docs/guides/trl.md": 4,  # vLLM and a GPU, a gateway, TRL's kernel, seven minutes
     "docs/guides/verl.md": 1,  # verl's trainer
+    "docs/inspect.md": 1,  # what other programs recorded
     "docs/scale-out.md": 2,  # a cluster
 }
 """How many blocks of a page are marked as not run; each mark has its reason."""
