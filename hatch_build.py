@@ -1,7 +1,7 @@
 """The package page's links: README.md's are relative, and lead nowhere there.
 
-They become links to the repository if pyproject.toml says where that is (``tool.hatch.metadata.hooks.custom``). Until it has an address they stay
-as they are, and the package names no URLs.
+They become links to the repository if pyproject.toml says where that is (``tool.hatch.metadata.hooks.custom``). Until
+it has an address they stay as they are, and the package names no URLs.
 """
 
 import re

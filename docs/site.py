@@ -1,10 +1,10 @@
-"""Pages of the site that are made of something else, and links that leave it. MkDocs calls the functions named ``on_…``.
+"""Pages of the site that are made of something else, and links that leave it. MkDocs calls what is named ``on_…``.
 
-- The first page is README.md; the changelog and CONTRIBUTING.md are pages too.
-- The reference has a page for each stage: the names that docs/names.md lists, with their docstrings. The command line is
-  read off click.
-- A link to a file of the repository (an example, a test) becomes one to the repository if pyproject.toml says where that
-  is (``tool.hatch.metadata.hooks.custom``), and plain text if it does not.
+- The first page is README.md; CHANGELOG.md and CONTRIBUTING.md are pages too.
+- The reference has a page for each stage: the names that docs/names.md lists, with their docstrings. The command line
+  is read off click.
+- A link to a file of the repository (an example, a test) becomes one to the repository if pyproject.toml says where
+  that is (``tool.hatch.metadata.hooks.custom``), and plain text if it does not.
 - A page that would load anything from another host is an error: the site works offline.
 """
 

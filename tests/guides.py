@@ -1,21 +1,22 @@
 """Pages whose code runs: the blocks of a page, one after another, in an empty folder.
 
 ````
-```python                        run, all blocks of a page in one namespace; it may await
-```console                       lines that begin with "$ " are run; what follows one is what it has to print, if it is given
-```text title="output"           what the block before has to print
-```yaml title="tools.yaml"       written to that file; any language
-```json, yaml, toml              read, so that at least its syntax is right
-```text                          for people to look at
-<!-- not run: why -->            on the line before a block: it is left alone
-<!-- exits: 1 -->                likewise: the exit code of the last command
-<!-- with: agents -->            likewise: Python of another environment runs it
+```python                     run, all blocks of a page in one namespace; it may await
+```console                    lines that begin with "$ " are run; what follows one, if anything does, has to be printed
+```text title="output"        what the block before has to print
+```yaml title="tools.yaml"    written to that file; any language
+```json, yaml, toml           read, so that at least its syntax is right
+```text                       for people to look at
+<!-- not run: why -->         on the line before a block: it is left alone
+<!-- exits: 1 -->             likewise: the exit code of its commands
+<!-- with: agents -->         likewise: Python of another environment runs it
 ````
 
-In what has to be printed, ``…`` stands for anything. ``pip install`` and ``make`` are not run: extras and targets have to
-exist. ``tokentrace serve`` runs to the end of the page on a free port, and its usual address means that one.
+In what has to be printed, ``…`` stands for anything. ``pip install`` and ``make`` are not run: extras and targets have
+to exist. ``tokentrace serve`` runs to the end of the page on a free port, and its usual address means that one.
 
-Only the standard library is needed to read this file: `python tests/guides.py PAGE` runs a page where there is no pytest.
+Only the standard library is needed to load this file: `python tests/guides.py PAGE` runs a page where there is no
+pytest.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def run_page(
 ) -> dict[str, Any]:
     """Run a page in a folder, which becomes the working directory; what its Python defined.
 
-    `models` are folders that the page finds in its own, by name; `pythons` are those that ``with:`` names. `in_process`: commands of
-    ours run in this process, which is quicker; otherwise a shell runs them.
+    `models` are folders that the page finds in its own, by name; `pythons` are those that ``with:`` names. Commands of
+    ours run in this process, which is quicker, unless `in_process` says otherwise; then a shell runs them.
     """
     before = Path.cwd()
     for name, model in models.items():
