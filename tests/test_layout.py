@@ -60,7 +60,7 @@ def _loaded(node: ast.AST) -> Iterator[ast.AST]:
 
 def documented_stages() -> list[str]:
     """The stages in their order, as docs/architecture.md lists them."""
-    block = re.search(r"```\nsrc/tokentrace/\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
+    block = re.search(r"```text\nsrc/tokentrace/\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
     assert block, "docs/architecture.md has no list of the stages"
     return re.findall(r"^  (\w+)(?:/|\.py)", block[1], re.MULTILINE)
 

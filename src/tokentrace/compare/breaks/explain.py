@@ -73,6 +73,19 @@ class Break(ShowsItself):
     tokens: tuple[DiffRow, ...]
     later: tuple[Cause, ...] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """What it says, as JSON can hold it; `tokens` aside."""
+        plain = ("position", "region", "detail", "advice")
+        return {
+            "cause": str(self.cause),
+            **{name: getattr(self, name) for name in plain},
+            "stream_range": list(self.stream_range),
+            "prompt_range": list(self.prompt_range),
+            "before": self.before_text,
+            "after": self.after_text,
+            "later": [str(cause) for cause in self.later],
+        }
+
     def __str__(self) -> str:
         where = "" if self.region is None else f" ({self.region})"
         lines = [

@@ -1,0 +1,1 @@
+"""Certify a template, inspect rollouts."""
