@@ -190,7 +190,7 @@ def _completions(sample: Sample) -> Any:
 
 def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document:
     """Two results of one track each, aligned by token."""
-    tracks = []
+    tracks: list[Track] = []
     for value in (one, other):
         made = _document(value, tokenizer)
         if len(made.tracks) != 1 or made.contrasts:
