@@ -131,7 +131,7 @@ def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, **_: Any) -> str:
         raise ConnectionError("no route")
 
     install_hub(monkeypatch, download)

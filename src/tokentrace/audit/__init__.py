@@ -1,4 +1,4 @@
-"""Certify a template before a run, inspect rollouts after one."""
+"""Certify a template, inspect rollouts."""
 
 from ..lazy import load_on_use
 

@@ -72,6 +72,8 @@ class Break:
     blame: Blame | None = None
     at_turn: bool = False
     """Whether it is there as soon as the turn is written, before anything is appended."""
+    ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """All ids before, and now."""
 
     def __str__(self) -> str:
         told = f"{self.had!r} becomes {self.has!r}"
@@ -208,7 +210,8 @@ class AppendMatrix:
         message = next((turn for end, turn in zip(texts[0].ends, texts[0].turns, strict=True) if end > at), None)
         starts = one.position(token), other.position(token)
         had, has = (text.text[start : start + _EXCERPT] for text, start in zip(texts, starts, strict=True))
-        return Break(where, had, has, starts[0], message, fields, blame)
+        ids = tuple(one.ids.tolist()), tuple(other.ids.tolist())
+        return Break(where, had, has, starts[0], message, fields, blame, ids=ids)
 
     def _blame(
         self, case: Case, where: Where, at: int, first: tuple[Messages, bool], second: tuple[Messages, bool]

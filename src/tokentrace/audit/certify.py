@@ -81,6 +81,7 @@ class _Audit:
             remedies=remedies,
             verdicts=tuple(verdicts),
             notes=tuple(self._notes(cells)),
+            tokenizer=renderer.tokenizer,
             **facts,  # type: ignore[arg-type]
         )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..showing import ShowsItself
+from ..tokens.tokenizer import Tokenizer
 from .appends import Break, Cell, Outcome
 from .cases import Append
 from .facts import Forging, Prompting, Reading, Stops
@@ -31,7 +33,7 @@ class SettingAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport:
+class AuditReport(ShowsItself):
     """A template certified: what it does to the past, what else is known of it, and a verdict for each use."""
 
     name: str
@@ -52,6 +54,7 @@ class AuditReport:
     remedies: Remedies
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
 
     def verdict(self, use: str) -> Verdict:
         """The verdict on a use, by its name."""
@@ -87,9 +90,9 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """The report as plain data that ``json.dumps`` takes."""
         fields = {
-            field.name: _plain(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name not in ("cells", "switches")
+            one.name: _plain(getattr(self, one.name))
+            for one in dataclasses.fields(self)
+            if one.name not in ("cells", "switches", "tokenizer")
         }
         switches = [
             {
@@ -149,7 +152,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Dataclasses as mappings, tuples as lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

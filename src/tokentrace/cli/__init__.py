@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "serve": "Record agents that speak OpenAI's or Anthropic's API.",
     "export": "Write the rows of recorded sessions.",
     "keys": "Make keys for the gateway.",
+    "inspect": "Check the tokens of rollouts, whoever wrote them.",
     "check": "Compare rows of ids with what a model's template makes.",
     "families": "Show what is known of each family of models.",
     "demo": "Run rollouts by three client paths and compare them.",

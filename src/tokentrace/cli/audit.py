@@ -78,6 +78,7 @@ def audit(
     from ..audit.verdicts import Use
     from ..settings import choose
     from ..show import audit as views
+    from ..viewer.page import page_html
     from .inputs import chosen_tokenizer, split_list
 
     uses = [choose(Use, "--require", use) for use in split_list(require)]
@@ -90,7 +91,7 @@ def audit(
         other = None if against is None else _other(against, names[0], options, bars)
     changed = [] if other is None else list(differences(other, reports[0]))
     if html is not None:
-        write_file(html, views.html_page(reports, "Audit" if len(reports) > 1 else reports[0].name))
+        write_file(html, page_html(views.audit_document(reports)))
     if markdown is not None:
         write_file(markdown, views.markdown(reports))
     if as_json:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from ..audit.appends import Break, Cell, Outcome
 from ..audit.cases import Append
 from ..audit.report import AuditReport, Finding
-from ..audit.verdicts import USES, Grade, Use
+from ..audit.verdicts import USES, Grade, Use, Verdict
+from ..tokens.alignment import align
 from ..tokens.visible import visible
-from .page import Card, make_page
+from ..viewer.document import HUES, Card, Contrast, Document, Table, Track, token_columns
+from ..viewer.document import Cell as PageCell
 from .terminal import flat, laid_out, plain_lines
 
 SIGNS: Final[Mapping[Grade | None, str]] = {Grade.HOLDS: "✓", Grade.PARTLY: "◐", Grade.FAILS: "✗", None: "−"}
@@ -74,8 +77,8 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
         yield Text(f"  note: {flat(note)}", "yellow")
 
 
-def _matrix(report: AuditReport) -> Table:
-    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
+def _matrix(report: AuditReport) -> Grid:
+    table = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim")
     table.add_column("")
     for words in COLUMNS:
         table.add_column(words, justify="center")
@@ -226,7 +229,7 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
 
 
 def _many(reports: Sequence[AuditReport]) -> Iterator[RenderableType]:
-    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    table = Grid(box=None, padding=(0, 0, 0, 2), header_style="bold")
     for head in ("", *Append, *Use):
         table.add_column(head, justify="left" if not head else "center")
     for report in reports:
@@ -299,54 +302,92 @@ def plain_differences(compared: Compared) -> str:
 
 # -- a page
 
+_PAGE_TONES: Final[Mapping[Grade | None, str]] = {Grade.HOLDS: "good", Grade.FAILS: "bad", Grade.PARTLY: "", None: ""}
 
-def html_page(reports: Sequence[AuditReport], title: str) -> str:
-    """A page: a table of all, and every report in full."""
-    return make_page(
-        "audit.html",
-        title,
+
+def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
+    """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
+    tracks: list[Track] = []
+    contrasts: list[Contrast] = []
+    found = [_page_findings(report, tracks, contrasts) for report in reports]
+    one = reports[0] if len(reports) == 1 else None
+    tables = [] if one is not None else [_overview(reports)]
+    for report, rows in zip(reports, found, strict=True):
+        named = "" if one is not None else f"{report.name}: "
+        verdicts = [_page_verdict(verdict) for verdict in report.verdicts]
+        tables.append(Table(f"{named}what it is safe for", ["use", "", "why"], verdicts, words=3))
+        matrix = [
+            [append, *(_sign(sign) if known else "" for sign, known in signs)] for append, signs in matrix_rows(report)
+        ]
+        tables.append(Table(f"{named}what is appended, after which turn", ["", *COLUMNS], matrix, KEY))
+        if rows:
+            tables.append(Table(f"{named}what goes wrong", ["what", "appends", "shown by"], rows, words=3))
+        facts = [list(row) for row in fact_rows(report)]
+        tables.append(Table(f"{named}what else is known", ["", ""], facts, words=2))
+    cards = (
+        [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _PAGE_TONES[v.grade]) for v in one.verdicts]
+    )
+    return Document(
+        title or (one.name if one is not None else "Audit"),
         "tokentrace audit",
-        table=[
-            (
-                report.name,
-                [_mark(report.outcome(append)) for append in Append],
-                [_mark(v.grade) for v in report.verdicts],
-            )
-            for report in reports
-        ],
-        appends=list(Append),
-        uses=[(str(use), USES[use]) for use in Use],
-        reports=[_page_report(report) for report in reports],
-        key=KEY,
+        lead="" if one is None else f"family {one.family} · template {one.digest[:12]}",
+        cards=cards,
+        notes=[note for report in reports for note in report.notes],
+        tables=tables,
+        tracks=tracks,
+        contrasts=contrasts,
+        start="diff=0" if contrasts else "",
     )
 
 
-def _mark(grade: Grade | None) -> tuple[str, str]:
-    return SIGNS[grade], str(grade or "refused")
+def _overview(reports: Sequence[AuditReport]) -> Table:
+    rows: list[list[str | PageCell]] = [
+        [
+            report.name,
+            *(_sign(report.outcome(append)) for append in Append),
+            *(_sign(verdict.grade) for verdict in report.verdicts),
+        ]
+        for report in reports
+    ]
+    return Table("All", ["", *Append, *Use], rows, KEY)
 
 
-def _page_report(report: AuditReport) -> dict[str, Any]:
-    return {
-        "name": report.name,
-        "about": f"family {report.family} · template {report.digest[:12]}",
-        "cards": [Card(USES[one.use], str(one.grade), str(one.use), str(one.grade)) for one in report.verdicts],
-        "verdicts": [
-            (_mark(one.grade), USES[one.use], one.against, one.holds_with, one.remedy) for one in report.verdicts
-        ],
-        "columns": list(COLUMNS),
-        "matrix": [
-            (append, [_mark(sign) if known else ("", "") for sign, known in signs])
-            for append, signs in matrix_rows(report)
-        ],
-        "findings": [
-            (
-                one.why,
-                " / ".join(one.appends),
-                [words for found in one.breaks for words in _told(found)],
-                list(conversation_lines(one.smallest)),
-            )
-            for one in report.findings
-        ],
-        "facts": list(fact_rows(report)),
-        "notes": list(report.notes),
-    }
+def _sign(grade: Grade | None) -> PageCell:
+    return PageCell(SIGNS[grade], _PAGE_TONES[grade])
+
+
+def _page_verdict(one: Verdict) -> list[str | PageCell]:
+    with_them = f" Holds with {' or '.join(one.holds_with)}." if one.holds_with else ""
+    why = "; ".join(one.against) or "everything that was tried holds"
+    return [
+        USES[one.use],
+        PageCell(str(one.grade), _PAGE_TONES[one.grade]),
+        PageCell(why, small=f"tokentrace: {one.remedy}.{with_them}"),
+    ]
+
+
+def _page_findings(report: AuditReport, tracks: list[Track], contrasts: list[Contrast]) -> list[list[str | PageCell]]:
+    """A row for each finding; where tokens differ, they are added to the tracks, side by side."""
+    rows: list[list[str | PageCell]] = []
+    for found in report.findings:
+        said = "\n".join(f"{sign} {role}: {text}" for sign, role, text in conversation_lines(found.smallest))
+        told = "; ".join(words for one in found.breaks for words in _told(one))
+        link = f"diff={len(contrasts)}" if found.breaks else ""
+        for one in found.breaks:
+            name = f"{report.name}: {found.why}"
+            contrasts.append(_contrast(report, one, name, len(tracks)))
+            tracks += [_track(report, ids) for ids in one.ids]
+        rows.append([PageCell(found.why, "bad", told, link), " / ".join(found.appends), said])
+    return rows
+
+
+def _track(report: AuditReport, given: Sequence[int]) -> Track:
+    ids = np.array(given, np.int32)
+    known = {} if report.tokenizer is None else token_columns(report.tokenizer, ids)
+    return Track("", ids, np.full(len(ids), HUES["plain"], np.uint8), **known)
+
+
+def _contrast(report: AuditReport, one: Break, name: str, track: int) -> Contrast:
+    before, now = (np.array(ids, np.int32) for ids in one.ids)
+    names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
+    return Contrast(name, track, len(before), track + 1, list(align(before, now)), names, about=str(one))
