@@ -71,6 +71,15 @@ def stages() -> dict[str, tuple[str, list[str]]]:
     return {name: (what, re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) for name, what, rows in sections}
 
 
+def titles(nav: Any) -> dict[str, str]:
+    """The title of each page in the navigation: on the site it stands for the name of the page's file."""
+    found: dict[str, str] = {}
+    for entry in nav if isinstance(nav, list) else []:
+        for title, inner in entry.items() if isinstance(entry, dict) else ():
+            found |= {inner: title} if isinstance(inner, str) else titles(inner)
+    return found
+
+
 def on_config(config: Any) -> Any:
     """The reference's pages into the navigation, in the order of the stages."""
     pages = [{name: f"reference/{name}.md"} for name in stages()]
@@ -115,7 +124,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
         inside = own or (target.removeprefix("docs/") if target.startswith("docs/") else None)
         if inside is not None and (own or files.get_file_from_path(inside) is not None):
             way = posixpath.relpath(inside, posixpath.dirname(path) or ".")
-            return f"[{found[1]}]({way}{found[3] or ''})"
+            named = titles(config.nav).get(inside) if found[1].endswith(".md") else None
+            return f"[{named or found[1]}]({way}{found[3] or ''})"
         if not (ROOT / target).exists():
             raise PluginError(f"{path}: a link to {found[2]}, which is not there")
         return f"[{found[1]}]({REPOSITORY}/blob/main/{target})" if REPOSITORY else found[1]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NO_CHROMIUM = "no Chromium on this machine: install one (chromium, chromium-browser or google-chrome on the PATH)"
 _PATIENCE = 60.0
 _WAIT = """(async () => {
   const last = performance.now() + 1000 * SECONDS;

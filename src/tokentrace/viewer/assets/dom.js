@@ -31,6 +31,9 @@ export const el = (name, attributes = {}, ...children) => filled(document.create
 export const svg = (name, attributes = {}, ...children) =>
   filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 
+/** A button that does something. */
+export const button = (label, onclick, attributes = {}) => el("button", { type: "button", onclick, ...attributes }, label);
+
 export const byId = (id) => document.getElementById(id);
 
 const NUMBER = new Intl.NumberFormat("en");
@@ -42,30 +45,41 @@ export const short = (value) => {
   return value < 1e6 ? `${(value / 1e3).toFixed(value < 1e5 ? 1 : 0)}k` : `${(value / 1e6).toFixed(1)}M`;
 };
 
-/** How long ago, in a word: `12 s`, `3 min`, `2 h`, `5 d`. */
-export function ago(seconds) {
-  const passed = Math.max(0, Date.now() / 1000 - seconds);
-  if (passed < 5) return "now";
-  if (passed < 60) return `${Math.floor(passed)} s`;
-  if (passed < 3600) return `${Math.floor(passed / 60)} min`;
-  return passed < 86400 ? `${Math.floor(passed / 3600)} h` : `${Math.floor(passed / 86400)} d`;
+/** Put a text on the clipboard, and say so on the button that asked for it. */
+export async function copy(text, asked) {
+  const label = asked?.textContent;
+  let said = "copied";
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = el("textarea", { class: "unseen" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    if (!document.execCommand("copy")) said = "not allowed here";
+    area.remove();
+  }
+  if (!asked) return;
+  asked.textContent = said;
+  setTimeout(() => { asked.textContent = label; }, 1200);
 }
 
-export const moment = (seconds) => new Date(seconds * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
-export const duration = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`);
-
-/** A text that can be copied. */
-export function copyable(text) {
-  const code = el("code", {}, text);
-  const button = el("button", { type: "button", class: "copy", "aria-label": "Copy" }, "copy");
-  button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      button.textContent = "copied";
-    } catch {
-      getSelection().selectAllChildren(code);
-      button.textContent = "press Ctrl+C";
-    }
-  });
-  return el("div", { class: "copyable" }, code, button);
+/** Names and values, those that are there. */
+export function facts(values, attributes = {}) {
+  const there = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return el("dl", { class: "facts", ...attributes }, there.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value instanceof Node ? value : String(value))]));
 }
+
+/** A figure: a name, a number, and a word on it. */
+export const card = ([name, value, more, tone]) =>
+  el("div", { class: `card ${tone ?? ""}` }, el("p", {}, name), el("strong", { title: value }, value), el("small", { title: more }, more));
+
+/** Light where it was dark, and the other way round. */
+export function switchTheme() {
+  const page = document.documentElement;
+  const dark = (page.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  page.dataset.theme = dark ? "light" : "dark";
+}
+
+/** Whether somebody is writing into a field, where keys mean letters. */
+export const typing = (event) => event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName ?? "");

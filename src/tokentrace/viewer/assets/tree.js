@@ -1,4 +1,4 @@
-// The tree of a session as a picture. Each branch is a lane: thin where it was given tokens, thick where the model
+// The tree of a rollout as a picture. Each branch is a lane: thin where it was given tokens, thick where the model
 // sampled some. A branch hangs from the place in its parent's stream up to which they share their tokens.
 
 import { causeMeaning, causeName } from "./causes.js";
@@ -11,7 +11,7 @@ const STEP = 22; // from the place where a branch leaves to where its own tokens
 const LABEL = 110; // the longest label, in characters
 
 /** How wide some tokens are drawn: many more are a little wider. */
-const width = (tokens, turn) => Math.max((turn ? 12 : 7) + 4.2 * Math.log2(1 + tokens / 12), turn ? 10 + 6.5 * String(turn.turn).length : 0);
+const wideness = (tokens, turn) => Math.max((turn ? 12 : 7) + 4.2 * Math.log2(1 + tokens / 12), turn ? 10 + 6.5 * String(turn.turn).length : 0);
 
 /** Where everything is: for each branch its lane, its segments and the place it hangs from. */
 export function layout(branches, turns) {
@@ -25,7 +25,7 @@ export function layout(branches, turns) {
     let at = branch.start;
     const add = (stop, turn) => {
       if (stop <= at) return;
-      const wide = width(stop - at, turn);
+      const wide = wideness(stop - at, turn);
       lane.segments.push({ start: at, stop, x, width: wide, turn });
       x += wide;
       at = stop;
@@ -65,6 +65,12 @@ export class Tree {
     new ResizeObserver(() => this.bring()).observe(this.root);
   }
 
+  /** What its marks mean. */
+  static key() {
+    const sign = (name, words) => [el("span", { class: name }), words];
+    return el("p", { class: "key" }, sign("given prompt", "given"), sign("given rewritten", "rewritten"), sign("given context", "given later"), sign("turn", "sampled"));
+  }
+
   show(state) {
     this.state = state;
     this.nodes.clear();
@@ -73,7 +79,7 @@ export class Tree {
       return;
     }
     const drawn = layout(state.branches, state.tree);
-    const room = Math.max(drawn.width + 60, ...drawn.lanes.map((lane) => labelStart(lane) + label(lane).length * 6.1 + 30));
+    const room = Math.max(drawn.width + 60, ...drawn.lanes.map((lane) => labelStart(lane) + laneLabel(lane).length * 6.1 + 30));
     const words = `Tree: ${counted(state.branches.length, "branch")}, ${counted(state.tree.length, "turn")}`;
     const picture = svg("svg", { width: room, height: drawn.height, viewBox: `0 0 ${room} ${drawn.height}`, role: "group", "aria-label": words });
     for (const lane of drawn.lanes) picture.append(this.connector(drawn.lanes, lane));
@@ -97,12 +103,12 @@ export class Tree {
     const y = TOP + lane.lane * LANE;
     const group = svg("g", { class: "lane", "data-branch": branch.index });
     for (const segment of lane.segments) {
-      group.append(segment.turn === null ? given(segment, y, branch) : this.turn(segment, y));
+      group.append(segment.turn === null ? givenBar(segment, y, branch) : this.turn(segment, y));
     }
-    const cause = branch.cause || first(lane)?.cause?.cause;
+    const cause = branch.cause || firstTurn(lane)?.cause?.cause;
     const text = svg("text", { class: "why", x: labelStart(lane), y: y - 14, role: "button", tabindex: -1 },
-      svg("tspan", { class: "name" }, name(lane)), svg("tspan", { dx: 7 }, detail(lane)),
-      svg("title", {}, [causeMeaning(cause), first(lane)?.cause?.detail].filter(Boolean).join("\n") || "Where the session began"));
+      svg("tspan", { class: "name" }, laneName(lane)), svg("tspan", { dx: 7 }, laneDetail(lane)),
+      svg("title", {}, [causeMeaning(cause), firstTurn(lane)?.cause?.detail].filter(Boolean).join("\n") || "Where the session began"));
     text.addEventListener("click", () => this.onBranch(branch.index));
     group.append(text);
     return group;
@@ -163,19 +169,19 @@ export class Tree {
   }
 }
 
-const first = (lane) => lane.turns[0];
+const firstTurn = (lane) => lane.turns[0];
 const labelStart = (lane) => (lane.branch.parent < 0 ? LEFT : lane.from + STEP);
-const name = (lane) => {
-  const cause = lane.branch.cause || first(lane)?.cause?.cause;
+const laneName = (lane) => {
+  const cause = lane.branch.cause || firstTurn(lane)?.cause?.cause;
   return `${lane.branch.index} ${cause ? causeName(cause) : "first branch"}`;
 };
-const detail = (lane) => {
-  const said = first(lane)?.cause?.detail ?? counted(lane.branch.stop, "token");
+const laneDetail = (lane) => {
+  const said = firstTurn(lane)?.cause?.detail ?? counted(lane.branch.stop, "token");
   return said.length > LABEL ? `${said.slice(0, LABEL - 1)}…` : said;
 };
-const label = (lane) => `${name(lane)} ${detail(lane)}`;
+const laneLabel = (lane) => `${laneName(lane)} ${laneDetail(lane)}`;
 
-function given(segment, y, branch) {
+function givenBar(segment, y, branch) {
   const kind = branch.parent < 0 && segment.start === 0 ? "prompt" : segment.start === branch.start ? "rewritten" : "context";
   return svg("rect", { class: `given ${kind}`, x: segment.x, y: y - 3, width: segment.width, height: 6 },
     svg("title", {}, `${number(segment.stop - segment.start)} tokens that the model was given`));
