@@ -96,7 +96,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     made = {"reference/cli.md": command_line()}
     made |= {page: (ROOT / source).read_text(encoding="utf-8") for page, source in COPIED.items()}
     for stage, (what, names) in stages().items():
-        head = f"# tokentrace.{stage}\n\n{what}\n\n"
+        head = f"# tokentrace.{stage}\n\n{what}\n\n".replace("](", "](../")  # the links of docs/names.md
         made[f"reference/{stage}.md"] = head + "\n".join(f"::: tokentrace.{stage}.{name}\n" for name in names)
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
