@@ -56,8 +56,9 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, 
 def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     import asyncio
 
+    from ..demo.page import demo_page
     from ..demo.trials import run_demo
-    from ..demo.views import demo_json, demo_page, demo_text
+    from ..demo.views import demo_json, demo_text
     from ..pocket import POCKET
     from ..rendering.factory import create_renderer
 
@@ -130,7 +131,7 @@ def _show_example(output: Path) -> Path:
     """Render the shipped example, show it, and write an HTML report."""
     from ..pocket import EXAMPLE, POCKET
     from ..rendering.factory import create_renderer
-    from ..show.html import html_page
+    from ..show.viewing import html_page
     from .inputs import read_conversation
     from .render import write
 

@@ -69,7 +69,8 @@ def histories(
     """
     from ..compare.histories import compare_histories
     from ..pocket import EXAMPLE
-    from ..show.histories import html_page, plain_view, text_view
+    from ..show.histories import history_document, plain_view, text_view
+    from ..viewer.page import page_html
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
     if open_ and html is None:
@@ -88,5 +89,6 @@ def histories(
     else:
         show_view(text_view, plain_view, report, step=step)
     if html is not None:
-        write_file(html, html_page(report, conversation_title(conversation), step=step), launch=open_)
+        page = page_html(history_document(report, conversation_title(conversation), step=step))
+        write_file(html, page, launch=open_)
     ctx.exit(0 if report.equal else 1)

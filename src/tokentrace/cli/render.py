@@ -91,7 +91,7 @@ def write(rendered: RenderedTokens, form: str, output: Path | None, *, title: st
 
         text = json.dumps(json_view(rendered)) + "\n"
     else:
-        from ..show.html import html_page
+        from ..show.viewing import html_page
 
         text = html_page(rendered, title)
     if open_ and output is None:

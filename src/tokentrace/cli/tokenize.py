@@ -312,8 +312,8 @@ def _show_rows(
     from ..data.chunks import plan, read_rows
     from ..data.sources import find_sources
     from ..data.tokenizing import RowTokenizer
-    from ..show.html import rows_page
     from ..show.rows import rows_plain, rows_text
+    from ..show.viewing import html_page
 
     tokenizer = RowTokenizer(job)
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as folder:
@@ -325,7 +325,7 @@ def _show_rows(
         )
         shown = list(itertools.islice(itertools.chain.from_iterable(_shown(name, one) for name, one in rows), count))
     if html is not None:
-        write_file(html, rows_page(shown, f"{len(shown)} rows of {Path(inputs[0]).name}"))
+        write_file(html, html_page(shown, f"{len(shown)} rows of {Path(inputs[0]).name}"))
     else:
         show_view(rows_text, rows_plain, shown, fold=True)
 
