@@ -10,7 +10,7 @@ import click
 
 from ..errors import InputError
 from .options import debug_option, json_option, page_option, tokenizer_option
-from .output import write_page
+from .output import working, write_page
 
 
 @click.command(short_help="Say where and why a prompt does not extend a stream.")
@@ -51,8 +51,11 @@ def explain(
     sampled = known.get("sampled")
     if sampled is None and "prompt_length" in known:
         sampled = np.arange(len(ids)) >= int(known["prompt_length"])
-    spelled = load_tokenizer(chosen_tokenizer(tokenizer))
-    found = explain_break(ids, asked, spelled, sampled=sampled)
+    name = chosen_tokenizer(tokenizer)
+    with working(f"loading {name}"):
+        loaded = load_tokenizer(name)
+    with working("comparing"):
+        found = explain_break(ids, asked, loaded, sampled=sampled)
     if as_json:
         click.echo(json.dumps({"extends": found is None} | ({} if found is None else found.to_json())))
     elif found is None:
@@ -60,7 +63,7 @@ def explain(
     else:
         click.echo(str(found))
     if html is not None and found is not None:
-        write_page(html, found, tokenizer=spelled)
+        write_page(html, found, tokenizer=loaded)
     raise SystemExit(0 if found is None else 1)
 
 

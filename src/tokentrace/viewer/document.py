@@ -93,15 +93,6 @@ class Lanes:
     streams: Sequence[tuple[int, Sequence[tuple[int, int]], Sequence[int]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Lines of text under a title, folded: a line that begins with ``+`` or ``-`` is marked as added or removed."""
-
-    title: str
-    about: str
-    lines: Sequence[str]
-
-
 class Edit(NamedTuple):
     """A change of text: what it is, a little text before it, what was taken out and put in, a little after."""
 
@@ -198,7 +189,6 @@ class Document:
     cards: Sequence[Card] = ()
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    listings: Sequence[Listing] = ()
     lanes: Sequence[Lanes] = ()
     tracks: Sequence[Track] = ()
     contrasts: Sequence[Contrast] = ()
@@ -246,7 +236,6 @@ class Document:
                 }
                 for one in self.tables
             ],
-            "listings": [[one.title, one.about, list(one.lines)] for one in self.listings],
             "lanes": [{"title": one.title, "about": one.about, "streams": one.streams} for one in self.lanes],
         }
 

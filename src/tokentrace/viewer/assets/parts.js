@@ -21,10 +21,6 @@ export function table(told, onLink) {
     el("div", { class: "wide" }, el("table", {}, told.head.some((each) => each !== "") ? el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))) : null, el("tbody", {}, told.rows.map(row)))));
 }
 
-/** Lines of text under a title, folded. */
-export const listing = ([title, about, lines]) => el("details", { class: "listing" }, el("summary", {}, title, about ? el("small", {}, about) : null),
-  el("pre", {}, lines.map((line) => el({ "+": "ins", "-": "del" }[line[0]] ?? "span", {}, `${line}\n`))));
-
 /** Streams as bars, one below the other: grey what was given, green what was sampled, red where it broke. */
 export function lanes(told, longest) {
   const step = 8;

@@ -1,7 +1,7 @@
 // The page: a document with its tables and its tree, and one track or contrast of it at a time. The address says which.
 
 import { button, byId, card, copy, counted, el, number, switchTheme, typing } from "./dom.js";
-import { band, lanes, legend, listing, Rail, signs, table } from "./parts.js";
+import { band, lanes, legend, Rail, signs, table } from "./parts.js";
 import { Tokens } from "./tokens.js";
 import { Archive } from "./tracks.js";
 import { Tree } from "./tree.js";
@@ -43,7 +43,7 @@ class Viewer {
       data.cards.length ? el("div", { class: "cards" }, data.cards.map(card)) : null,
       data.said.length ? el("ul", { class: "verdicts" }, data.said.map((sentence) => el("li", {}, sentence))) : null,
       remarks("Notes", data.notes),
-      data.tables.map((one) => table(one, link)), data.listings.map(listing),
+      data.tables.map((one) => table(one, link)),
       data.lanes.length ? el("div", { class: "streams" }, data.lanes.map((one) => lanes(one, longest))) : null,
       data.lanes.length ? el("p", { class: "signs lights" }, el("span", { class: "given" }), "prompt, tool results, scaffold", el("span", { class: "drawn" }), "sampled", el("span", { class: "broken" }), "break") : null,
       data.turns.length ? this.makeTree() : null,
