@@ -1,4 +1,4 @@
-"""Text that goes by: while a parser waits in the midst of text, most tokens change nothing but that there is more of it.
+"""Text that goes by: while a parser waits in the midst of text, most tokens change nothing but that there is more.
 
 For such a token it is known beforehand what is reported, and what is held back because a delimiter may begin with it.
 A `Lane` has that by token id, for one place in a grammar and one text held back; it is filled as tokens come up.
