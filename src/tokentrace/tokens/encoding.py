@@ -9,10 +9,9 @@ tokenizer that has no control tokens at all.
 
 from __future__ import annotations
 
-import bisect
+import functools
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -20,7 +19,8 @@ import numpy.typing as npt
 
 from ..errors import TokenizerError
 from ..template.trace import Rendering
-from .control import Found, Plain, Positions, Spans, Trust, split
+from .control import Found, Plain, Spans, SpanTrust, Trust, split
+from .positions import BytePositions, Positions
 from .tokenizer import Ids, Tokenizer
 
 
@@ -44,58 +44,78 @@ class ForgedControl(Exception):  # noqa: N818
         self.token = token
 
 
-@dataclass(slots=True)
 class Encoded:
-    """Ids, the span in which each begins, and where each stands in the text (in bytes or characters)."""
+    """Ids, and where each stands in the text: in bytes, or in characters.
 
-    ids: Ids
-    spans: npt.NDArray[np.int32]
-    starts: Positions
-    ends: Positions
-    control: npt.NDArray[np.bool_]
-    rendering: Rendering
-    span_units: list[int] | None
-    """Where each span ends, in the units of `starts`; None if units are characters."""
+    Where tokens follow one another without a gap, as they nearly always do, `ends` says it all; where each begins, and
+    in which span, is worked out when it is asked for.
+    """
 
-    def unit(self, position: int) -> int:
-        """The unit position of a character position of the text."""
-        if self.span_units is None:
-            return position
-        ends = self.rendering.ends
-        span = bisect.bisect_left(ends, position)
-        if span >= len(ends):
-            return self.span_units[-1] if self.span_units else 0
-        if ends[span] == position:
-            return self.span_units[span]
-        start = ends[span - 1] if span else 0
-        base = self.span_units[span - 1] if span else 0
-        return base + len(self.rendering.text[start:position].encode("utf-8", "surrogatepass"))
+    def __init__(
+        self,
+        ids: Ids,
+        ends: Positions,
+        control: npt.NDArray[np.bool_],
+        rendering: Rendering,
+        *,
+        units: BytePositions | None = None,
+        starts: Positions | None = None,
+        spans: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        self.ids = ids
+        self.ends = ends
+        self.control = control
+        self.rendering = rendering
+        self._units = units
+        """Of what `ends` are positions in bytes; None if they are positions of characters."""
+        self._starts = starts
+        self._spans = spans
+
+    @property
+    def starts(self) -> Positions:
+        """Where each token begins."""
+        if self._starts is None:
+            self._starts = np.concatenate((np.zeros(1, self.ends.dtype), self.ends))[:-1]
+        return self._starts
+
+    @property
+    def spans(self) -> npt.NDArray[np.int32]:
+        """The span in which each token begins."""
+        if self._spans is None:
+            begins = self._positions([0, *self.rendering.ends])
+            counts = np.diff(self.starts.searchsorted(begins[:-1], "left"), append=len(self.ids))
+            self._spans = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        return self._spans
+
+    @functools.cached_property
+    def control_tokens(self) -> tuple[list[int], list[int]]:
+        """Which tokens are control tokens, and what their ids are."""
+        at = self.control.nonzero()[0]
+        return at.tolist(), self.ids[at].tolist()
 
     def position(self, token: int) -> int:
         """Where a token begins, as a character position of the text; one past the last is where the text ends."""
         if token >= len(self.ids):
             return len(self.rendering.text)
-        unit = int(self.starts[token])
-        if self.span_units is None:
-            return unit
-        span = bisect.bisect_left(self.span_units, unit)
-        if self.span_units[span] == unit:
-            return self.rendering.ends[span]
-        start, base = (self.rendering.ends[span - 1], self.span_units[span - 1]) if span else (0, 0)
-        raw = self.rendering.text[start : self.rendering.ends[span]].encode("utf-8")
-        return start + len(raw[: unit - base].decode("utf-8", "ignore"))
+        start = int(self.starts[token])
+        return start if self._units is None else self._units.character(start)
 
     def first_touching(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that ends after it."""
-        return np.searchsorted(self.ends, self._units(positions), "right").tolist()  # type: ignore[no-any-return]
+        return self.ends.searchsorted(self._positions(positions), "right").tolist()  # type: ignore[no-any-return]
 
     def first_after(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that begins at it or later."""
-        return np.searchsorted(self.starts, self._units(positions), "left").tolist()  # type: ignore[no-any-return]
+        wanted = self._positions(positions)
+        if self._starts is not None:
+            return self._starts.searchsorted(wanted, "left").tolist()  # type: ignore[no-any-return]
+        found = self.ends.searchsorted(wanted, "left") + (wanted > 0)  # it begins where one ends
+        return np.minimum(found, len(self.ids)).tolist()  # type: ignore[no-any-return]
 
-    def _units(self, positions: Sequence[int]) -> Positions:
-        units = positions if self.span_units is None else [self.unit(position) for position in positions]
-        return np.asarray(units, self.ends.dtype)  # of one type with what is searched, which is else copied
+    def _positions(self, characters: Sequence[int]) -> Positions:
+        """Positions of characters as `ends` counts them."""
+        positions = np.asarray(characters, self.ends.dtype)  # of one type with what is searched, which is else copied
+        return positions if self._units is None else self._units.of(positions)
 
     def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
         """The half-open range of tokens that hold a character of ``text[start:end]``."""
@@ -114,65 +134,57 @@ def encode_spans(
 
     `inner` gives those that live inside a turn; it is asked only if text that may hold no others spells one.
     """
-    vocabulary = tokenizer.vocabulary
-    units, is_normal = _byte_ends(rendering, vocabulary.nfc)
-    if not is_normal:
+    vocabulary, text = tokenizer.vocabulary, rendering.text
+    units = None if text.isascii() else BytePositions(rendering)
+    if units is not None and vocabulary.nfc and not units.is_composed():
         return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    ids = tokenizer.encode(rendering.text)
-    signed = vocabulary.signed_lengths.take(ids)
-    control = signed < 0
-    lengths = np.abs(signed)
-    ends = np.cumsum(lengths, dtype=np.int32)  # a rendering is far shorter than 2 GiB: MAX_OUTPUT
-    if (ends[-1] if len(ends) else 0) != (units[-1] if units else 0) or not (
-        vocabulary.exact or vocabulary.spells(ids.tolist(), rendering.text.encode("utf-8"))
+    ids = tokenizer.encode(text)
+    lengths = vocabulary.signed_lengths.take(ids)
+    control = lengths < 0
+    np.abs(lengths, out=lengths)
+    ends = lengths.cumsum(dtype=np.int32)  # a rendering is far shorter than 2 GiB: MAX_OUTPUT
+    if (ends[-1] if len(ends) else 0) != (len(text) if units is None else units.total) or not (
+        vocabulary.exact or vocabulary.spells(ids.tolist(), text.encode("utf-8"))
     ):
         return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    starts = ends - lengths
-    span_ends = np.asarray(units, np.int32)
-    if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
-        at = np.flatnonzero(control)
-        first = np.searchsorted(span_ends, starts[at], "right")
-        last = np.searchsorted(span_ends, ends[at] - 1, "right")
-        if _forbidden(np.asarray(trust, np.int8), first, last, ids[at], inner):
-            return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    span_starts = np.concatenate((np.zeros(min(1, len(units)), np.int32), span_ends[:-1]))
-    counts = np.diff(np.searchsorted(starts, span_starts, "left"), append=len(ids))
-    spans = np.repeat(np.arange(len(units), dtype=np.int32), counts)
-    return Encoded(ids, spans, starts, ends, control, rendering, None if units is rendering.ends else units)
+    encoded = Encoded(ids, ends, control, rendering, units=units)
+    if policy is not ControlPolicy.HF_COMPAT and _is_forged(encoded, lengths, units, trust, inner):
+        return _encode_apart(tokenizer, rendering, trust, policy, inner)
+    return encoded
 
 
-def _forbidden(
-    trust: npt.NDArray[np.int8],
-    first: npt.NDArray[np.intp],
-    last: npt.NDArray[np.intp],
-    tokens: Ids,
+def _is_forged(
+    encoded: Encoded,
+    lengths: npt.NDArray[np.int16],
+    units: BytePositions | None,
+    trust: Sequence[Trust],
     inner: Callable[[], frozenset[int]],
 ) -> bool:
-    """Whether one of the tokens touches a span, from its `first` to its `last`, that may not hold it."""
-
-    def touching(spans: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        before = np.concatenate(([0], np.cumsum(spans)))
-        return np.asarray(before[last + 1] > before[first])
-
-    if touching(trust == Trust.NONE).any():
+    """Whether a control token touches a span that may not hold it."""
+    at, tokens = encoded.control_tokens
+    if not at:
+        return False
+    stops = encoded.ends[at]
+    starts = stops - lengths[at]
+    places = (starts, stops - 1) if units is None else (units.near(starts), units.near(stops - 1))
+    span_ends = np.asarray(encoded.rendering.ends, np.int32)
+    first, last = (span_ends.searchsorted(place, "right").tolist() for place in places)
+    touched = set(first)
+    if first != last:
+        touched.update(*(range(one, other + 1) for one, other in zip(first, last, strict=True)))
+    if isinstance(trust, SpanTrust):
+        doubtful = trust.doubtful(touched)
+    else:
+        doubtful = {span: trust[span] for span in touched if trust[span] is not Trust.ANY}
+    if not doubtful:
+        return False
+    if Trust.NONE in doubtful.values():
         return True
-    careful = touching(trust == Trust.INNER)
-    return bool(careful.any()) and not np.isin(tokens[careful], list(inner())).all()
-
-
-def _byte_ends(rendering: Rendering, nfc: bool) -> tuple[list[int], bool]:
-    """Where each span ends, in bytes of UTF-8, and whether the text is normalized as the tokenizer will have it."""
-    text, ends = rendering.text, rendering.ends
-    if text.isascii():
-        return ends, True
-    lengths = np.diff(np.asarray(ends, np.int64), prepend=0)
-    is_normal = True
-    for span in range(len(ends)) if rendering.wide is None else sorted(set(rendering.wide)):
-        start, end = ends[span - 1] if span else 0, ends[span]
-        lengths[span] = len(text[start:end].encode("utf-8"))
-        # a few characters more, because marks compose with what stands before them
-        is_normal = is_normal and (not nfc or unicodedata.is_normalized("NFC", text[max(0, start - 8) : end]))
-    return np.cumsum(lengths).tolist(), is_normal
+    allowed = inner()
+    return any(
+        token not in allowed and not doubtful.keys().isdisjoint(range(one, other + 1))
+        for token, one, other in zip(tokens, first, last, strict=True)
+    )
 
 
 # -- the careful way
@@ -185,7 +197,7 @@ def _encode_apart(
     policy: ControlPolicy,
     inner: Callable[[], frozenset[int]],
 ) -> Encoded:
-    text = rendering.text
+    text, trust = rendering.text, list(trust)
     everything = split(text, Spans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
     parts = everything
     if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
@@ -205,7 +217,8 @@ def _encode_apart(
         begins = starts
     last = max(len(rendering.ends) - 1, 0)
     places = np.minimum(np.searchsorted(np.asarray(rendering.ends, np.int64), begins, "right"), last).astype(np.int32)
-    return Encoded(ids, places, starts, ends, tokenizer.vocabulary.is_control[ids], rendering, None)
+    control = tokenizer.vocabulary.is_control[ids]
+    return Encoded(ids, ends, control, rendering, starts=starts, spans=places)
 
 
 def _tokens(parts: Sequence[Found | Plain]) -> list[Found]:

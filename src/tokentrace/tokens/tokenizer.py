@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -29,6 +30,11 @@ _SAMPLE: Final = (
     "snake_case CamelCase SCREAMING 0x1F \\n \\u00e9 ``` $\\alpha$ a@b.c //path/to/file.py:12 +-*/=<>|~^%"
 )
 """Text on which the ids of the two encoders are compared when a tokenizer is loaded."""
+
+_LONG: Final = 10_000
+"""Characters of a text that may be a conversation which has grown."""
+_SEGMENTS: Final = 32 * 2**20
+"""Bytes for the texts and ids of segments that fastokens keeps."""
 
 LONG_S: Final = "\u017f"
 """``'ſ`` under case-insensitive contractions is the one place the two encoders are known to differ."""
@@ -228,6 +234,8 @@ class _Encoder:
         self._fast: Any = None
         self._thread: threading.Thread | None = None
         self._process = 0
+        self._heads: set[int] | None = set()
+        """How long texts began, up to the first that begins as another did."""
         self.verdict = Verdict(False, False)
 
     @functools.cached_property
@@ -311,9 +319,25 @@ class _Encoder:
     def encode(self, text: str) -> Ids:
         fast = self._fast or self.fast(len(text))
         if fast is not None and (text.isascii() or LONG_S not in text):
+            if len(text) >= _LONG and self._heads is not None:
+                self._notice(fast, text)
             ids, _ = fast.encode_batch_flat([text])
             return np.frombuffer(ids, np.int32)
         return np.asarray(self.slow.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def _notice(self, fast: Any, text: str) -> None:
+        """Have fastokens keep the ids of segments once a long text begins as one before did: conversations that grow
+        are encoded in a third of the time then, and those that do not a little more slowly.
+        """
+        heads, head = self._heads, hash(text[:_LONG])
+        if heads is None:
+            return
+        if head in heads:
+            with contextlib.suppress(RuntimeError):  # another thread is encoding: the next time
+                fast.enable_segment_cache(_SEGMENTS)
+                self._heads = None
+        elif len(heads) < 1000:
+            heads.add(head)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if not texts:
