@@ -133,7 +133,7 @@ def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route")
 
     install_hub(monkeypatch, download)
-    with pytest.raises(TokenizerError, match=r"'a/b' is not a folder here and could not be fetched.*no route"):
+    with pytest.raises(TokenizerError, match=r"'a/b' is not a folder here; nor could it be fetched.*no route"):
         load_tokenizer("a/b")
 
 

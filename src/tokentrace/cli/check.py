@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from .options import (
+    complete_files,
     debug_option,
     json_option,
     messages_column_option,
@@ -22,7 +23,7 @@ from .output import ProgressBars, show_view, write_file
 
 
 @click.command(short_help="Compare rows of ids with what a model's template makes.")
-@click.argument("rows", nargs=-1, required=True, metavar="ROWS...")
+@click.argument("rows", nargs=-1, required=True, metavar="ROWS...", shell_complete=complete_files)
 @template_options
 @supervision_options
 @click.option("--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from.")

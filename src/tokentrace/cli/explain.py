@@ -10,6 +10,7 @@ import click
 
 from ..errors import InputError
 from .options import debug_option, json_option, tokenizer_option
+from .output import working
 
 
 @click.command(short_help="Say where and why a prompt does not extend a stream.")
@@ -47,7 +48,11 @@ def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch:
     sampled = known.get("sampled")
     if sampled is None and "prompt_length" in known:
         sampled = np.arange(len(ids)) >= int(known["prompt_length"])
-    found = explain_break(ids, asked, load_tokenizer(chosen_tokenizer(tokenizer)), sampled=sampled)
+    name = chosen_tokenizer(tokenizer)
+    with working(f"loading {name}"):
+        loaded = load_tokenizer(name)
+    with working("comparing"):
+        found = explain_break(ids, asked, loaded, sampled=sampled)
     if as_json:
         click.echo(json.dumps({"extends": found is None} | ({} if found is None else found.to_json())))
     elif found is None:

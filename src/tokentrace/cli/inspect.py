@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from . import one_blas_thread
-from .options import debug_option, json_option, quiet_option, renderer_options
+from .options import complete_files, debug_option, json_option, quiet_option, renderer_options
 from .output import ProgressBars, note, show_view
 
 SHAPES: Final = ("verifiers", "nemo-gym", "openenv", "trl", "verl", "rows", "calls")
@@ -16,7 +16,7 @@ FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
 
 
 @click.command(short_help="Check the tokens of rollouts, whoever wrote them.")
-@click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
 @renderer_options
 @click.option("--shape", type=click.Choice(SHAPES), help="Whose shape a dump has.  [default: recognised]")
 @click.option(

@@ -17,6 +17,7 @@ from ..conversation.forms import Change
 from ..conversation.messages import ROLES
 from ..errors import RendererError, SampleError, shown
 from ..settings import flag, whole
+from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
@@ -52,7 +53,7 @@ class TokenSpan:
     field: str
 
 
-class RenderedTokens:
+class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
     Arrays: `ids` (int32), `messages` (int32; -1 for tokens that belong to no message), `mask` (bool; True where
@@ -100,6 +101,11 @@ class RenderedTokens:
     def rendering(self) -> Rendering:
         """The text as spans, before it became tokens."""
         return self._encoded.rendering
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What it was encoded with."""
+        return self._tokenizer
 
     @property
     def text(self) -> str:
@@ -302,11 +308,6 @@ class RenderedTokens:
 
     def __repr__(self) -> str:
         return f"RenderedTokens({len(self.ids)} tokens, {int(self.mask.sum())} sampled)"
-
-    def _repr_html_(self) -> str:
-        from ..show import html_fragment
-
-        return html_fragment(self)
 
 
 _FIELDS: Final = frozenset(
