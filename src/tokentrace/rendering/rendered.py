@@ -21,7 +21,7 @@ from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
-from ..template.trace import Rendering
+from ..template.spans import Rendering, Spans
 from ..tokens.encoding import Encoded, Number
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import Lost
@@ -142,7 +142,8 @@ class RenderedTokens(ShowsItself):
 
     @functools.cached_property
     def messages(self) -> npt.NDArray[np.int32]:
-        owners = np.asarray(span_messages(self.rendering, self._conversation), np.int32)
+        rendering = self.rendering
+        owners = np.asarray(span_messages(rendering, self._conversation, rendering.closed), np.int32)
         messages = self._encoded.per_token(owners)
         for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
             messages[turn.start : turn.stop] = turn.message
@@ -346,8 +347,10 @@ def field_name(origin: Origin | None) -> str:
     return ".".join(map(str, origin.path if origin.source == "messages" else origin))
 
 
-def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The message each closed span belongs to.
+def span_messages(
+    rendering: Rendering, conversation: Sequence[Mapping[str, Any]], spans: Spans | None = None
+) -> list[int]:
+    """The message each span belongs to: of all, or of the closed ones.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
     that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
@@ -355,12 +358,12 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
     quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
     to the message if that is a system message.
     """
-    ends, turns, origins = rendering.closed
+    ends, turns, origins = spans or (rendering.ends, rendering.turns, rendering.origins)
     owners = list(turns)
     for span, origin in enumerate(origins):
-        if origin is not None and (source := origin.message) is not None and source != (turn := turns[span]):
-            if turn < 0 or conversation[source]["role"] != "assistant":
-                owners[span] = source
+        source = None if origin is None else origin.message
+        if source is not None and (turns[span] < 0 or conversation[source]["role"] != "assistant"):
+            owners[span] = source
     first = next((k for k, turn in enumerate(turns) if turn >= 0), len(owners))
     quoted = list(dict.fromkeys(owner for owner in owners[:first] if owner >= 0))
     if not quoted:
