@@ -10,32 +10,58 @@
 
 from __future__ import annotations
 
+import inspect
 import posixpath
 import re
 import tomllib
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from tokentrace.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 REPOSITORY = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"].rstrip("/")
 COPIED = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 _LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+_ESCAPED = "\\|"
+_BAR = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+"""Code with an escaped bar, as tables need it; Python-Markdown would show the backslash."""
 _LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(https?:)?//([^\"'\s>]+)")
-CLI = """# Command line
 
-::: mkdocs-click
-    :module: tokentrace.cli
-    :command: main
-    :prog_name: tokentrace
-    :depth: 1
-    :style: table
-    :list_subcommands: true
-"""
+
+def command_line() -> str:
+    """The page of the command line: each command's own help, its examples as they are, its options as a table."""
+    root = click.Context(main, info_name="tokentrace")
+    names = main.list_commands(root)
+    told = ["# Command line", *_command(main, root), "| command | |\n| --- | --- |"]
+    told[-1] += "".join(f"\n| [`{name}`](#{name}) | {COMMANDS[name]} |" for name in names)
+    for name in names:
+        command = main.get_command(root, name)
+        assert command is not None
+        told += [f"## {name}", *_command(command, click.Context(command, info_name=name, parent=root))]
+    return "\n\n".join(told)
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield f"```text\n{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```"
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        first, _, rest = paragraph.partition("\n")
+        yield f"```text\n{rest}\n```" if first.strip() == "\b" else escape(paragraph, quote=False)
+    records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
+    rows = [f"| `{_cell(name)}` | {_cell(escape(what, quote=False))} |" for name, what in records if what]
+    yield "\n".join(["| option | |", "| --- | --- |", *rows])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", _ESCAPED)
 
 
 def stages() -> dict[str, tuple[str, list[str]]]:
@@ -43,6 +69,15 @@ def stages() -> dict[str, tuple[str, list[str]]]:
     text = (ROOT / "docs" / "names.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## `tokentrace\.(\w+)`\n\n(.+?)\n\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return {name: (what, re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) for name, what, rows in sections}
+
+
+def titles(nav: Any) -> dict[str, str]:
+    """The title of each page in the navigation: on the site it stands for the name of the page's file."""
+    found: dict[str, str] = {}
+    for entry in nav if isinstance(nav, list) else []:
+        for title, inner in entry.items() if isinstance(entry, dict) else ():
+            found |= {inner: title} if isinstance(inner, str) else titles(inner)
+    return found
 
 
 def on_config(config: Any) -> Any:
@@ -58,10 +93,10 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Files, *, config: Any) -> Files:
     """The pages that are made of something else."""
-    made = {"reference/cli.md": CLI}
+    made = {"reference/cli.md": command_line()}
     made |= {page: (ROOT / source).read_text(encoding="utf-8") for page, source in COPIED.items()}
     for stage, (what, names) in stages().items():
-        head = f"# tokentrace.{stage}\n\n{what}\n\n"
+        head = f"# tokentrace.{stage}\n\n{what}\n\n".replace("](", "](../")  # the links of docs/names.md
         made[f"reference/{stage}.md"] = head + "\n".join(f"::: tokentrace.{stage}.{name}\n" for name in names)
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
@@ -89,12 +124,15 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
         inside = own or (target.removeprefix("docs/") if target.startswith("docs/") else None)
         if inside is not None and (own or files.get_file_from_path(inside) is not None):
             way = posixpath.relpath(inside, posixpath.dirname(path) or ".")
-            return f"[{found[1]}]({way}{found[3] or ''})"
+            named = titles(config.nav).get(inside) if found[1].endswith(".md") else None
+            return f"[{named or found[1]}]({way}{found[3] or ''})"
         if not (ROOT / target).exists():
             raise PluginError(f"{path}: a link to {found[2]}, which is not there")
         return f"[{found[1]}]({REPOSITORY}/blob/main/{target})" if REPOSITORY else found[1]
 
-    return _LINK.sub(rewrite, markdown)
+    return _BAR.sub(
+        lambda found: f"<code>{escape(found[1]).replace(_ESCAPED, '&#124;')}</code>", _LINK.sub(rewrite, markdown)
+    )
 
 
 def on_post_build(*, config: Any) -> None:

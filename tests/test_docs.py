@@ -16,7 +16,7 @@ ALL = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in ALL if page.parent != GUIDES]
 AGENTS = ["docs/agents.md"]
 """Pages with code of agents, which run in an environment of their own."""
-QWEN3 = ["docs/histories.md"]
+QWEN3 = ["docs/audit.md", "docs/histories.md"]
 """Pages with a model that drops the reasoning of past turns: pocket does not."""
 ELSEWHERE = ["docs/scale-out.md"]
 """Pages whose code needs something that other tests share: a Ray of their own."""

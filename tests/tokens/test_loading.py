@@ -113,23 +113,25 @@ def install_hub(monkeypatch: pytest.MonkeyPatch, download: Any) -> None:
 
 
 def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str]]] = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns))
         return str(folder)
 
     install_hub(monkeypatch, download)
     loaded = load_tokenizer("someone/something")
     assert loaded.name == "someone/something"
-    ((name, patterns),) = asked
-    assert name == "someone/something"
+    load_tokenizer("someone/something@v1.0")
+    (name, revision, patterns), other = asked
+    assert (name, revision) == ("someone/something", None)
+    assert other[:2] == ("someone/something", "v1.0")
     assert "tokenizer.json" in patterns
     assert not any("safetensors" in pattern or pattern == "*" for pattern in patterns)
 
 
 def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, **_: Any) -> str:
         raise ConnectionError("no route")
 
     install_hub(monkeypatch, download)

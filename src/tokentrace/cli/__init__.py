@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "histories": "Show where production, rollout and training differ.",
     "explain": "Say where and why a prompt does not extend a stream.",
     "grammar": "Show what a model writes in its turn.",
+    "audit": "Certify a tokenizer and its template.",
     "tokenize": "Turn files of conversations into training rows.",
     "rollout": "Run agents on an engine and keep exact training rows.",
     "serve": "Record agents that speak OpenAI's or Anthropic's API.",
@@ -95,6 +96,7 @@ def main() -> None:
       tokentrace demo
       tokentrace render chat.json --tokenizer ./Qwen3-8B
       tokentrace render chat.json --format html -o report.html --open
+      tokentrace audit ./Qwen3-8B
       tokentrace histories chat.json --tokenizer ./Qwen3-8B
       tokentrace explain rollout.tt next_prompt.json --tokenizer ./Qwen3-8B
       tokentrace tokenize chats.jsonl -o rows.parquet --tokenizer ./Qwen3-8B

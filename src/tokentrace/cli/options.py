@@ -152,7 +152,9 @@ _chat_template_option: Final = click.option(
 _tools_option: Final = click.option(
     "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
 )
-renderer_options: Final = together(tokenizer_option, _kwargs_option, _renderer_option, _chat_template_option)
+audit_options: Final = together(_kwargs_option, _renderer_option, _chat_template_option)
+"""What a renderer is made of beside its tokenizer."""
+renderer_options: Final = together(tokenizer_option, audit_options)
 """What a renderer is made of: see `inputs.make_renderer`."""
 
 template_options: Final = together(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..audit.report import AuditReport
 from ..compare.breaks import Break
 from ..compare.histories import HistoryReport
 from ..compare.texts import DiffOp
@@ -39,6 +40,7 @@ from ..viewer.document import (
     Track,
     token_columns,
 )
+from .audit import audit_document
 from .histories import history_document
 from .pieces import edited, hue_of, listed, stops
 
@@ -314,6 +316,11 @@ def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
 @_document.register
 def _history(value: HistoryReport, tokenizer: Tokenizer | None) -> Document:
     return history_document(value)
+
+
+@_document.register
+def _audit(value: AuditReport, tokenizer: Tokenizer | None) -> Document:
+    return audit_document([value])
 
 
 @_document.register

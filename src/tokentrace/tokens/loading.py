@@ -49,6 +49,7 @@ def load_tokenizer(source: Any) -> Tokenizer:
 
 
 def _from_hub(name: str) -> Path:
+    """The files of a model, of one of its revisions if it is ``name@revision``."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_like_path or not name:
         raise TokenizerError(f"there is no folder {name!r}{meant(name)}")
@@ -59,7 +60,8 @@ def _from_hub(name: str) -> Path:
             f"{name!r} is not a folder here{meant(name)}; to fetch it from the hub, install tokentrace[hub]"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        model, _, revision = name.partition("@")
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise TokenizerError(
