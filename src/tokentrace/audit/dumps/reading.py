@@ -18,7 +18,6 @@ from ...data.sources import Format, Source, find_sources
 from ...errors import InputError
 from .calls import DumpedRollout, Unreadable
 from .fields import Fields
-from .nemo_gym import whole_prompts
 from .records import SQLITE, OpenedStore, begins_with, is_trajectory, read_store, read_trajectory
 from .shape import Shape
 from .shapes import shape_of
@@ -195,7 +194,7 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
             yield Unreadable(place, f"this is not like the lines before it, which are {shape}{_instead(row.value)}")
         else:
             fields.append(Fields(row.value, place))
-    for one in _whole(shape, fields):
+    for one in fields if shape.gather is None else shape.gather(fields):
         if isinstance(one, Unreadable):
             yield one
             continue
@@ -208,17 +207,6 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
         except InputError as error:
             yield Unreadable(one.where, str(error))
     yield from found.values()
-
-
-def _whole(shape: Shape, fields: Sequence[Fields]) -> Iterator[Fields | Unreadable]:
-    """The lines of a rollout; captured calls that were stored as suffixes are made whole."""
-    if not any(one.value.get("prompt_is_delta") or "created_at" in one.value for one in fields):
-        yield from fields
-        return
-    try:
-        yield from whole_prompts(fields)
-    except InputError as error:
-        yield Unreadable(fields[0].where, str(error))
 
 
 def _instead(value: Any) -> str:
