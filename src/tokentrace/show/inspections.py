@@ -174,7 +174,7 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
             why = one.explained.detail if one.explained is not None else f"at token {one.position:,}"
             told = "; ".join(filter(None, [one.history.detail if one.history is not None else "", one.recorded]))
             examples.append([Cell(name, link=link), Cell(why, small=told), f"{one.reprefilled:,}", f"{one.lost:,}"])
-    causes = [
+    causes: list[list[str | Cell]] = [
         [
             Cell(str(cause), small=ADVICE[cause]),
             f"{n.breaks:,}",
