@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..compare.causes import ADVICE, Cause
+from ..showing import ShowsItself
 from .dumps.calls import Fault, Finding, Unreadable
 from .inspect_calls import FoundBreak, InspectedRollout, Step
 from .inspect_scores import Scores
@@ -57,7 +58,7 @@ class CauseCount:
 
 
 @dataclass(slots=True)
-class Inspection:
+class Inspection(ShowsItself):
     """Counts over all rollouts, and the first few examples of each finding. Rollouts are added one at a time."""
 
     notes: list[str] = field(default_factory=list)
