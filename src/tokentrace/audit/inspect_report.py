@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..compare.causes import ADVICE, Cause
+from ..showing import ShowsItself
 from ..tokens.visible import counted
 from .dumps.calls import Fault, Finding, Unreadable
 from .inspect_calls import FoundBreak, InspectedRollout, Step
@@ -58,7 +59,7 @@ class CauseCount:
 
 
 @dataclass(slots=True)
-class Inspection:
+class Inspection(ShowsItself):
     """Counts over all rollouts, and the first few examples of each finding. Rollouts are added one at a time."""
 
     notes: list[str] = field(default_factory=list)
@@ -185,7 +186,7 @@ class Inspection:
         if self.broken:
             share = 100 * self.broken / self.rollouts
             times = counted(self.breaks, "time")
-            return f"{self.broken:,} of {counted(self.rollouts, 'rollout')} break ({share:.1f} %), {times}"
+            return f"{self.broken:,} of {self.rollouts:,} rollouts break ({share:.1f} %), {times}"
         if self.failing("any"):
             return f"no prompt breaks in {counted(self.rollouts, 'rollout')}, but other things are wrong"
         calls = counted(self.calls, "call")

@@ -18,7 +18,7 @@ export function table(told, onLink) {
     : el("tr", {}, cells.map((each, at) => cell("td", each, at, told.words, onLink))));
   return el("section", { class: "table" },
     told.title ? el("h2", {}, told.title) : null, told.about ? el("p", { class: "soft" }, told.about) : null,
-    el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))), el("tbody", {}, told.rows.map(row)))));
+    el("div", { class: "wide" }, el("table", {}, told.head.some((each) => each !== "") ? el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))) : null, el("tbody", {}, told.rows.map(row)))));
 }
 
 /** Streams as bars, one below the other: grey what was given, green what was sampled, red where it broke. */
