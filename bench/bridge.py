@@ -1,7 +1,8 @@
 """One bridge with a tool result of 1 KB after histories of 1k to 1M tokens, and the memory that those take.
 
 Beside it, on the same histories: the bridge of `renderers`, and a client that renders the whole conversation anew with
-transformers. Ids are asserted equal before a figure counts.
+transformers, both also with our encoder. Ids are asserted equal before a figure counts. The limit is one raw encode of
+what is new.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import gc
 import itertools
 import os
 import random
-import statistics
 import sysconfig
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fastokens
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import tokentrace
-from bench import cpu_time, peer_renderer, transformers_tokenizer
 from bench.conversations import conversation, sources, tools
+from bench.report import Block, micro, table, times, where
+from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
+from bench.timing import Spent, cpu_time, settled
 from tests.assets import family_dir
 from tokentrace.tokens.kinds import Kind
 from tokentrace.tokens.tokenizer import Ids
@@ -34,19 +36,23 @@ from tokentrace.trajectory import Trajectory, Turn
 
 LENGTHS = (1_000, 8_000, 32_000, 128_000, 1_000_000)
 ROUNDS, QUICK_ROUNDS = 200, 20
-RENDERED_ANEW = 500_000
+RENDERED_ANEW = {"transformers": 500_000, "transformers + fastokens": 10_000_000}
 """transformers renders a history so often that it comes to about so many tokens, and at least once."""
+CHECKED_ANEW = 32_000
+"""Up to this length of history the bridges of all shapes are compared with full renders by transformers."""
 LINES_PER_RESULT = (20, 60, 40, 120)
 RESULT_BYTES = 1024
 FLAT, BYTES_A_TOKEN = 1.2, 10.0
 """What is wanted: the cost after the longest history over that after the shortest, and the memory of a token."""
+ABOVE_ENCODE, MEAN_OVER_MEDIAN, BODY = 60e-6, 1.3, 0.2e-3
+"""What is wanted, too: seconds above one raw encode, the mean over the median, seconds for the body of a request."""
 GROWTH = 0.1
 """How much longer a trajectory may become by the turns that are measured on it, before it is taken back."""
 
-Message = dict[str, Any]
-Times = dict[str, list[float]]
-"""Seconds, by call; empty where its ids differ."""
+Times = dict[str, Spent]
+"""By call; empty where its ids differ."""
 Timed = tuple[float, Any]
+SAID = {"mean": "mean", "99 of 100 within": "worst", "fastest": "least"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,69 +155,95 @@ class Contest:
 
     def __init__(self, family: str, lengths: Sequence[int], progress: Progress) -> None:
         task = progress.add_task(f"{family}: loading", total=len(lengths) + 1)
-        self._schemas = tools()
-        self._hf = transformers_tokenizer(family)
-        self._peer = peer_renderer(family, self._hf)
-        self._ours = tokentrace.create_renderer(str(family_dir(family)))
+        self.schemas = tools()
+        hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
+        self.ours = our_renderer(family)
+        self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
         lines = itertools.cycle(sources())
         self.rollouts: list[Rollout] = []
         for length in lengths:
             progress.update(task, description=f"{family}: a rollout of {length:,} tokens, turn by turn", advance=1)
-            self.rollouts.append(grow(length, self._ours, lines, self._schemas))
+            self.rollouts.append(grow(length, self.ours, lines, self.schemas))
         progress.advance(task)
         # Clients of `renderers` have lists, so making them is not counted.
         self._lists = {rollout.length: tuple(part.tolist() for part in rollout.stream) for rollout in self.rollouts}
         self._turning = {rollout.length: _copy(rollout) for rollout in self.rollouts}
-        self.texts = results(list(self._hf.get_added_vocab()))
-        self.calls = {"bridge": self.bridge, "turn": self.turn, "transformers": self.transformers}
-        if self._peer is not None:
-            self.calls["renderers"] = self.renderers
+        self.bodies: dict[int, Spent] = {length: Spent() for length in lengths}
+        self.texts = results(list(hf.get_added_vocab()))
+        self._shapes = random.Random(2)
+        self.calls = {
+            "bridge": self.bridge,
+            "encode": self.encode,
+            "turn": self.turn,
+            "shapes": self.shapes,
+            "transformers": partial(self.transformers, hf),
+            "transformers + fastokens": partial(self.transformers, fast),
+        }
+        for name, tokenizer in (("renderers", hf), ("renderers + fastokens", fast)):
+            if (peer := peer_renderer(family, tokenizer)) is not None:
+                self.calls[name] = partial(self.renderers, peer)
 
-    def bridge(self, rollout: Rollout, result: Message) -> Timed:
+    def expected(self, rollout: Rollout, new: list[Message], *, is_anew: bool = False) -> Any:
+        """What has to be added: by our bridge, which `transformers` is compared with; `is_anew`: by transformers."""
+        if is_anew and rollout.length <= CHECKED_ANEW:
+            return self.calls["transformers + fastokens"](rollout, new)[1]
+        return self.ours.bridge_to_next_turn(*rollout.stream, new, tools=self.schemas).new_ids
+
+    def bridge(self, rollout: Rollout, new: list[Message]) -> Timed:
         """Our bridge by itself, on views of the stream."""
         prompt, completion = rollout.stream
-        spent, bridge = cpu_time(
-            lambda: self._ours.bridge_to_next_turn(prompt, completion, [result], tools=self._schemas)
-        )
+        spent, bridge = cpu_time(lambda: self.ours.bridge_to_next_turn(prompt, completion, new, tools=self.schemas))
         return spent, bridge.new_ids
 
-    def turn(self, rollout: Rollout, result: Message) -> Timed:
-        """All that tokentrace does in a turn: bridge, record it, give the next request's text, record the answer."""
+    def shapes(self, rollout: Rollout, new: list[Message]) -> Timed:
+        """Our bridge for up to three results, each without what clients leave out: shapes that come up now and then."""
+        for _ in range(self._shapes.randint(0, 2)):
+            new.append(dict(new[0]))
+        for message in new:
+            for key in ("name", "tool_call_id"):
+                if self._shapes.random() < 0.5:
+                    message.pop(key, None)
+        return self.bridge(rollout, new)
+
+    def encode(self, rollout: Rollout, new: list[Message]) -> Timed:
+        """The limit: one raw encode of the finished text of what is new."""
+        text = self._raw.decode(self.expected(rollout, new).tolist())
+        spent, found = cpu_time(lambda: np.frombuffer(self._raw.encode_batch_flat([text])[0], np.uint32))
+        return spent, found
+
+    def turn(self, rollout: Rollout, new: list[Message]) -> Timed:
+        """All that tokentrace does in a turn: bridge, record it, give the next request's body, record the answer."""
         at = self._turning[rollout.length]
         sampled = at.stream[1].tolist()  # what an engine's answer holds
         logprobs = [-0.5] * len(sampled)
 
-        def take() -> tuple[tokentrace.BridgedTokens, Turn]:
-            bridge = self._ours.bridge_to_next_turn(*at.stream, [result], tools=self._schemas)
+        def take() -> tuple[tokentrace.BridgedTokens, Turn, float]:
+            bridge = self.ours.bridge_to_next_turn(*at.stream, new, tools=self.schemas)
             at.trajectory.append_bridge(bridge)
-            at.trajectory.wire_parts()
-            return bridge, at.trajectory.append_completion(sampled, logprobs, finish_reason="tool_calls", version=1)
+            body, _ = cpu_time(lambda: b"".join((b'{"prompt":', *at.trajectory.wire_parts(), b"}")))
+            return bridge, at.trajectory.append_completion(sampled, logprobs, finish_reason="stop", version=1), body
 
-        spent, (bridge, turn) = cpu_time(take)
+        spent, (bridge, turn, body) = cpu_time(take)
+        self.bodies[rollout.length].values.append(body)
         if len(at.trajectory) > len(rollout.trajectory) * (1 + GROWTH):
             self._turning[rollout.length] = _copy(rollout)
         else:
             self._turning[rollout.length] = Rollout(rollout.length, at.trajectory, rollout.messages, turn)
         return spent, bridge.new_ids
 
-    def renderers(self, rollout: Rollout, result: Message) -> Timed:
+    def renderers(self, peer: Any, rollout: Rollout, new: list[Message]) -> Timed:
         """The peer's bridge: lists of ids in and out."""
         prompt, completion = self._lists[rollout.length]
-        spent, found = cpu_time(
-            lambda: self._peer.bridge_to_next_turn(prompt, completion, [result], tools=self._schemas)
-        )
+        spent, found = cpu_time(lambda: peer.bridge_to_next_turn(prompt, completion, new, tools=self.schemas))
         ids = [] if found is None else found.token_ids
         same = ids[: len(prompt)] == prompt and ids[len(prompt) :][: len(completion)] == completion
         return spent, ids[len(prompt) + len(completion) :] if same else []
 
-    def transformers(self, rollout: Rollout, result: Message) -> Timed:
+    def transformers(self, hf: Any, rollout: Rollout, new: list[Message]) -> Timed:
         """The whole conversation rendered anew. The agent's rollout has one user's message, so it is append-only."""
-        messages = [*rollout.messages, result]
-        spent, ids = cpu_time(
-            lambda: self._hf.apply_chat_template(
-                messages, tools=self._schemas, add_generation_prompt=True, return_dict=False
-            )
-        )
+        messages = [*rollout.messages, *new]
+        asked = {"tools": self.schemas, "add_generation_prompt": True, "return_dict": False}
+        spent, ids = cpu_time(lambda: hf.apply_chat_template(messages, **asked))
         stream = rollout.trajectory.stream()
         same = np.array_equal(np.asarray(ids[: len(stream)], np.int32), stream)
         return spent, ids[len(stream) :] if same else []
@@ -219,37 +251,33 @@ class Contest:
 
 def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Times]:
     """Every call at every length, in an order that is drawn anew each round: what disturbs, disturbs all alike."""
-    times: dict[int, Times] = {rollout.length: {name: [] for name in contest.calls} for rollout in contest.rollouts}
+    found: dict[int, Times] = {
+        rollout.length: {name: Spent() for name in contest.calls} for rollout in contest.rollouts
+    }
     order = random.Random(0)
     wrong: set[str] = set()
     task = progress.add_task("bridges", total=rounds)
-    gc.collect()
-    gc.freeze()  # or a collection walks the peers' lists of a million ids, at whoever's cost
-    gc.disable()
-    try:
+    with settled():
         for number in range(-2, rounds):  # the first two warm up
             jobs = list(itertools.product(contest.calls, contest.rollouts))
             order.shuffle(jobs)
             for name, rollout in jobs:
-                every = max(1, rounds * rollout.length // RENDERED_ANEW)
-                if name == "transformers" and number % every:
+                anew = RENDERED_ANEW.get(name)
+                if anew and number % max(1, rounds * rollout.length // anew):
                     continue
-                result = rollout.result(next(contest.texts))
-                spent, ids = contest.calls[name](rollout, result)
-                if not np.array_equal(ids, contest.bridge(rollout, result)[1]):
+                new = [rollout.result(next(contest.texts))]
+                spent, ids = contest.calls[name](rollout, new)
+                if not np.array_equal(ids, contest.expected(rollout, new, is_anew=name == "shapes")):
                     wrong.add(name)
                 if number >= 0:
-                    times[rollout.length][name].append(spent)
+                    found[rollout.length][name].values.append(spent)
             gc.collect()
             progress.update(task, completed=max(number + 1, 0))
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    if wrong - {"renderers"}:
+    if wrong - {"renderers", "renderers + fastokens"}:
         raise SystemExit(f"ids differ between the bridge and {', '.join(sorted(wrong))}; no figure counts")
-    for of_calls, name in itertools.product(times.values(), wrong):
-        of_calls[name].clear()
-    return times
+    for of_calls, name in itertools.product(found.values(), wrong):
+        of_calls[name].values.clear()
+    return found
 
 
 # -- memory
@@ -286,77 +314,91 @@ def mostly_sampled(length: int) -> Trajectory:
 # -- report
 
 
-def run(family: str, rounds: int, lengths: Sequence[int], console: Console) -> None:
-    """Measure, and print what came out."""
+def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: Progress) -> list[Block]:
+    """Measure, and say what came out."""
     load = os.getloadavg()[0]
-    with Progress(console=console, transient=True) as progress:
+    said, short = [], ""
+    for family in families:
         contest = Contest(family, lengths, progress)
-        times = measure(contest, rounds, progress)
-    # without the progress bar, which has a thread and memory of its own
-    rows = [Row(rollout, memory(rollout.trajectory), times[rollout.length]) for rollout in contest.rollouts]
-    console.print(_table(family, rows, load))
-    for line in _verdicts(rows, memory(mostly_sampled(lengths[-1]))):
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _table(family: str, rows: list[Row], load: float) -> Table:
-    table = Table(
-        title=f"One bridge with a 1 KB tool result, {family}: µs of CPU time, first-seen text, ids equal",
-        caption=f"Medians of {len(rows[0].times['bridge'])} unless said. Load average {load:.1f} to "
-        f"{os.getloadavg()[0]:.1f}.\nturn: bridge, append_bridge, wire_parts, append_completion. most: right after a "
-        "buffer grew.\nwire text: kept beside the record. list: the ids as a list of ints, and nothing else.",
+        found = measure(contest, rounds, progress)
+        rows = [Row(rollout, memory(rollout.trajectory), found[rollout.length]) for rollout in contest.rollouts]
+        said += [f"**{family}**, microseconds of CPU time, medians of {rounds} unless said:", _table(rows, contest)]
+        said.append("\n".join(f"- {line}" for line in _verdicts(rows, contest)))
+        short = short or _short(family, rows)
+    sampled = memory(mostly_sampled(lengths[-1]))
+    said.append(
+        f"A rollout that is 98 % sampled takes {sampled.record:.2f} bytes a token, {sampled.most:.2f} right after a "
+        f"buffer grew. {_met(sampled.most, BYTES_A_TOKEN)}"
     )
+    return [Block("bridge", "\n\n".join([*said, where(load)])), Block("bridge-short", short)]
+
+
+def _table(rows: list[Row], contest: Contest) -> str:
     trajectories = [row.rollout.trajectory for row in rows]
-    table.add_column("tokens of history")
-    for trajectory in trajectories:
-        table.add_column(f"{len(trajectory):,}", justify="right")
-    table.add_row("turns", *(f"{len(trajectory.turns()):,}" for trajectory in trajectories), end_section=True)
-    table.add_row("bridge", *(_micro(row, "bridge") for row in rows))
-    table.add_row("  fastest", *(_micro(row, "bridge", min) for row in rows))
-    table.add_row("turn", *(_micro(row, "turn") for row in rows))
-    table.add_row("  mean", *(_micro(row, "turn", statistics.fmean) for row in rows))
-    table.add_row("  fastest", *(_micro(row, "turn", min) for row in rows), end_section=True)
-    for name, how in (("renderers", "bridge"), ("transformers", "render anew")):
-        table.add_row(f"{name}: {how}", *(_micro(row, name) for row in rows))
-        table.add_row("  over our bridge", *(_ratio(row, name) for row in rows))
-        table.add_row("  repeats", *(str(len(row.times.get(name, ()))) for row in rows), end_section=True)
-    table.add_row("bytes a token: record", *(f"{row.memory.record:.2f}" for row in rows))
-    table.add_row("  most", *(f"{row.memory.most:.2f}" for row in rows))
-    table.add_row("  tracemalloc", *(f"{row.memory.traced:.2f}" for row in rows))
-    table.add_row("  record + wire text", *(f"{row.memory.record + row.memory.wire:.2f}" for row in rows))
-    table.add_row("  list", *(f"{_list_bytes(trajectory.stream()):.1f}" for trajectory in trajectories))
-    return table
+    bodies = [contest.bodies[row.rollout.length] for row in rows]
+    lines = [
+        ["turns", *(f"{len(trajectory.turns()):,}" for trajectory in trajectories)],
+        ["**bridge**", *(f"**{_micro(row.times['bridge'])}**" for row in rows)],
+        *([f"– {said}", *(_micro(row.times["bridge"], of) for row in rows)] for said, of in SAID.items()),
+        ["one raw encode of what is new", *(_micro(row.times["encode"]) for row in rows)],
+        ["bridge, shapes that come up now and then", *(_micro(row.times["shapes"]) for row in rows)],
+        *([f"– {said}", *(_micro(row.times["shapes"], of) for row in rows)] for said, of in SAID.items()),
+        ["turn", *(_micro(row.times["turn"]) for row in rows)],
+        *([f"– {said}", *(_micro(row.times["turn"], of) for row in rows)] for said, of in SAID.items()),
+        ["– of it the request's body", *(_micro(body) for body in bodies)],
+    ]
+    for name in ("renderers", "renderers + fastokens", "transformers", "transformers + fastokens"):
+        if name in contest.calls:
+            how = "bridge" if name.startswith("renderers") else "render anew"
+            lines.append([f"{name}: {how}", *(_micro(row.times[name]) for row in rows)])
+            lines.append(["– over our bridge", *(_ratio(row, name) for row in rows)])
+    lines += [
+        ["bytes a token: record", *(f"{row.memory.record:.2f}" for row in rows)],
+        ["– right after a buffer grew", *(f"{row.memory.most:.2f}" for row in rows)],
+        ["– as tracemalloc counts it", *(f"{row.memory.traced:.2f}" for row in rows)],
+        ["– record and wire text", *(f"{row.memory.record + row.memory.wire:.2f}" for row in rows)],
+        ["– the ids as a list of ints alone", *(f"{_list_bytes(one.stream()):.1f}" for one in trajectories)],
+    ]
+    return table(["tokens of history", *(f"{len(trajectory):,}" for trajectory in trajectories)], lines)
 
 
-def _verdicts(rows: list[Row], sampled: Memory) -> Iterator[str]:
+def _verdicts(rows: list[Row], contest: Contest) -> Iterator[str]:
     first, last = rows[0], rows[-1]
-    lengths = f"{last.rollout.length:,} tokens over {first.rollout.length:,}"
-    for name, wanted in (("bridge", FLAT), ("turn", None)):
-        median = statistics.median(last.times[name]) / statistics.median(first.times[name])
-        least = min(last.times[name]) / min(first.times[name])
-        line = f"{name}, {lengths}: {median:.2f} x (fastest: {least:.2f} x)"
-        yield line if wanted is None else f"{line}; wanted: at most {wanted} x: {_met(median <= wanted)}"
+    flat = last.times["bridge"].median / first.times["bridge"].median
+    yield f"After {last.rollout.length:,} tokens over after {first.rollout.length:,}: {flat:.2f} x. {_met(flat, FLAT)}"
+    above = max(row.times["bridge"].median - row.times["encode"].median for row in rows)
+    yield f"Above the raw encode: {micro(above)} µs at most. {_met(above * 1e6, ABOVE_ENCODE * 1e6)}"
+    mean = max(row.times[name].mean / row.times[name].median for row in rows for name in ("bridge", "shapes"))
+    yield f"Mean over median: {mean:.2f} at most. {_met(mean, MEAN_OVER_MEDIAN)}"
+    body = max(contest.bodies[row.rollout.length].median for row in rows if row.rollout.length <= 128_000)
+    yield f"A request's body up to 128k: {micro(body)} µs. {_met(body * 1e6, BODY * 1e6)}"
     most = max(row.memory.most for row in rows)
-    for what, value in (("these rollouts", most), ("a rollout that is 98 % sampled", sampled.most)):
-        verdict = _met(value <= BYTES_A_TOKEN)
-        yield f"memory, {what}: {value:.1f} bytes a token at most; wanted: at most {BYTES_A_TOKEN:.0f}: {verdict}"
+    yield f"Memory: {most:.1f} bytes a token at most. {_met(most, BYTES_A_TOKEN)}"
 
 
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "NOT MET"
+def _met(value: float, wanted: float) -> str:
+    return f"Wanted: at most {wanted:g}; {'met' if value <= wanted else '**not met**'}."
 
 
-def _micro(row: Row, name: str, of: Callable[[list[float]], float] = statistics.median) -> str:
-    if name not in row.times:
-        return "-"
-    return f"{of(row.times[name]) * 1e6:,.0f}" if row.times[name] else "differ"
+def _short(family: str, rows: list[Row]) -> str:
+    last = max((row for row in rows if row.rollout.length <= 128_000), key=lambda row: row.rollout.length)
+    rivals = {name: _ratio(last, name) for name in ("renderers + fastokens", "transformers + fastokens")}
+    return (
+        f"- **A bridge** over a tool result of 1 KB ({family}): {micro(last.times['bridge'].median)} µs after "
+        f"{last.rollout.length // 1000}k tokens, the same after 1k and 1M; one raw encode of what is new takes "
+        f"{micro(last.times['encode'].median)}. `renderers` with our encoder takes "
+        f"{rivals['renderers + fastokens']} as long there, transformers with it, which renders anew, "
+        f"{rivals['transformers + fastokens']}."
+    )
+
+
+def _micro(spent: Spent, of: str = "median") -> str:
+    return micro(getattr(spent, of)) if spent.values else "ids differ"
 
 
 def _ratio(row: Row, name: str) -> str:
-    if not row.times.get(name):
-        return "-"
-    ratio = statistics.median(row.times[name]) / statistics.median(row.times["bridge"])
-    return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+    spent = row.times.get(name)
+    return times(spent.median / row.times["bridge"].median) if spent and spent.values else "–"
 
 
 def _list_bytes(ids: Ids) -> float:

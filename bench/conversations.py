@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,26 @@ def tools() -> list[dict[str, Any]]:
     return [
         {"type": "function", "function": {"name": name, "description": said, "parameters": parameters}}
         for name, said in names.items()
+    ]
+
+
+def many_tools(count: int) -> list[dict[str, Any]]:
+    """So many tools, of which no two are alike."""
+    parameters = {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "Where to look."},
+            "limit": {"type": "integer", "description": "How many to return at most."},
+            "mode": {"type": "string", "enum": ["fast", "thorough"]},
+        },
+        "required": ["path"],
+    }
+    return [
+        {
+            "type": "function",
+            "function": {"name": f"look_up_{at}", "description": f"Look up part {at}.", "parameters": parameters},
+        }
+        for at in range(count)
     ]
 
 
@@ -60,3 +81,35 @@ def conversation(tokens: int, lines: Iterator[str], sizes: Sequence[int] = LINES
         turn += 1
     messages.append({"role": "assistant", "reasoning_content": "That is the one.", "content": "Mended: use with."})
     return messages
+
+
+def prompt(tokens: int, lines: Iterator[str], sizes: Sequence[int] = LINES_PER_RESULT) -> list[dict[str, Any]]:
+    """The same up to the last result: what an agent's next turn is sampled from."""
+    return conversation(tokens, lines, sizes)[:-1]
+
+
+def varied(tokens: int, lines: Iterator[str], shapes: random.Random) -> list[dict[str, Any]]:
+    """The same with turns of all shapes, drawn anew for every conversation: most of them nobody has seen."""
+    messages = conversation(tokens, lines)[:-1]
+    found: list[dict[str, Any]] = messages[:2]
+    for at in range(2, len(messages), 2):
+        turn, result = messages[at], messages[at + 1]
+        call = turn["tool_calls"][0]
+        arguments: dict[str, Any] = {
+            name: shapes.choice(["src", 7, 2.5, True, ["a", 1], {"deep": {"er": [1, 2]}}])
+            for name in shapes.sample(["path", "pattern", "first_line", "last_line", "text"], shapes.randint(1, 5))
+        }
+        call["function"]["arguments"] = arguments
+        if shapes.random() < 0.5:  # not both: gpt-oss writes no content beside reasoning and a call
+            turn["content"] = f"Step {at}: {next(lines).strip() or 'go on'}"
+            del turn["reasoning_content"]
+        found += [turn, result]
+        if shapes.random() < 0.3:
+            more = {
+                "id": f"more{at:05d}",
+                "type": "function",
+                "function": {"name": "search", "arguments": {"text": "x"}},
+            }
+            turn["tool_calls"].append(more)
+            found.append({"role": "tool", "tool_call_id": more["id"], "name": "search", "content": next(lines).strip()})
+    return found

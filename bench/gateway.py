@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from rich.progress import Progress
 
 import tokentrace
 from bench.conversations import CHARACTERS_PER_TOKEN, sources, tools
 from bench.processes import Client, Reply, Server, python, running
+from bench.report import Block, milli, table, where
 from tests.assets import family_dir
 from tokentrace.engines.protocol import SamplingParams, collected
 from tokentrace.engines.vllm import VLLMEngine
@@ -299,52 +299,57 @@ async def proxied(command: str, folder: Path, length: int) -> list[tuple[int, fl
 # -- what came out
 
 
-def run(family: str, quick: bool, console: Console) -> None:
-    """Measure, and print what came out."""
-    lengths = LENGTHS[:2] if quick else LENGTHS
-    load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+def run(families: Sequence[str], quick: bool, progress: Progress) -> list[Block]:
+    """Measure, and say what came out."""
+    load = os.getloadavg()[0]
+    said = []
+    for family in families:
+        task = progress.add_task(f"{family}: the gateway", total=None)
+        said += [f"**{family}**", *_told(family, LENGTHS[:2] if quick else LENGTHS, quick)]
+        progress.remove_task(task)
+    return [Block("gateway", "\n\n".join([*said, where(load)]))]
+
+
+def _told(family: str, lengths: Sequence[int], quick: bool) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         for stream in (False, True):
             found = asyncio.run(turns(family, Path(folder) / f"grown{stream}.db", lengths[-1], stream))
-            console.print(_turns_table(family, found, lengths, stream))
+            yield f"{'Streamed' if stream else 'Whole'} answers: milliseconds of CPU time a turn, medians of nine:"
+            yield _turns_table(found, lengths)
         waits = asyncio.run(
             first_bytes(family, Path(folder) / "first.db", QUICK_STREAMS if quick else STREAMS, lengths[-1])
         )
-        console.print(
-            f"first streamed byte after the engine's, {len(waits)} streams of {lengths[-1]:,} tokens: "
-            f"median {_quantile(waits, 0.5)}, 99 of 100 within {_quantile(waits, 0.99)}"
+        yield (
+            f"First streamed byte after the engine's, {len(waits)} streams of {lengths[-1]:,} tokens: median "
+            f"{_quantile(waits, 0.5)}, 99 of 100 within {_quantile(waits, 0.99)}. Wanted: within 5 ms."
         )
         many_found = asyncio.run(many(family, Path(folder) / "many.db", QUICK_SESSIONS if quick else SESSIONS))
-    console.print(
+    yield (
         f"{many_found.sessions} sessions at once, {TURNS} turns each, all prompts exact: "
         f"{many_found.turns / many_found.seconds:.0f} turns a second, "
         f"{many_found.cpu / many_found.turns * 1e3:.1f} ms of CPU time a turn, "
         f"median {_quantile(many_found.times, 0.5)}, 99 of 100 within {_quantile(many_found.times, 0.99)}, "
         f"{many_found.memory / many_found.sessions / 1024:.0f} KiB of memory a session; "
-        f"{many_found.stored / many_found.tokens:.1f} bytes a token in the store"
+        f"{many_found.stored / many_found.tokens:.1f} bytes a token in the store."
     )
-    console.print(load)
     command = shutil.which("litellm")
     if command is None:
-        console.print("LiteLLM: not measured, there is no command litellm on the PATH")
+        yield "LiteLLM: not measured, there was no command litellm on the PATH."
         return
     with tempfile.TemporaryDirectory() as folder:
         passed = asyncio.run(proxied(command, Path(folder), lengths[-1]))
     for part in (passed[:9], passed[-9:]):
         size, spent = (statistics.median(values) for values in zip(*part, strict=True))
-        console.print(f"LiteLLM, which records nothing: {spent * 1e3:.2f} ms of CPU time a turn of {size:,.0f} bytes")
+        yield f"LiteLLM, which records nothing: {spent * 1e3:.2f} ms of CPU time a turn of {size:,.0f} bytes."
 
 
-def _turns_table(family: str, found: Sequence[Turn], lengths: Sequence[int], stream: bool) -> Table:
-    how = "streamed" if stream else "whole"
-    table = Table(title=f"{family}, {how} answers: medians of CPU time a turn, in ms")
-    for name in ("tokens", "gateway process", "raw engine call", "overhead", "time", "raw time"):
-        table.add_column(name, justify="right")
+def _turns_table(found: Sequence[Turn], lengths: Sequence[int]) -> str:
+    cells = []
     for length in lengths:
         near = sorted(found, key=lambda turn: abs(turn.tokens - length))[:9]
-        middle = [statistics.median(values) * 1e3 for values in zip(*(_columns(turn) for turn in near), strict=True)]
-        table.add_row(f"{statistics.median(turn.tokens for turn in near):,.0f}", *(f"{one:.2f}" for one in middle))
-    return table
+        middle = [statistics.median(values) for values in zip(*(_columns(turn) for turn in near), strict=True)]
+        cells.append([f"{statistics.median(turn.tokens for turn in near):,.0f}", *map(milli, middle)])
+    return table(["tokens", "gateway process", "raw engine call", "overhead", "time", "raw time"], cells)
 
 
 def _columns(turn: Turn) -> tuple[float, ...]:

@@ -1,23 +1,38 @@
-"""Parsing completions beside `renderers`, which decodes and searches the text; what both find is asserted equal."""
+"""Parsing completions beside `renderers`, which decodes and searches the text, and beside one raw decode.
+
+A figure of tokentrace holds reasoning, content and calls with their tokens and statuses; of `renderers` and
+tml-renderers the same without the tokens. What they find is asserted equal, up to white space around the first two.
+"""
 
 from __future__ import annotations
 
-import statistics
+import os
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import fastokens
+from rich.progress import Progress
 
 import tokentrace
-from bench import cpu_time, peer_renderer, transformers_tokenizer
 from bench.conversations import sources
+from bench.report import Block, micro, milli, table, times, where
+from bench.rivals import native_renderer, native_story, our_renderer, peer_renderer, transformers_tokenizer
+from bench.timing import Call, Spent, settled, take_turns
 from tests.assets import family_dir
 
 LENGTHS = (500, 4_000, 32_000)
-ROUNDS = 60
-QUICK_ROUNDS = 8
+ROUNDS, QUICK_ROUNDS = 100, 5
+FASTER, ABOVE_DECODE, A_TOKEN = 8.0, 3.0, 1e-6
+"""What is wanted: times as fast as `renderers`, times a raw decode, seconds a token of a stream."""
+CHUNK = 16
+"""Tokens that an engine sends at a time, where it does not send each by itself."""
+RIVALS = ("renderers", "renderers + fastokens", "tml-renderers")
+STREAMED = ("one by one", "with events", f"{CHUNK} at a time")
 
+USER = {"role": "user", "content": "Go."}
 TOOL = {
     "type": "function",
     "function": {
@@ -49,7 +64,10 @@ def completion(renderer: Any, length: int, lines: Sequence[str], round_: int) ->
         "content": "\n".join(chosen[2 * third :]),
         "tool_calls": calls,
     }
-    rendered = renderer.render([{"role": "user", "content": "Go."}, message], tools=[TOOL])
+    try:
+        rendered = renderer.render([USER, message], tools=[TOOL])
+    except tokentrace.TemplateError:  # gpt-oss writes no content beside reasoning and calls
+        rendered = renderer.render([USER, {**message, "content": ""}], tools=[TOOL])
     turn = rendered.turns[-1]
     return rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
 
@@ -60,55 +78,122 @@ def story(parsed: Any) -> tuple[Any, ...]:
     return (parsed.content or "").strip(), (parsed.reasoning_content or "").strip(), calls
 
 
-def measure(family: str, rounds: int, length: int, lines: Sequence[str]) -> dict[str, Any]:
-    """Medians of CPU time over completions that differ."""
-    ours = tokentrace.create_renderer(str(family_dir(family)))
-    peer = peer_renderer(family, transformers_tokenizer(family))
-    times: dict[str, list[float]] = {"tokentrace": [], "streamed": [], "renderers": []}
-    count = differ = 0
-    for round_ in range(rounds + 1):
-        prompt, ids = completion(ours, length, lines, round_)
-        spent, parsed = cpu_time(lambda: ours.parse_response(ids, tools=[TOOL], prompt_ids=prompt))  # noqa: B023
-        streamed, response = cpu_time(_stream, ours, ids, prompt)
-        if response != parsed:
-            raise SystemExit(f"{family}: the stream says something else than the whole; no figure counts")
-        if peer is not None:
-            theirs, found = cpu_time(lambda: peer.parse_response(ids, tools=[TOOL]))  # noqa: B023
-            differ += story(found) != story(parsed)
-            times["renderers"].append(theirs)
-        if round_:  # the first one compiles and warms
-            times["tokentrace"].append(spent)
-            times["streamed"].append(streamed)
-        count = len(ids)
-    medians = {name: statistics.median(values) for name, values in times.items() if values}
-    return {"family": family, "tokens": count, "differ": differ, **medians}
+@dataclass(slots=True)
+class Row:
+    """What was measured at one length."""
+
+    family: str
+    tokens: int = 0
+    spent: dict[str, Spent] = field(default_factory=dict)
+    differ: dict[str, int] = field(default_factory=dict)
+    """Completions in which a rival found something else."""
+
+    def figure(self, name: str, of: str = "median") -> float | None:
+        """Seconds, None where it has no parser or finds something else."""
+        spent = self.spent.get(name)
+        return None if spent is None or self.differ.get(name) else float(getattr(spent, of))
 
 
-def _stream(renderer: Any, ids: list[int], prompt: list[int]) -> Any:
-    parser = renderer.streaming_parser(tools=[TOOL], prompt_ids=prompt)
-    for index in ids:
-        parser.feed((index,))
-    return parser.response
+class Contenders:
+    """Who parses, each loaded beforehand."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.ours = our_renderer(family)
+        self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
+        hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
+        found = {"renderers": peer_renderer(family, hf), "renderers + fastokens": peer_renderer(family, fast)}
+        self.peers = {name: peer for name, peer in found.items() if peer is not None}
+        self._native = native_renderer(family)
+
+    def calls(self, ids: list[int], prompt: list[int]) -> dict[str, Call]:
+        """Everybody's parse of a completion."""
+        asked = {"tools": [TOOL], "prompt_ids": prompt}
+        calls: dict[str, Call] = {
+            "tokentrace": lambda: self.ours.parse_response(ids, **asked),
+            "decode": lambda: self._raw.decode(ids),
+            "one by one": partial(self._stream, ids, asked, 1, False),
+            "with events": partial(self._stream, ids, asked, 1, True),
+            f"{CHUNK} at a time": partial(self._stream, ids, asked, CHUNK, True),
+        }
+        for name, peer in self.peers.items():
+            calls[name] = lambda peer=peer: peer.parse_response(ids, tools=[TOOL])
+        if self._native is not None:
+            calls["tml-renderers"] = partial(self._native.parser([USER], [TOOL]).parse_tokens, ids)
+        return calls
+
+    def _stream(self, ids: list[int], asked: dict[str, Any], size: int, is_reading: bool) -> Any:
+        parser = self.ours.streaming_parser(**asked)
+        for at in range(0, len(ids), size):
+            events = parser.feed(ids[at : at + size])
+            if is_reading:
+                list(events)
+        return parser.response
 
 
-def run(families: Sequence[str], rounds: int, lengths: Sequence[int], console: Console) -> list[dict[str, Any]]:
-    """Measure, and print what came out."""
+def measure(contenders: Contenders, rounds: int, length: int, lines: Sequence[str], progress: Progress) -> Row:
+    """One row: completions that differ."""
+    row = Row(contenders.family)
+    order = random.Random(0)
+    task = progress.add_task(f"{contenders.family}: completions of {length:,} tokens", total=rounds + 1)
+    with settled():
+        for number in range(rounds + 1):
+            prompt, ids = completion(contenders.ours, length, lines, number)
+            found = take_turns(contenders.calls(ids, prompt), order)
+            parsed = found["tokentrace"][1]
+            for name, (spent, other) in found.items():
+                if name in RIVALS:
+                    told = native_story(other) if name == "tml-renderers" else story(other)
+                    row.differ[name] = row.differ.get(name, 0) + (told != story(parsed))
+                elif name != "decode" and other != parsed:
+                    raise SystemExit(f"{row.family}: the stream says something else than the whole; no figure counts")
+                if number:  # the first one compiles and warms
+                    row.spent.setdefault(name, Spent()).values.append(spent)
+            row.tokens = len(ids)
+            progress.advance(task)
+    return row
+
+
+def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: Progress) -> list[Block]:
+    """Measure, and say what came out."""
+    load = os.getloadavg()[0]
     lines = sources()
-    rows = [measure(family, rounds, length, lines) for family in families for length in lengths]
-    table = Table(title="Parsing a completion: medians of CPU time (renderers has a figure where it finds the same)")
-    for name in ("family", "tokens", "renderers", "tokentrace", "ratio", "token by token"):
-        table.add_column(name, justify="left" if name == "family" else "right")
+    rows = []
+    for family in families:
+        contenders = Contenders(family)
+        rows += [measure(contenders, rounds, length, lines, progress) for length in lengths]
+    heads = ["family", "tokens", *RIVALS, "**tokentrace**", "mean", "99 %", "raw decode"]
+    heads += [f"fastest rival over ours (wanted: {FASTER:g})", f"ours over decode (wanted: {ABOVE_DECODE:g})"]
+    heads += [f"streamed, µs a token (wanted: {A_TOKEN * 1e6:g})", "with events", f"{CHUNK} at a time"]
+    cells = []
     for row in rows:
-        peer = row.get("renderers")
-        told = "-" if peer is None else f"{row['differ']} differ" if row["differ"] else f"{peer * 1e3:.2f} ms"
-        ratio = f"{peer / row['tokentrace']:.1f}x" if peer and not row["differ"] else "-"
-        table.add_row(
-            row["family"],
-            f"{row['tokens']:,}",
-            told,
-            f"{row['tokentrace'] * 1e3:.2f} ms",
-            ratio,
-            f"{row['streamed'] * 1e3:.2f} ms",
+        peers = [row.figure(name) for name in RIVALS]
+        ours, decode = row.figure("tokentrace") or 0.0, row.figure("decode") or 0.0
+        best = min((one for one in peers if one), default=None)
+        cells.append(
+            [
+                row.family,
+                f"{row.tokens:,}",
+                *(_cell(row, name) for name in RIVALS),
+                f"**{milli(ours)}**",
+                *(milli(row.figure("tokentrace", of) or 0.0) for of in ("mean", "worst")),
+                milli(decode),
+                times(best / ours) if best else "–",
+                times(ours / decode),
+                *(micro((row.figure(name) or 0.0) / row.tokens) for name in STREAMED),
+            ]
         )
-    console.print(table)
-    return rows
+    last = rows[len(lengths) - 1]
+    own, decode, streamed = (last.figure(name) or 0.0 for name in ("tokentrace", "decode", "one by one"))
+    short = (
+        f"- **Parsing** a completion of {last.tokens:,} tokens ({last.family}): {milli(own)} ms, {times(own / decode)} "
+        f"a raw decode; a stream costs {micro(streamed / last.tokens)} µs a token."
+    )
+    text = "\n\n".join(["Milliseconds of CPU time, medians unless said.", table(heads, cells), where(load)])
+    return [Block("parse", text), Block("parse-short", short)]
+
+
+def _cell(row: Row, name: str) -> str:
+    if row.differ.get(name):
+        return f"{row.differ[name]} differ"
+    return "–" if name not in row.spent else milli(row.figure(name) or 0.0)

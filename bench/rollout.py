@@ -25,13 +25,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import tokentrace
 from bench.conversations import sources
-from tests.assets import family_dir
+from bench.report import Block, micro, milli, table, where
+from bench.rivals import our_renderer
 from tokentrace.engines import scripted
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.parsing.response import ParsedResponse
@@ -301,59 +300,52 @@ def held(what: str) -> int:
 
 def renderer_of(family: str) -> tokentrace.Renderer:
     """That of a family of the asset list, or of the model that is shipped."""
-    return tokentrace.create_renderer(str(POCKET if family == "pocket" else family_dir(family)))
+    return tokentrace.create_renderer(str(POCKET)) if family == "pocket" else our_renderer(family)
 
 
 # -- report
 
 
-def run(families: Sequence[str], count: int, console: Console) -> None:
-    """Measure, each in a process of its own, and print what came out."""
+def run(families: Sequence[str], count: int, progress: Progress) -> list[Block]:
+    """Measure, each in a process of its own, and say what came out."""
+    load = os.getloadavg()[0]
+    said = []
     for family, shape in itertools.product(families, (MODEST, LARGE)):
-        load = os.getloadavg()[0]
-        with (
-            Progress(console=console, transient=True) as progress,
-            ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
-        ):
-            progress.add_task(f"{family}, results of {shape.result:,} tokens", total=None)
+        task = progress.add_task(f"{family}, results of {shape.result:,} tokens", total=None)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             found = pool.submit(measure, family, shape, count).result()
-        console.print(_table(family, found, load))
-        for line in _verdicts(found):
-            console.print(line, highlight=False, soft_wrap=True)
+        progress.remove_task(task)
+        said.append(
+            f"**{family}**, {found.summary.rollouts:,} rollouts, tool results of about {found.shape.result:,} tokens: "
+            "microseconds of CPU time a turn, medians of the rounds next to a length."
+        )
+        said += [_table(found), "\n".join(f"- {line}" for line in _verdicts(found))]
+    return [Block("rollout", "\n\n".join([*said, where(load)]))]
 
 
 def _lengths(found: Run) -> list[int]:
     return [length for length in LENGTHS if length >= found.shape.first]
 
 
-def _table(family: str, found: Run, load: float) -> Table:
+def _table(found: Run) -> str:
     near = [found.near(length) for length in _lengths(found)]
-    table = Table(
-        title=f"{found.summary.rollouts:,} rollouts at once, {family}, tool results of about {found.shape.result:,} "
-        "tokens: µs of CPU time a turn",
-        caption=f"Medians of the rounds next to a length. Load average {load:.1f} to {os.getloadavg()[0]:.1f}.\n"
-        "own: the whole process without script and tool. rest: event loop, tasks and timeouts of tools.",
-    )
-    table.add_column("tokens of prompt")
-    for one in near:
-        table.add_column(f"{one.tokens:,.0f}", justify="right")
-    for stage in STAGES:
-        table.add_row(stage, *(_micro(one.stages.get(stage, 0.0)) for one in near))
-    table.add_row("rest", *(_micro(one.rest) for one in near), end_section=True)
-    table.add_row("own", *(_micro(one.own) for one in near))
     fastest = (min(one.own for one in found.nearest(length)) for length in _lengths(found))
-    table.add_row("  fastest round", *map(_micro, fastest), end_section=True)
-    for stage in GIVEN_OFF:
-        table.add_row(f"not in it: {stage}", *(_micro(one.stages.get(stage, 0.0)) for one in near))
-    return table
+    lines = [
+        *([stage, *(micro(one.stages.get(stage, 0.0)) for one in near)] for stage in STAGES),
+        ["rest: event loop, tasks and timeouts of tools", *(micro(one.rest) for one in near)],
+        ["**own**: the process without script and tool", *(f"**{micro(one.own)}**" for one in near)],
+        ["– fastest round", *map(micro, fastest)],
+        *([f"not in it: {stage}", *(micro(one.stages.get(stage, 0.0)) for one in near)] for stage in GIVEN_OFF),
+    ]
+    return table(["tokens of prompt", *(f"{one.tokens:,.0f}" for one in near)], lines)
 
 
 def _verdicts(found: Run) -> Iterator[str]:
     first, last = (found.near(length) for length in (_lengths(found)[0], LENGTHS[-1]))
     yield f"own, {last.tokens:,.0f} tokens over {first.tokens:,.0f}: {last.own / first.own:.2f} x"
     if found.shape == MODEST:
-        verdict = "met" if last.own < WANTED else "NOT MET"
-        yield f"own at {last.tokens:,.0f} tokens: {last.own * 1e3:.2f} ms; wanted: under {WANTED * 1e3:.0f}: {verdict}"
+        verdict = "met" if last.own < WANTED else "**not met**"
+        yield f"own at {last.tokens:,.0f} tokens: {milli(last.own)} ms; wanted: under {WANTED * 1e3:.0f}: {verdict}"
     tokens = found.summary.tokens
     yield f"{tokens:,} tokens, {found.summary.turns:,} turns, every prompt as recorded, 0 breaks"
     yield (
@@ -361,7 +353,3 @@ def _verdicts(found: Run) -> Iterator[str]:
         f"{(found.peak - found.before) / tokens:.1f} bytes, of which record {found.record / tokens:.1f} and wire text "
         f"{found.wire / tokens:.1f}"
     )
-
-
-def _micro(seconds: float) -> str:
-    return f"{seconds * 1e6:,.0f}"

@@ -1,28 +1,35 @@
 """Training rows beside TRL's way (a tagged template under transformers) and `renderers`; ids and masks asserted equal.
 
 A row is ids and loss mask of one conversation. TRL swaps in a training template of its own, so it is measured on that
-one, and we with it; `renderers` has the shipped template written out by hand.
+one, and we with it; `renderers` has the shipped template written out by hand. TRL asks the encoder where in the text
+each token lies, which fastokens does not tell: there is no TRL with fastokens. The limit is one raw encode of the text.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
+import os
+import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import fastokens
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from rich.progress import Progress
 
 import tokentrace
-from bench import cpu_time, peer_renderer, transformers_tokenizer
 from bench.conversations import sources
+from bench.report import Block, milli, table, times, where
+from bench.rivals import our_renderer, peer_renderer, transformers_tokenizer
+from bench.timing import Call, Spent, settled, take_turns
 from tests.assets import family_dir, trl_templates
 
-MESSAGES = (2, 12, 40)
-ROUNDS = 60
-QUICK_ROUNDS = 8
+MESSAGES = (2, 8, 28, 180)
+ROUNDS, QUICK_ROUNDS = 60, 5
+WANTED = {8: (5.0, 6.0), 28: (10.0, 5.0), 180: (25.0, 3.0)}
+"""By messages (0.5k, 2k and 13k tokens): how many times as fast as TRL, and at most how many times one raw encode."""
 TRL = {"qwen3": "qwen3_training", "glm-4.5": "glm4moe_training"}
 """TRL's training template of a family."""
 
@@ -48,30 +55,52 @@ def ours(renderer: Any) -> Callable[[list[dict[str, Any]]], Row]:
     return build
 
 
-def contenders(family: str) -> dict[str, tuple[Callable[..., Row], Callable[..., Row]]]:
-    """For each peer: theirs and ours, on the same template."""
-    found: dict[str, tuple[Callable[..., Row], Callable[..., Row]]] = {}
-    hf = transformers_tokenizer(family)
-    if family in TRL:
-        source = trl_templates()[TRL[family]]
+class Contenders:
+    """Who makes rows, each loaded beforehand: rivals, ours on the same template, and the limit."""
 
-        def tagged(messages: list[dict[str, Any]]) -> Row:
-            made = hf.apply_chat_template(
-                messages, chat_template=source, return_dict=True, return_assistant_tokens_mask=True
-            )
-            return made["input_ids"], made["assistant_masks"]
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self._hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
+        self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
+        self._source = trl_templates()[TRL[family]] if family in TRL else None
+        self._ours = {"shipped": our_renderer(family)}
+        if self._source is not None:
+            self._ours["TRL's"] = our_renderer(family, chat_template=self._source)
+        found = {"renderers": peer_renderer(family, self._hf), "renderers + fastokens": peer_renderer(family, fast)}
+        self._peers = {name: peer for name, peer in found.items() if peer is not None}
 
-        found["TRL"] = tagged, ours(tokentrace.create_renderer(str(family_dir(family)), chat_template=source))
-    peer = peer_renderer(family, hf)
-    if peer is not None:
-        from renderers.base import build_training_sample
+    @property
+    def templates(self) -> dict[str, list[str]]:
+        """The rivals, by the template that they have."""
+        return {"TRL's": ["TRL"], "shipped": list(self._peers)} if self._source else {"shipped": list(self._peers)}
 
-        def sample(messages: list[dict[str, Any]]) -> Row:
-            made = build_training_sample(peer, messages)
-            return made.token_ids, [int(one) for one in made.loss_mask]
+    def calls(self, messages: list[dict[str, Any]], template: str) -> dict[str, Call]:
+        """Everybody's row of a conversation."""
+        source = self._source if template == "TRL's" else None
+        text = self._hf.apply_chat_template(messages, chat_template=source, tokenize=False)
+        found: dict[str, Call] = {
+            "tokentrace": partial(ours(self._ours[template]), messages),
+            "limit": lambda: self._raw.encode_batch_flat([text]),
+        }
+        if template == "TRL's":
+            found["TRL"] = lambda: self._tagged(messages)
+            return found
+        for name, peer in self._peers.items():
+            found[name] = partial(_sample, peer, messages)
+        return found
 
-        found["renderers"] = sample, ours(tokentrace.create_renderer(str(family_dir(family))))
-    return found
+    def _tagged(self, messages: list[dict[str, Any]]) -> Row:
+        made = self._hf.apply_chat_template(
+            messages, chat_template=self._source, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return made["input_ids"], made["assistant_masks"]
+
+
+def _sample(peer: Any, messages: list[dict[str, Any]]) -> Row:
+    from renderers.base import build_training_sample
+
+    made = build_training_sample(peer, messages)
+    return made.token_ids, [int(one) for one in made.loss_mask]
 
 
 def is_same(found: Row, expected: Row) -> bool:
@@ -86,36 +115,82 @@ def is_same(found: Row, expected: Row) -> bool:
     return bool((more[1:] <= (mask[:-1] & ~mask[1:])).all()) and not more[:1].any()
 
 
-def measure(family: str, rounds: int, count: int, lines: Iterator[str]) -> list[dict[str, Any]]:
-    """One row a peer: medians of CPU time over conversations that nobody has seen before."""
-    rows = []
-    for name, (theirs, mine) in contenders(family).items():
-        times: dict[str, list[float]] = {"theirs": [], "ours": []}
-        differ = tokens = 0
-        for round_ in range(rounds + 1):
-            messages = chat(count, lines)
-            spent, expected = cpu_time(theirs, messages)
-            own, found = cpu_time(mine, messages)
-            differ += not is_same(found, expected)
-            tokens = len(found[0])
-            if round_:  # the first one compiles and warms
-                times["theirs"].append(spent)
-                times["ours"].append(own)
-        medians = {which: statistics.median(values) for which, values in times.items()}
-        rows.append({"family": family, "peer": name, "messages": count, "tokens": tokens, "differ": differ, **medians})
-    return rows
+@dataclass(slots=True)
+class Measured:
+    """What was measured on conversations of one length."""
+
+    family: str
+    template: str
+    tokens: int = 0
+    spent: dict[str, Spent] = field(default_factory=dict)
+    differ: dict[str, int] = field(default_factory=dict)
 
 
-def run(families: Sequence[str], rounds: int, counts: Sequence[int], console: Console) -> list[dict[str, Any]]:
-    """Measure, and print what came out."""
+def measure(
+    contenders: Contenders, template: str, rounds: int, count: int, lines: Iterator[str], progress: Progress
+) -> Measured:
+    """One row: conversations that nobody has seen before."""
+    found = Measured(contenders.family, template)
+    order = random.Random(0)
+    task = progress.add_task(f"{contenders.family}: rows of {count} messages", total=rounds + 1)
+    with settled():
+        for number in range(rounds + 1):
+            made = take_turns(contenders.calls(chat(count, lines), template), order)
+            mine = made["tokentrace"][1]
+            for name, (spent, row) in made.items():
+                if name not in ("tokentrace", "limit"):
+                    found.differ[name] = found.differ.get(name, 0) + (not is_same(mine, row))
+                if number:  # the first one compiles and warms
+                    found.spent.setdefault(name, Spent()).values.append(spent)
+            found.tokens = len(mine[0])
+            progress.advance(task)
+    return found
+
+
+def run(families: Sequence[str], rounds: int, counts: Sequence[int], progress: Progress) -> list[Block]:
+    """Measure, and say what came out."""
+    load = os.getloadavg()[0]
     lines = itertools.cycle(sources())
-    rows = [row for family in families for count in counts for row in measure(family, rounds, count, lines)]
-    table = Table(title="A training row: medians of CPU time, first-seen text, ids and masks equal (or no ratio)")
-    for name in ("family", "messages", "tokens", "peer", "theirs", "tokentrace", "ratio"):
-        table.add_column(name, justify="left" if name in ("family", "peer") else "right")
-    for row in rows:
-        ratio = f"{row['differ']} differ" if row["differ"] else f"{row['theirs'] / row['ours']:.1f}x"
-        cells = [row["family"], row["messages"], f"{row['tokens']:,}", row["peer"]]
-        table.add_row(*map(str, cells), f"{row['theirs'] * 1e3:.2f} ms", f"{row['ours'] * 1e3:.2f} ms", ratio)
-    console.print(table)
-    return rows
+    rows = []
+    for family in families:
+        contenders = Contenders(family)
+        for template, count in itertools.product(contenders.templates, counts):
+            rows.append((count, measure(contenders, template, rounds, count, lines, progress)))
+    heads = ["family", "template", "messages", "tokens", "rival", "theirs", "**tokentrace**", "mean", "99 %"]
+    heads += ["one raw encode", "theirs over ours", "ours over the encode"]
+    cells = []
+    for count, row in rows:
+        own, limit = row.spent["tokentrace"], row.spent["limit"]
+        faster, above = WANTED.get(count, (0.0, 0.0))
+        for name in row.differ or [""]:
+            theirs = None if not name or row.differ[name] else row.spent[name].median
+            ratio = "–" if theirs is None else times(theirs / own.median)
+            wanted = f" ({faster:g})" if name == "TRL" and faster else ""
+            cells.append(
+                [
+                    row.family,
+                    row.template,
+                    str(count),
+                    f"{row.tokens:,}",
+                    name or "none",
+                    milli(theirs) if theirs is not None else f"{row.differ[name]} differ" if name else "–",
+                    f"**{milli(own.median)}**",
+                    milli(own.mean),
+                    milli(own.worst),
+                    milli(limit.median),
+                    f"{ratio}{wanted}",
+                    f"{times(own.median / limit.median)}{f' ({above:g})' if above else ''}",
+                ]
+            )
+    said = "Milliseconds of CPU time, medians unless said; *wanted* in brackets."
+    firsts = [
+        row for _, row in rows if row.family == rows[0][1].family and "TRL" in row.spent and not row.differ["TRL"]
+    ]
+    short = "- **A training row** has no rival to be compared with here."
+    if firsts:
+        ratios = [times(row.spent["TRL"].median / row.spent["tokentrace"].median) for row in firsts]
+        short = (
+            f"- **A training row** of {' / '.join(f'{row.tokens:,}' for row in firsts)} tokens ({firsts[0].family}): "
+            f"{' / '.join(ratios)} as fast as TRL's tokenization, whose encoder cannot be exchanged."
+        )
+    return [Block("rows", "\n\n".join([said, table(heads, cells, left=2), where(load)])), Block("rows-short", short)]

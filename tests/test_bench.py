@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+import re
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.progress import Progress
 
-from bench import gateway
+from bench import episode, gateway, render, report, rows
+from bench.__main__ import PARTS
 from bench.bridge import RESULT_BYTES, grow, memory, mostly_sampled, results
-from bench.conversations import sources, tools
+from bench.conversations import sources, tools, varied
 from bench.parse import TOOL, completion, story
+from bench.rivals import peer_renderer, transformers_tokenizer
 from bench.rollout import Shape, Watch, check, grown, renderer_of
 from tests.oracle import hf_ids
 from tests.support import make_renderer
@@ -54,6 +60,64 @@ def test_a_completion_to_be_parsed_holds_all_that_is_measured(family: str) -> No
     assert [(name, arguments["line"]) for name, arguments in calls] == [("edit_file", 0), ("edit_file", 1)]
     assert len(calls[0][1]["text"]) > 200
     assert 250 < len(ids) < 1_500
+
+
+def test_each_figure_is_of_ids_that_are_the_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "native_renderer", lambda _: None)  # installed by `make bench` alone
+    with Progress(disable=True) as progress:
+        contenders = render.Contenders("qwen3")
+        make = partial(varied, 1_000, itertools.cycle(sources()), random.Random(0))
+        row = render.measure(contenders, "varied", make, tools(), 2, 1, progress)
+        assert set(row.spent) == {*render.RIVALS, render.OURS, render.LIMIT} - {"tml-renderers"}
+        assert [len(row.spent[name].values) for name in ("transformers", render.OURS)] == [1, 2]
+        assert not row.differ
+        calls = contenders.calls(make(), tools())
+
+        def spoil(name: str) -> render.Row:
+            wrong = {**calls, name: lambda: calls[name]()[:-1]}
+            monkeypatch.setattr(contenders, "calls", lambda *_: wrong)
+            return render.measure(contenders, "wrong", make, tools(), 1, 1, progress)
+
+        assert spoil("renderers").figure("renderers") is None
+        with pytest.raises(SystemExit, match="tokentrace has other ids"):
+            spoil(render.OURS)
+
+
+def test_a_whole_rollout_is_measured_and_every_prompt_compared() -> None:
+    script = episode.Script(make_renderer("qwen3"), itertools.cycle(sources()), 4_000)
+    assert len(script.turns) >= 2
+    assert script.ours() > 0
+    fast = transformers_tokenizer("qwen3", fast=True)
+    assert script.anew(fast) > 0
+    assert script.peer(peer_renderer("qwen3", fast)) > 0
+    script.ids = script.ids + 1
+    with pytest.raises(SystemExit, match="after turn 0 is not"):
+        script.ours()
+
+
+def test_rows_are_equal_to_trls_before_they_count() -> None:
+    with Progress(disable=True) as progress:
+        found = rows.measure(rows.Contenders("qwen3"), "TRL's", 2, 4, itertools.cycle(sources()), progress)
+    assert set(found.spent) == {"TRL", "tokentrace", "limit"}
+    assert found.differ == {"TRL": 0}
+
+
+def test_tables_are_written_between_their_markers(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/benchmarks.md").write_text("a\n<!-- bench:x -->\nold\n<!-- /bench:x -->\nb\n")
+    (tmp_path / "README.md").write_text("<!-- bench:y -->\n<!-- /bench:y -->\n")
+    report.write([report.Block("x", "new \\1"), report.Block("y", "short")], tmp_path)
+    assert (tmp_path / "docs/benchmarks.md").read_text() == "a\n<!-- bench:x -->\nnew \\1\n<!-- /bench:x -->\nb\n"
+    assert (tmp_path / "README.md").read_text() == "<!-- bench:y -->\nshort\n<!-- /bench:y -->\n"
+    with pytest.raises(ValueError, match="bench:z"):
+        report.write([report.Block("z", "")], tmp_path)
+
+
+def test_the_docs_have_a_place_for_every_table() -> None:
+    texts = "".join((report.ROOT / name).read_text(encoding="utf-8") for name in report.FILES)
+    marked = set(re.findall(r"<!-- bench:(\S+) -->", texts))
+    assert marked == {*PARTS, *(f"{part}-short" for part in ("render", "bridge", "parse", "rows"))}
+    assert marked == set(re.findall(r"<!-- /bench:(\S+) -->", texts))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "pocket"])

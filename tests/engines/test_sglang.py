@@ -376,3 +376,17 @@ def test_a_cache_smaller_than_the_context_is_the_limit() -> None:
     fake = served().on("/get_server_info", {"max_total_num_tokens": 1000})
     assert connect(fake, vocab_size=9, logprobs="processed").max_length == 1000
     assert len(fake.bodies(GENERATE)) == 1
+
+
+def test_ids_are_scored_by_the_logprobs_of_the_prompt() -> None:
+    told = [[None, 5, None], [-0.5, 7, None], [-1.5, 9, None]]
+    fake = Fake().on(GENERATE, {"output_ids": [1], "meta_info": {"input_token_logprobs": told}})
+    scored = asyncio.run(engine(fake).score([5, 7, 9]))
+    assert np.isnan(scored[0])
+    assert scored[1:].tolist() == [-0.5, -1.5]
+    (body,) = fake.bodies(GENERATE)
+    assert (body["input_ids"], body["logprob_start_len"], body["return_logprob"]) == ([5, 7, 9], 0, True)
+    with pytest.raises(EngineAnswerError, match="is of id 7"):
+        asyncio.run(engine(fake).score([5, 8, 9]))
+    with pytest.raises(EngineAnswerError, match="2 logprobs for 3 ids"):
+        asyncio.run(engine(fake).score([5, 7, 9, 2]))

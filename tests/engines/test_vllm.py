@@ -625,3 +625,15 @@ def test_a_connection_that_is_given_stays_open_when_connecting_fails() -> None:
         await connection.close()
 
     asyncio.run(run())
+
+
+def test_ids_are_scored_by_the_logprobs_of_the_prompt() -> None:
+    told = [None, {"7": {"logprob": -0.5}}, {"9": {"logprob": -1.5}, "3": {"logprob": -0.1}}]
+    fake = Fake().on(COMPLETIONS, {"choices": [{"prompt_logprobs": told}]})
+    scored = asyncio.run(engine(fake).score([5, 7, 9]))
+    assert np.isnan(scored[0])
+    assert scored[1:].tolist() == [-0.5, -1.5]
+    (body,) = fake.bodies(COMPLETIONS)
+    assert (body["prompt"], body["prompt_logprobs"], body["add_special_tokens"]) == ([5, 7, 9], 0, False)
+    with pytest.raises(EngineAnswerError, match="has no 8"):
+        asyncio.run(engine(fake).score([5, 8, 9]))

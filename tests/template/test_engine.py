@@ -61,13 +61,14 @@ TOOL: dict[str, Any] = {
 
 def facts(rendering: Rendering) -> tuple[Any, ...]:
     """What must be the same. `wide` may name more spans than it has to, never fewer."""
-    starts = [0, *rendering.ends]
-    spans = enumerate(zip(starts, rendering.ends, strict=False))
+    closed = rendering.closed
+    spans = enumerate(zip([0, *closed.ends], closed.ends, strict=False))
     wide = {at for at, (start, end) in spans if not rendering.text[start:end].isascii()}
-    assert wide <= set(rendering.wide or ())
+    assert rendering.wide is None or wide <= set(rendering.wide)
     kinds = [type(origin).__name__ for origin in rendering.origins]
     return (
         rendering.text,
+        closed,
         rendering.ends,
         rendering.turns,
         rendering.origins,

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from .messages import RESULT_ROLES
 from .place import Place, kind_of
-from .values import check_depth, plain_json
+from .values import check_depth, is_flat, plain_json
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -166,11 +166,16 @@ def adapt(messages: Sequence[Mapping[str, Any]], forms: Forms) -> Adapted:
     changes: list[Change] = []
     made: dict[int, Mapping[str, Any]] = {}
     wrapped: set[int] = set()
+    reads_text: dict[str, bool] = {}
     for index, message in enumerate(messages):
         role, content = message["role"], message.get("content")
-        is_text = type(content) is str and (content or role != "assistant")
-        if is_text and "tool_calls" not in message and forms.content(role).text:
-            continue  # as nearly all are
+        if type(content) is str and (content or role != "assistant") and "tool_calls" not in message:
+            if role not in reads_text:
+                reads_text[role] = forms.content(role).text
+            if reads_text[role]:
+                continue  # as nearly all are
+        elif role == "assistant" and _is_read_as_it_is(message, content, forms):
+            continue
         shaper = _Shaper(index, message, changes)
         shaper.content(forms)
         if role == "assistant":
@@ -182,6 +187,27 @@ def adapt(messages: Sequence[Mapping[str, Any]], forms: Forms) -> Adapted:
     if not made:
         return Adapted(messages)
     return Adapted([made.get(at, message) for at, message in enumerate(messages)], changes, frozenset(wrapped))
+
+
+def _is_read_as_it_is(message: Mapping[str, Any], content: Any, forms: Forms) -> bool:
+    """Whether an assistant's message with calls is one that the template reads as it is, as nearly all are."""
+    calls = message.get("tool_calls")
+    if type(calls) is not list or not calls:
+        return False
+    form = forms.calls
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        arguments = function.get("arguments") if type(function) is dict else None
+        if type(arguments) is str:
+            if not form.text or not arguments.strip():
+                return False
+        elif not form.mapping or not is_flat(arguments):
+            return False
+    if content is None:
+        return (Silence.NULL if "content" in message else Silence.ABSENT) in form.silence
+    if type(content) is not str or not forms.content("assistant").text:
+        return False
+    return bool(content) or Silence.EMPTY in form.silence
 
 
 class _Shaper:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError
 from .functions import known_schema
 from .place import Place, is_list, kind_of
-from .values import check_depth
+from .values import check_depth, is_flat
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions take it: any mappings, a ``list[Message]`` among them."""
@@ -91,14 +91,17 @@ def check_messages(
         )
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-    return [_check_message(index, message, more_roles, any_role) for index, message in enumerate(messages)]
+    return [
+        message
+        if type(message) is dict and _is_plain(message)
+        else _check_message(index, message, more_roles, any_role)
+        for index, message in enumerate(messages)
+    ]
 
 
 def _check_message(
     index: int, message: Any, more_roles: frozenset[str], any_role: Callable[[str], bool] | None
 ) -> Mapping[str, Any]:
-    if type(message) is dict and _is_plain(message):
-        return message
     place = Place(index)
     if type(message) is not dict:
         message = _as_mapping(place, message)
@@ -140,7 +143,8 @@ def _is_plain(message: dict[str, Any]) -> bool:
         function = call.get("function") if type(call) is dict else None
         if type(function) is not dict or type(function.get("name")) is not str:
             return False
-        if type(function.get("arguments")) not in _TEXT_OR_NONE:
+        arguments = function.get("arguments")
+        if type(arguments) not in _TEXT_OR_NONE and not is_flat(arguments):
             return False
     return True
 

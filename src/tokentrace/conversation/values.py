@@ -19,7 +19,9 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
-
+_TEXT: Final = frozenset({str})
+_FLAT: Final = 1_000
+"""How many values `is_flat` looks at; larger ones are counted."""
 
 _KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
     *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
@@ -40,13 +42,28 @@ def json_like(value: Any, otherwise: Any) -> Any:
     return otherwise
 
 
+def is_flat(value: Any) -> bool:
+    """Whether a value is a dict of texts and numbers, as nearly all arguments are, and not a large one."""
+    if type(value) is not dict or len(value) > _FLAT:
+        return False
+    return _SCALARS.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value, which does not contain itself, is made of dicts, lists, tuples and scalars and no subclass."""
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) in _SCALARS for key in value) and all(map(is_plain, value.values()))
+    return kind in _SCALARS or ((kind is list or kind is tuple) and all(map(is_plain, value)))
+
+
 def plain_json(value: Any, place: Place) -> Any:
     """`value` made of dicts, lists, strings and numbers; the same object if it is made of them already.
 
     InputError for what JSON does not have (sets, arrays, bytes, keys that are not strings), for what contains itself,
     and for what is nested deeper than anything that is meant.
     """
-    if type(value) is dict and all(type(key) is str and type(item) in _SCALARS for key, item in value.items()):
+    if is_flat(value):
         return value
     return _Plain(place).value(value, ())
 

@@ -208,6 +208,11 @@ def answered_logprobs(given: Sequence[Any], ids: Ids, what: str) -> Logprobs:
     return small
 
 
+def scored_ids(given: Sequence[Any], ids: Ids, what: str) -> Logprobs:
+    """The logprobs of ids that an engine was given, of all but the first, which has none: NaN."""
+    return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(given, ids[1:], what)])
+
+
 def same_ids(named: Sequence[Any], ids: Ids, what: str) -> None:
     """The ids that logprobs are said to be of must be those that were sampled."""
     for at, (one, sampled) in enumerate(zip(named, ids.tolist(), strict=False)):

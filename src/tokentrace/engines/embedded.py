@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..pocket import POCKET
 from ..pocket.model import Cache, PocketModel, load_pocket
 from ..pocket.weights import weights_from
+from ..tokens.ids import check_ids
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
@@ -39,6 +40,7 @@ from .protocol import (
     FinishReason,
     GenerateRequest,
     LogprobKind,
+    Logprobs,
     add_version,
     checked_version,
 )
@@ -167,6 +169,14 @@ class EmbeddedEngine(Engine):
         finally:
             sequence.aborted = True
             self._wake.set()
+
+    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
+        """The model's logprob of each id given all before it, at temperature 1; NaN for the first."""
+        given = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
+        if not 0 < len(given) <= self._model.longest:
+            raise EngineError(f"{len(given):,} ids cannot be scored: the model reads 1 to {self._model.longest:,}")
+        scored = await asyncio.to_thread(self._model.score, given)
+        return np.concatenate(([np.nan], scored)).astype(np.float32)
 
     async def abort(self, request_id: str) -> None:
         """End a request after the step that is under way."""

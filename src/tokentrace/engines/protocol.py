@@ -405,6 +405,10 @@ class Engine:
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         raise NotImplementedError
 
+    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
+        """The model's logprob of each id given all before it, at temperature 1; NaN for the first."""
+        raise EngineError(f"{self.capabilities.engine} does not tell the logprobs of ids that it is given")
+
     async def abort(self, request_id: str) -> None:
         """End a request; its `generate` returns what was sampled, with ``ABORT``. Unknown ids are ignored."""
         raise EngineError(

@@ -10,12 +10,14 @@ length before them; ``preferred_sampling_params`` may change how it samples, so 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from ..errors import shown
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .adapter import HTTPEngine, best_logprob, connecting, folder_of, probed_kind, sampling_fields
-from .answers import AnswerReader, answered_count, answered_ids, answered_logprobs, optional, part, same_ids
+from .answers import AnswerReader, answered_count, answered_ids, answered_logprobs, optional, part, same_ids, scored_ids
 from .channels import answered_top, experts_of, flat_experts
 from .http import Connection, HTTPSettings
 from .protocol import (
@@ -146,6 +148,15 @@ class SGLangEngine(HTTPEngine):
 
     async def _best_logprob(self, prompt: int, sampling: SamplingParams) -> float:
         return best_logprob(await self._sample_one(prompt, sampling), "output_top_logprobs", 0, 0, 0)
+
+    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
+        """By the logprobs of the prompt, from its beginning on."""
+        given = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
+        params = {"max_new_tokens": 1, "temperature": 0}
+        body = {"input_ids": given.tolist(), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+        told = part(await self._ask("/generate", body), "meta_info", "input_token_logprobs", kind=list)
+        same_ids([part(row, 1) for row in told], given, "input_token_logprobs")
+        return scored_ids([part(row, 0) for row in told[1:]], given, "input_token_logprobs")
 
     async def abort(self, request_id: str) -> None:
         await self._tell("/abort_request", {"rid": _rid(request_id)})

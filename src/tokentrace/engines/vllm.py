@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .adapter import HTTPEngine, best_logprob, connecting, folder_of, probed_kind, sampling_fields
 from .answers import (
@@ -27,6 +29,7 @@ from .answers import (
     optional,
     part,
     same_ids,
+    scored_ids,
 )
 from .channels import answered_top, experts_of, npy_experts
 from .http import Connection, HTTPSettings
@@ -166,6 +169,15 @@ class VLLMEngine(HTTPEngine):
             if part(row, "rank") == 1:
                 return best_logprob(row, "logprob")
         raise EngineAnswerError("vLLM did not tell the logprob of the likeliest token, which was asked for")
+
+    async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
+        """By ``prompt_logprobs`` of ``/v1/completions``, which are raw: of the model at temperature 1."""
+        given = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
+        body = {"model": self.capabilities.model, "prompt": given.tolist(), "max_tokens": 1, "prompt_logprobs": 0}
+        answer = await self._ask(COMPLETIONS, body | {"add_special_tokens": False, "temperature": 0})
+        told = part(answer, "choices", 0, "prompt_logprobs", kind=list)
+        rows = zip(told[1:], given[1:].tolist(), strict=False)
+        return scored_ids([part(row, str(one), "logprob") for row, one in rows], given, "prompt_logprobs")
 
     async def abort(self, request_id: str) -> None:
         if not self.capabilities.aborts:

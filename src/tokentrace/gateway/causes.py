@@ -58,6 +58,7 @@ class Cause:
 
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
+GIVEN_TASK: Final = "a call of another conversation gave it this task"
 _FEW_WORDS: Final = 6
 """In a question of fewer words a number is what it asks about."""
 _SHUFFLED: Final = 8
@@ -196,7 +197,7 @@ class _Difference:
 
     def _of_opening(self) -> Cause | None:
         if self._is_task():
-            return self._is(BranchCause.SUB_AGENT, "a call of another conversation gave it this task")
+            return self._is(BranchCause.SUB_AGENT, GIVEN_TASK)
         if self.role in INSTRUCTIONS or self.old_role in INSTRUCTIONS:
             return self._of_instructions()
         if self._goes_on_alike():

@@ -6,6 +6,7 @@ which small context stands for all others. A bridge then costs one small render,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..conversation.messages import Messages
+from ..conversation.messages import Messages, check_tools
 from ..errors import TokentraceError
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
@@ -42,7 +43,8 @@ from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
-from .closing import SeamFinder, Truncation
+from .closing import SeamFinder, Tail, Truncation
+from .framing import Encode, Example, Frame, Frames, Shelf, learn
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -94,6 +96,10 @@ class _Verdict:
     true_context: bool
     rewrites: tuple[_Rewrite, ...] = ()
 
+    def tools_of(self, request: _Request) -> Any:
+        """The tools that the template is shown: real ones only where they make a difference, as they take long."""
+        return request.tools if self.real_tools or not request.tools else [STAND_IN_TOOL]
+
 
 class Bridger:
     """Bridges for one template under the settings of one renderer. What it has proven it keeps."""
@@ -103,6 +109,7 @@ class Bridger:
         study: TemplateStudy,
         write: Write,
         called: Called,
+        encode: Encode,
         *,
         has_tools: bool,
         history: History,
@@ -115,7 +122,9 @@ class Bridger:
         self._markers = study.markers()
         self._words = searched_words(study)
         self._history = history
+        self._encode = encode
         self._proofs = Memory()
+        self._frames = Frames(study, self._words)
         self.seams = SeamFinder(study, self._endings, truncation)
 
     def bridge(
@@ -125,26 +134,93 @@ class Bridger:
         given: Any,
         new: Messages,
         tools: Any,
+        wrapped: Any,
         messages: Messages | None = None,
     ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt, or why there is none. `given` is the completion as the caller gave it."""
+        """The next prompt, or why there is none. `given` is the completion as the caller gave it.
+
+        `wrapped` are the tools as the template is shown them: the same object for equal ones.
+        """
         if not len(prompt):
             return BridgeRefusal(
                 RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
             )
-        request = _Request(new, tools, *self._names(leading_results(new), prompt, completion))
+        results = leading_results(new)
+        names = functools.cache(lambda: self._names(results, prompt, completion))
+        place = self._frames.shelf(new, wrapped)
+        framed = None if place is None else place[0].write(place[1], names, self._encode)
+        if framed is not None and not framed[0].unchecked:
+            refusal = self._rewritten(framed[0].rewrites, prompt, completion)
+            return refusal if refusal is not None else self.seams.join(prompt, completion, given, framed[1])
+        request = _Request(new, tools, *names())
+        ran = self._run(request, prompt, completion, messages)
+        if isinstance(ran, BridgeRefusal):
+            if framed is not None and place is not None and ran.reason is not RefusalReason.REWRITES_PAST:
+                place[0].give_up()
+            return ran
+        tail = Tail.of(ran[1], self._study.forms)
+        if place is not None:
+            self._learn(*place, framed, request, *ran, tail)
+        return self.seams.join(prompt, completion, given, tail)
+
+    def _run(
+        self, request: _Request, prompt: Sequence[int] | Ids, completion: Ids, messages: Messages | None
+    ) -> tuple[_Verdict, Continuation] | BridgeRefusal:
+        """What the template writes after the turn, and the verdict that it is the same after any other."""
         verdict = self._verdict(request, prompt, completion, messages)
         if isinstance(verdict, BridgeRefusal):
             return verdict
-        refusal = self._rewritten(verdict, prompt, completion)
+        refusal = self._rewritten(verdict.rewrites, prompt, completion)
         if refusal is not None:
             return refusal
-        used = tools if verdict.real_tools or not tools else [STAND_IN_TOOL]
-        found = self._continue(verdict.context, verdict.stand_in, request, used)
+        found = self._continue(verdict.context, verdict.stand_in, request, verdict.tools_of(request))
         if isinstance(found, BridgeRefusal):
             return found
         refusal = check_continuation(found, request.known, true_context=verdict.true_context)
-        return refusal if refusal is not None else self.seams.join(prompt, completion, given, found)
+        return (verdict, found) if refusal is None else refusal
+
+    def _learn(
+        self,
+        shelf: Shelf,
+        texts: Sequence[str],
+        framed: tuple[Frame, Tail] | None,
+        request: _Request,
+        verdict: _Verdict,
+        found: Continuation,
+        tail: Tail,
+    ) -> None:
+        """Compare what a frame wrote with what the template wrote; where no frame fits, learn one."""
+        if framed is not None:
+            shelf.check(*framed, tail)
+            return
+        contexts = self._contexts(bool(request.tools))
+        if tail.lost or not shelf.wants_more or self._proven(request, None, contexts) is not verdict:
+            return  # the last: it was proven for this very context
+        results = leading_results(request.new)
+        brought = all(result.get("name") for result in results)
+        frame = learn(
+            self._study,
+            Example(
+                request.new,
+                texts,
+                verdict.stand_in.message(results, request.names),
+                () if brought else request.names,
+                check_tools(verdict.tools_of(request)),
+                found,
+            ),
+        )
+        if frame is not None:
+            frame.rewrites = verdict.rewrites
+            unnamed = _Request(request.new, request.tools, [UNKNOWN_NAME] * len(results), 0)
+            if frame.names is not None or (not brought and self._proven(unnamed, None, contexts) != verdict):
+                frame.names = request.known
+        shelf.add(frame)
+
+    def join(
+        self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, found: Continuation
+    ) -> BridgedTokens | BridgeRefusal:
+        """The stream with what was written after its turn."""
+        return self.seams.join(prompt, completion, given, Tail.of(found, self._study.forms))
 
     def written_after(self, conversation: Messages, at: int, tools: Any) -> Continuation | BridgeRefusal:
         """A whole conversation, cut after the turn of message `at`."""
@@ -333,15 +409,17 @@ class Bridger:
         how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
         return _Rewrite(before - later, stand_in.reasoning or stand_in is INLINE, how)
 
-    def _rewritten(self, verdict: _Verdict, prompt: Sequence[int] | Ids, completion: Ids) -> BridgeRefusal | None:
+    def _rewritten(
+        self, rewrites: Sequence[_Rewrite], prompt: Sequence[int] | Ids, completion: Ids
+    ) -> BridgeRefusal | None:
         """Whether the stream holds what the template would write anew."""
-        if not verdict.rewrites:
+        if not rewrites:
             return None
-        wanted = frozenset[str]().union(*(rewrite.markers for rewrite in verdict.rewrites))
+        wanted = frozenset[str]().union(*(rewrite.markers for rewrite in rewrites))
         stream = self._markers.excerpt(np.concatenate([np.asarray(prompt, np.int32), completion]), wanted)
         seen = self._markers.markers(stream)
         full, blank = self._markers.reasoning(stream)
-        for rewrite in verdict.rewrites:
+        for rewrite in rewrites:
             applies = rewrite.reasoning is None or (full if rewrite.reasoning else blank or not rewrite.markers)
             if rewrite.markers <= seen and applies:
                 return BridgeRefusal(

@@ -12,12 +12,15 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..study.endings import TurnEndings
+from ..study.forms import TemplateForms
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
-from ..tokens.kinds import Kind
+from ..template.origin import Origin
+from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .bridged import LOOK_BACK, BridgedTokens
 from .lost import Lost, find_lost
@@ -35,6 +38,48 @@ class Truncation(StrEnum):
     """There is no bridge."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tail:
+    """What a template writes after an assistant's turn, with the kind and the new message (-1: none) of each id."""
+
+    ids: Ids
+    kinds: Kinds
+    messages: npt.NDArray[np.int32]
+    new_count: int
+    stop_token: int | None
+    closing: str = ""
+    """What the template wrote between the turn's last text and its end, where no token ends it."""
+    lost: tuple[Lost, ...] = ()
+
+    @classmethod
+    def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
+        """What follows the turn of a rendered conversation."""
+        encoded, first = found.encoded, found.first_new
+        rendering, spans = encoded.rendering, encoded.spans[found.turn.stop :]
+        owners = np.asarray(span_messages(rendering, found.conversation), np.int32)
+        lost, _ = find_lost(rendering, found.conversation, forms, first=first)
+        return cls(
+            found.ids.copy(),
+            np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)[spans],
+            np.maximum(owners[spans] - first, -1).astype(np.int32),
+            len(found.conversation) - first,
+            found.turn.stop_token,
+            rendering.text[found.span.body_end : found.cut],
+            tuple(dataclasses.replace(one, message=(one.message or 0) - first) for one in lost),
+        )
+
+    def equals(self, other: Tail) -> bool:
+        """Whether it says the same, in every id."""
+        arrays = ((self.ids, other.ids), (self.kinds, other.kinds), (self.messages, other.messages))
+        mine, theirs = ((one.new_count, one.stop_token, one.lost) for one in (self, other))
+        return mine == theirs and all(np.array_equal(one, another) for one, another in arrays)
+
+
+def kind_of_text(origin: Origin | None) -> Kind:
+    """Text of a message is context, and all that the template adds to it scaffold, its role as well."""
+    return Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
+
+
 class _Seam(NamedTuple):
     """Ids to add after the completion, and how many ids of what follows the stop token the completion has already."""
 
@@ -42,58 +87,46 @@ class _Seam(NamedTuple):
     dropped: int = 0
 
 
+_NOTHING: Final = _Seam([])
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeamFinder:
-    """Finds the seam between a stream and a continuation."""
+    """Finds the seam between a stream and what follows it."""
 
     study: TemplateStudy
     endings: TurnEndings
     truncation: Truncation
 
     def join(
-        self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, found: Continuation
+        self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, tail: Tail
     ) -> BridgedTokens | BridgeRefusal:
         """The stream, its seam, and what was written after the turn; `given` is the completion as it was passed."""
-        seam = self._seam(prompt, completion, found)
+        seam = self._seam(prompt, completion, tail)
         if isinstance(seam, BridgeRefusal):
             return seam
-        encoded, first = found.encoded, found.turn.stop + seam.dropped
-        spans = encoded.spans[first:]
-        kinds = [
-            Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
-            for origin in encoded.rendering.origins
-        ]
-        owners = np.asarray(span_messages(encoded.rendering, found.conversation), np.int32)
-        before = [np.full(len(ids), kind, np.uint8) for ids, kind in seam.pieces]
-        count = sum(len(ids) for ids, _ in seam.pieces)
-        owner = np.maximum(owners[spans] - found.first_new, -1).astype(np.int32)
-        return BridgedTokens(
-            prompt,
-            given,
-            np.concatenate([*(np.asarray(ids, np.int32) for ids, _ in seam.pieces), encoded.ids[first:]]),
-            np.concatenate([*before, np.asarray(kinds, np.uint8)[spans]]),
-            np.concatenate([np.full(count, -1, np.int32), owner]),
-            len(found.conversation) - found.first_new,
-            self._lost(found),
-        )
+        ids, kinds, messages = tail.ids, tail.kinds, tail.messages
+        if seam is not _NOTHING:
+            first = seam.dropped
+            before = [np.full(len(some), kind, np.uint8) for some, kind in seam.pieces]
+            count = sum(len(some) for some, _ in seam.pieces)
+            ids = np.concatenate([*(np.asarray(some, np.int32) for some, _ in seam.pieces), ids[first:]])
+            kinds = np.concatenate([*before, kinds[first:]])
+            messages = np.concatenate([np.full(count, -1, np.int32), messages[first:]])
+        return BridgedTokens(prompt, given, ids, kinds, messages, tail.new_count, tail.lost)
 
-    def _lost(self, found: Continuation) -> list[Lost]:
-        """What of the new messages reached no token."""
-        lost, _ = find_lost(found.encoded.rendering, found.conversation, self.study.forms, first=found.first_new)
-        return [dataclasses.replace(one, message=(one.message or 0) - found.first_new) for one in lost]
-
-    def _seam(self, prompt: Sequence[int] | Ids, completion: Ids, found: Continuation) -> _Seam | BridgeRefusal:
+    def _seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail) -> _Seam | BridgeRefusal:
         last = int(completion[-1]) if len(completion) else -1
-        stop = found.turn.stop_token
+        stop = tail.stop_token
         if stop is None:
-            return self._open_seam(prompt, completion, found, last)
+            return self._open_seam(prompt, completion, tail, last)
+        if last == stop:
+            return _NOTHING
         is_head = stop in self.endings.heads and stop not in self.endings.closers
         head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
-        if last == stop:
-            return _Seam([])
         if self._is_stop(last):
             return _Seam(head)
-        overlap = self._overlap(completion, stop, found.ids)
+        overlap = self._overlap(completion, stop, tail.ids)
         if overlap is not None:
             return _Seam([], overlap)
         if self.truncation is Truncation.REFUSE:
@@ -123,13 +156,11 @@ class SeamFinder:
                 return None
         return None
 
-    def _open_seam(
-        self, prompt: Sequence[int] | Ids, completion: Ids, found: Continuation, last: int
-    ) -> _Seam | BridgeRefusal:
+    def _open_seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail, last: int) -> _Seam | BridgeRefusal:
         """The seam of a template that ends the turn with text, or with nothing."""
         markers = self.study.markers()
         marked = markers.marked
-        closing = marked.of_text(found.encoded.rendering.text[found.span.body_end : found.cut])
+        closing = marked.of_text(tail.closing)
         closing = closing[len(closing) - common_prefix(closing[::-1], markers.plain_close[::-1]) :]
         ended = self._is_stop(last)
         said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Sequence
 from typing import Any
 
 from ..conversation.forms import Adapted
-from ..conversation.messages import Messages, check_tools, tools_text
+from ..conversation.messages import KnownTools, Messages, check_tools
 from ..conversation.place import Place
-from ..conversation.values import plain_json
+from ..conversation.values import is_plain, plain_json
 from ..errors import InputError
 from ..study.memory import Memory
 from ..template.chat_template import wrap_tools
@@ -18,24 +19,37 @@ from ..template.traced import TracedList
 
 
 class ToolCache:
-    """Tools wrapped for templates: the same ones come again and again."""
+    """Tools wrapped for templates: the same ones come again and again.
+
+    They are known by their content, never by who they are, as a caller may change a list that was given before. What is
+    kept is made of copies, so nothing that a caller changes is seen here.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
+        self._known = Memory(most=64)
         self._wrapped = Memory(most=64)
 
     def wrap(self, tools: Any) -> TracedList | None:
         """Checked and wrapped; values that are not JSON are made JSON where the settings say so."""
-        checked = check_tools(tools)
-        if checked is None:
+        if tools is None:
             return None
+        if type(tools) is KnownTools:
+            return self._wrapped.once(tools.text, lambda: wrap_tools(tools))
         try:
-            key = tools_text(checked)
-        except (TypeError, ValueError, RecursionError):
+            key = marshal.dumps(tools)
+        except ValueError:  # objects of other types, a function for one
+            return self._wrap(check_tools(tools) or [])
+        return self._known.once(key, lambda: self._wrap(check_tools(tools) or []), keep=lambda _: is_plain(tools))
+
+    def _wrap(self, checked: list[dict[str, Any]]) -> TracedList:
+        """`marshal` writes equal tools in several ways, as they share parts or not; its second version in one."""
+        if not is_plain(checked):
             if self._as_json:
                 checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
             return wrap_tools(checked)
-        return self._wrapped.once(key, lambda: wrap_tools(checked))
+        key = marshal.dumps(checked, 2)
+        return self._wrapped.once(key, lambda: wrap_tools(marshal.loads(key)))
 
 
 def tools_of_each(conversations: Sequence[Any], tools: Any) -> Sequence[Any]:

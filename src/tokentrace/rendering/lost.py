@@ -31,7 +31,7 @@ from ..errors import InputError, LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
-from ..template.trace import Rendering
+from ..template.spans import Block, Rendering
 
 BOOKKEEPING: Final = frozenset(
     {
@@ -46,6 +46,10 @@ BOOKKEEPING: Final = frozenset(
 PAST_REASONING: Final = "past_reasoning"
 """The policy of templates that show the reasoning of the last turn, and not that of turns before it."""
 
+
+_CALL: Final = frozenset({"function", *BOOKKEEPING})
+_FUNCTION: Final = frozenset({"name", "arguments"})
+"""The keys of calls as nearly all are."""
 
 _DEEP: Final = 160
 """No value that was checked is nested deeper than that."""
@@ -119,25 +123,26 @@ class _Account:
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
-        self._lengths: dict[Origin, int] = {}
+        self._lengths: dict[FieldPath, int] = {}
         self._tools: set[Any] = set()
-        self._called: set[FieldPath] = set()
         self._has_unknown = False
-        start, tool = 0, None
-        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
-            if origin is not None:
-                if origin.source == "messages":
-                    self._lengths[origin] = self._lengths.get(origin, 0) + end - start
-                    if len(origin) > 3 and origin.field == "tool_calls":
-                        self._called.add(origin[:4])
-                elif origin == UNKNOWN:
-                    self._has_unknown = True
-                elif origin.source == "tools" and origin.path[:1] != tool:
-                    tool = origin.path[:1]
-                    self._tools.add(tool)
-            start = end
         self._lost: list[Lost] = []
         self._dropped: list[Lost] = []
+        lengths, start, tool = self._lengths, 0, None
+        for end, origin in zip(rendering.closed.ends, rendering.closed.origins, strict=True):
+            if origin is not None:
+                source = origin[0]
+                if source == "messages":
+                    lengths[origin] = lengths.get(origin, 0) + end - start
+                elif type(origin) is Block:
+                    self._tools |= origin.tools
+                elif source == "tools":
+                    if origin[1:2] != tool:
+                        tool = origin[1:2]
+                        self._tools.add(tool)
+                elif origin == UNKNOWN:
+                    self._has_unknown = True
+            start = end
 
     def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Lost], list[Lost]]:
         lengths = self._lengths
@@ -145,8 +150,11 @@ class _Account:
             for key, value in self._messages[index].items():
                 if key in BOOKKEEPING or not isinstance(value, (str, Sequence, Mapping)) or not value:
                     continue
-                if type(value) is str and lengths.get(Origin.of(index, key)) == len(value):
-                    continue  # as nearly all are
+                if type(value) is str:
+                    if lengths.get(("messages", index, key)) == len(value):
+                        continue  # as nearly all are
+                elif key == "tool_calls" and self._are_written_plainly(index, value):
+                    continue
                 self._field(index, key, value)
         for at, tool in enumerate(tools if () not in self._tools else ()):
             if (at,) not in self._tools:
@@ -235,7 +243,25 @@ class _Account:
         elif arguments and not self._is_written_plainly(path, arguments):
             self._leaves(path, arguments)
 
-    def _is_written_plainly(self, path: Origin, arguments: Mapping[str, Any]) -> bool:
+    def _are_written_plainly(self, index: int, calls: Any) -> bool:
+        """Whether calls are of the usual form and each is written as nearly all are, so that `_call` finds nothing."""
+        lengths = self._lengths
+        for at, call in enumerate(calls):
+            function = call.get("function") if type(call) is dict else None
+            if type(function) is not dict or not _CALL.issuperset(call) or not _FUNCTION.issuperset(function):
+                return False
+            name, arguments = function.get("name"), function.get("arguments")
+            path = ("messages", index, "tool_calls", at, "function", "arguments")
+            if type(name) is not str or lengths.get((*path[:5], "name")) != len(name) or not arguments:
+                return False
+            if type(arguments) is str:
+                if lengths.get(path) != len(arguments):
+                    return False
+            elif type(arguments) is not dict or not self._is_written_plainly(path, arguments):
+                return False
+        return True
+
+    def _is_written_plainly(self, path: FieldPath, arguments: Mapping[str, Any]) -> bool:
         """Whether arguments are written as nearly all are: whole, or each text on its own with its key."""
         lengths = self._lengths
         if not all(type(value) is str for value in arguments.values()):
@@ -243,7 +269,7 @@ class _Account:
         if lengths.get(path, 0) >= sum(len(key) + len(value) for key, value in arguments.items()):
             return True  # a mapping has text of its own only where it was printed as a whole
         return all(
-            lengths.get(path.at(key), 0) == len(value) and path.at(key, KEY) in lengths
+            lengths.get((*path, key), 0) == len(value) and (*path, key, KEY) in lengths
             for key, value in arguments.items()
         )
 
@@ -296,11 +322,18 @@ class _Account:
     # -- what is missing
 
     @functools.cached_property
+    def _called(self) -> set[FieldPath]:
+        """The calls of which something is written."""
+        return {origin[:4] for origin in self._lengths if len(origin) > 3 and origin[2] == "tool_calls"}
+
+    @functools.cached_property
     def _texts(self) -> dict[FieldPath, list[str]]:
         texts: dict[FieldPath, list[str]] = {}
-        for text, _, origin in self._rendering.spans():
-            if origin is not None and origin.source in ("messages", UNKNOWN.source):
-                texts.setdefault(origin, []).append(text)
+        whole, start = self._rendering.text, 0
+        for end, origin in zip(self._rendering.closed.ends, self._rendering.closed.origins, strict=True):
+            if origin is not None and origin[0] in ("messages", UNKNOWN.source):
+                texts.setdefault(origin, []).append(whole[start:end])
+            start = end
         return texts
 
     @functools.cached_property
@@ -315,7 +348,7 @@ class _Account:
     @functools.cached_property
     def _spoken(self) -> set[int | None]:
         """The messages of which more is written than their role."""
-        return {origin.message for origin in self._lengths if origin.field not in (None, "role")}
+        return {origin[1] for origin in self._lengths if len(origin) > 2 and origin[2] != "role"}  # type: ignore[misc]
 
     def _shows(self, index: int, origin: Origin, text: str) -> bool:
         return origin in self._lengths and not self._missing(index, origin, text)

@@ -318,11 +318,11 @@ class Renderer:
         empty = isinstance(new_messages, Sequence) and not len(new_messages)
         adapted = Adapted(()) if empty else self.adapt_messages(new_messages, tools=tools)
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
-        check_tools(tools)
+        wrapped = self._tools.wrap(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_tail(prev_prompt_ids, "prev_prompt_ids")
         bridged = self._bridger(tools).bridge(
-            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
+            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, wrapped, before
         )
         if isinstance(bridged, BridgedTokens):
             bridged.changes = list(adapted.changes)
@@ -352,7 +352,7 @@ class Renderer:
         found = bridger.written_after(messages, message, tools)
         if isinstance(found, BridgeRefusal):
             return found
-        return bridger.seams.join(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids, found)
+        return bridger.join(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids, found)
 
     def _bridger(self, tools: Any) -> Bridger:
         study, has_tools = self.study(tools), bool(tools)
@@ -362,6 +362,7 @@ class Renderer:
                 study,
                 functools.partial(self._written, study),
                 lambda prompt, completion: called_functions(self._compiled(study, has_tools), completion, prompt),
+                functools.partial(self.encode_text, tools=[STAND_IN_TOOL] if has_tools else None),
                 has_tools=has_tools,
                 history=self.history,
                 truncation=self.truncation,
@@ -394,7 +395,7 @@ class Renderer:
         """
         read_as = choose(ReadAs, "reading", reading)
         compiled, schemas, prompt = self._parsing(tools, prompt_ids)
-        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), schemas, prompt, read_as)
+        return parse(compiled, check_ids(token_ids, "token_ids"), schemas, prompt, read_as)
 
     def streaming_parser(
         self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"

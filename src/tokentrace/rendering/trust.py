@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ..conversation.messages import ROLES, Messages
@@ -11,7 +12,7 @@ from ..errors import ControlTokenError, InputError, RendererError, shown
 from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..tokens.control import Trust
+from ..tokens.control import SpanTrust, Trust
 from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from .rendered import field_name
@@ -42,26 +43,18 @@ def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs:
     return frozenset(names)
 
 
-def trust_of(
-    origins: Sequence[Origin | None], messages: Messages, trusted: frozenset[str], roles: frozenset[str]
-) -> list[Trust]:
-    """For each span, which control tokens it may hold, or be a part of.
+def trust_of(origin: Origin, messages: Messages, trusted: frozenset[str], roles: frozenset[str]) -> Trust:
+    """Which control tokens a span of this origin may hold, or be a part of.
 
     A role is scaffold where the template knows it (`roles`), or all do: ``<|`` + role + ``|>`` is a token then.
     """
-    by_message = [_of_role(message["role"], trusted) for message in messages]
-    named = [message["role"] in ROLES or message["role"] in roles for message in messages]
-    out: list[Trust] = []
-    for origin in origins:
-        if origin is None:
-            out.append(Trust.ANY)
-        elif origin.message is not None:
-            out.append(Trust.ANY if origin.is_role and named[origin.message] else by_message[origin.message])
-        elif origin.source == "messages":  # the list of all messages, printed as it is
-            out.append(min(by_message))
-        else:
-            out.append(Trust.ANY if _source(origin) & trusted else Trust.NONE)
-    return out
+    if origin.message is not None:
+        role = messages[origin.message]["role"]
+        named = origin.is_role and (role in ROLES or role in roles)
+        return Trust.ANY if named else _of_role(role, trusted)
+    if origin.source == "messages":  # the list of all messages, printed as it is
+        return min(_of_role(message["role"], trusted) for message in messages)
+    return Trust.ANY if _source(origin) & trusted else Trust.NONE
 
 
 def _of_role(role: str, trusted: frozenset[str]) -> Trust:
@@ -91,7 +84,8 @@ def encode_trusted(
 
     Raises ControlTokenError or InputError, naming message and field.
     """
-    trust = trust_of(rendering.origins, messages, trusted, roles)
+    of_origin = functools.partial(trust_of, messages=messages, trusted=trusted, roles=roles)
+    trust = SpanTrust(rendering, of_origin)
     try:
         return encode_spans(tokenizer, rendering, trust, policy, inner)
     except ForgedControl as forged:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import SampleError, shown
 from ..settings import as_float, items
+from ..showing import ShowsItself
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
 from ..trajectory.channels import Channel
@@ -52,7 +53,7 @@ class CompletionSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class Sample(ShowsItself):
     """One row: ids, which of them carry loss, and where each came from. All arrays have one entry per token.
 
     `logprobs` are those of the engine and NaN where nothing was sampled; `advantages` are 0 where there is no loss.

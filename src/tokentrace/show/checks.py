@@ -54,7 +54,7 @@ def _parts(report: CheckReport) -> Iterator[RenderableType]:
     yield _outcomes(report)
     if report.causes:
         yield Text()
-        yield _table(["why"], ["rows"], [(str(why), f"{rows:,}") for why, rows in report.causes.most_common()])
+        yield word_table(["why"], ["rows"], [(str(why), f"{rows:,}") for why, rows in report.causes.most_common()])
     if report.mask:
         yield Text()
         yield _masks(report)
@@ -90,7 +90,7 @@ def _outcomes(report: CheckReport) -> Table:
         (str(one), f"{report.outcomes[one]:,}", f"{100 * report.outcomes[one] / report.rows:.1f} %")
         for one in occurring
     ]
-    return _table(["outcome"], ["rows", ""], rows, [COLOURS[one] for one in occurring])
+    return word_table(["outcome"], ["rows", ""], rows, [COLOURS[one] for one in occurring])
 
 
 def _masks(report: CheckReport) -> Table:
@@ -106,10 +106,10 @@ def _masks(report: CheckReport) -> Table:
         )
         for (role, part, trained), count in ranked
     ]
-    return _table(["role", "part", "mask"], ["tokens", "turns", "rows"], rows)
+    return word_table(["role", "part", "mask"], ["tokens", "turns", "rows"], rows)
 
 
-def _table(
+def word_table(
     words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[str] = ()
 ) -> Table:
     """Columns of words, then columns of numbers."""

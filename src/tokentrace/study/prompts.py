@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
@@ -22,7 +23,8 @@ Circumstances = tuple[str, tuple[str, ...], tuple[str, ...], bool]
 """The role of the message before, words of system messages, words of the last user message, whether there are tools."""
 
 
-class GenerationPrompt(NamedTuple):
+@dataclass(frozen=True)
+class GenerationPrompt:
     """What is known to ask for a reply."""
 
     tail: str
@@ -34,8 +36,10 @@ class GenerationPrompt(NamedTuple):
     tools), more where it writes the prompt inside of one.
     """
 
-    def texts(self) -> list[str]:
-        return sorted({text for text in self if text}, key=len)
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Both, the shorter first."""
+        return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))
 
 
 class GenerationPrompts:
@@ -52,7 +56,15 @@ class GenerationPrompts:
         self._known = Memory()
         self._ends = Memory()
 
-    def circumstances(self, messages: Messages, has_tools: bool) -> list[Circumstances]:
+    def before(
+        self, turns: Sequence[TurnSpan], messages: Messages, has_tools: bool, render: Render
+    ) -> list[GenerationPrompt | None]:
+        """The generation prompt of each turn; None where nothing comes before it, or the template refuses one there."""
+        circumstances = self._circumstances(messages, has_tools)
+        counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
+        return [self._after(circumstances[count], messages, count, render) for count in counts]
+
+    def _circumstances(self, messages: Messages, has_tools: bool) -> list[Circumstances]:
         """For each position, what a generation prompt at that position could depend on."""
         out: list[Circumstances] = [("", (), (), has_tools)]
         system: tuple[str, ...] = ()
@@ -68,12 +80,14 @@ class GenerationPrompts:
             out.append((role, system, user, has_tools))
         return out
 
-    def after(self, circumstances: Circumstances, messages: Messages, render: Render) -> GenerationPrompt | None:
-        """The generation prompt after some messages; None where there are none or the template refuses to write one."""
-        if not messages:
+    def _after(
+        self, circumstances: Circumstances, messages: Messages, count: int, render: Render
+    ) -> GenerationPrompt | None:
+        """The generation prompt after so many messages."""
+        if not count:
             return None
         try:
-            return self._known.once(circumstances, lambda: _prompt_after(messages, render))
+            return self._known.once(circumstances, lambda: _prompt_after(messages[:count], render))
         except TokentraceError:
             return None
 

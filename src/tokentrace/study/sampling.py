@@ -11,6 +11,7 @@ including its stop token. Nothing of this is declared per model:
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ..tokens.encoding import Encoded
 from .endings import TurnEndings
 from .prompts import GenerationPrompt
 from .study import TemplateStudy
-from .turns import TurnSpan, find_turns
+from .turns import TurnSpan, assistant_turns
 
 
 @dataclass(slots=True)
@@ -56,34 +57,30 @@ class Sampling:
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
     """Which tokens the model samples. The template is run again only for prompts in new circumstances."""
-    sampling = Sampling()
-    if not any(message["role"] == "assistant" for message in messages):
-        return sampling
     render = functools.partial(study.run_with, tools)
-    turns, unproven = find_turns(encoded.rendering, messages, render, study.tokenizer)
-    own = [turn for turn in turns if messages[turn.message]["role"] == "assistant"]
-    circumstances = study.prompts.circumstances(messages, bool(tools))
-    counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in own]
-    prompts = [study.prompts.after(circumstances[count], messages[:count], render) for count in counts]
+    own, unproven = assistant_turns(encoded.rendering, messages, render, study.tokenizer)
+    if not own:
+        return Sampling(notes=unproven)
+    prompts = study.prompts.before(own, messages, bool(tools), render)
 
     @functools.cache
     def others() -> set[str]:
         """The prompts of this conversation, and of a question by itself; not of others that were rendered before."""
         some = (study.prompts.alone(bool(tools)), *prompts)
-        return {text for prompt in some if prompt is not None for text in prompt.texts()}
+        return {text for prompt in some if prompt is not None for text in prompt.texts}
 
+    notes = []
     begins = []
     for turn, prompt in zip(own, prompts, strict=True):
         length = study.prompts.length(encoded, turn, prompt, others)
         if length is None:
-            sampling.notes.append(
+            notes.append(
                 f"message {turn.message}: the template writes this turn without the generation prompt that it "
                 "asks for a reply with; all of the turn counts as sampled"
             )
         begins.append(turn.start + (length or 0))
-    sampling.turns = _sampled_turns(encoded, own, begins, prompts, study.endings(bool(tools))) if own else []
-    sampling.notes += unproven
-    return sampling
+    turns = _sampled_turns(encoded, own, begins, prompts, study.endings(bool(tools)))
+    return Sampling(turns, [*notes, *unproven])
 
 
 def _sampled_turns(
@@ -95,17 +92,18 @@ def _sampled_turns(
 ) -> list[SampledTurn]:
     """The turns, each from where its text begins (in characters) to its stop token."""
     out: list[SampledTurn] = []
-    starts, aligned = encoded.first_touching(begins), encoded.first_after(begins)
-    closes = encoded.first_touching([turn.body_end for turn in turns])
-    stops = encoded.first_after([turn.end for turn in turns])
-    for at, (turn, start, close, stop) in enumerate(zip(turns, starts, closes, stops, strict=True)):
+    rows = (begins, [turn.body_end for turn in turns], [turn.end for turn in turns])
+    (starts, aligned), (closes, _), (_, stops) = encoded.places(*rows)
+    text, before = encoded.rendering.text, -1
+    for turn, prompt, begin, start, own, close, stop in zip(
+        turns, prompts, begins, starts, aligned, closes, stops, strict=True
+    ):
         sampled = _ended(encoded, turn.message, start, max(start, close), max(start, stop), endings)
-        prompt = prompts[at]
-        texts = prompt.texts() if prompt is not None else []
-        if texts and (not out or out[-1].message != turn.message):
-            is_asked = encoded.rendering.text.endswith(tuple(texts), 0, begins[at])
-            sampled.other_prompt = "" if is_asked and aligned[at] == start else texts[0]
+        if prompt is not None and turn.message != before and prompt.texts:
+            is_asked = own == start and text.endswith(prompt.texts, 0, begin)
+            sampled.other_prompt = "" if is_asked else prompt.texts[0]
         out.append(sampled)
+        before = turn.message
     return out
 
 
@@ -121,15 +119,15 @@ def _ended(encoded: Encoded, message: int, start: int, close: int, stop: int, en
 
     `close` is the first token after the turn's last field, `stop` the first after the turn.
     """
-    after = encoded.ids[close : stop + 1].tolist()
-    for at in range(min(stop - close, len(after)) - 1, -1, -1):
-        if after[at] in endings.closers:
-            return SampledTurn(message, start, close + at + 1, after[at])
-    if stop - close < len(after) and after[stop - close] in endings.heads:
-        return SampledTurn(message, start, stop + 1, after[stop - close])
-    if not endings.seen and not endings.open_ended and not endings.closers:
-        control = np.flatnonzero(encoded.control[close:stop])
-        if len(control):
-            at = int(control[-1])
-            return SampledTurn(message, start, close + at + 1, after[at])
+    at, named = encoded.control_tokens
+    after = bisect.bisect_left(at, stop)  # the first control token after the turn
+    for last in range(after - 1, -1, -1):
+        if at[last] < close:
+            break
+        if named[last] in endings.closers:
+            return SampledTurn(message, start, at[last] + 1, named[last])
+    if after < len(at) and at[after] == stop and named[after] in endings.heads:
+        return SampledTurn(message, start, stop + 1, named[after])
+    if not endings.seen and not endings.open_ended and not endings.closers and after and at[after - 1] >= close:
+        return SampledTurn(message, start, at[after - 1] + 1, named[after - 1])
     return SampledTurn(message, start, stop, None)

@@ -9,7 +9,7 @@ nothing is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from ..conversation.messages import Messages
@@ -36,29 +36,54 @@ class TurnSpan:
     """The message whose turn came before (-1: none)."""
 
 
-def turn_spans(rendering: Rendering) -> list[TurnSpan]:
-    """The turns of a rendering, in order. A message has several where others were written inside its turn."""
+def turn_spans(rendering: Rendering, wanted: Container[int] | None = None) -> list[TurnSpan]:
+    """The turns of a rendering, in order; of `wanted` messages only, where they are given.
+
+    A message has several where others were written inside its turn.
+    """
     out: list[TurnSpan] = []
-    current: TurnSpan | None = None
-    start = 0
-    for end, turn, origin in zip(rendering.ends, rendering.turns, rendering.origins, strict=True):
-        if turn < 0:
-            current = None
-        else:
-            if current is None or current.message != turn:
-                before = out[-1].message if out else -1
-                current = TurnSpan(turn, start, end, -1, start, before)
-                out.append(current)
-            current.end = end
-            if origin is not None and not origin.is_role:
-                if current.body < 0:
-                    current.body = start
-                current.body_end = end
-        start = end
-    for turn_span in out:
-        if turn_span.body < 0:
-            turn_span.body = turn_span.end
+    current = before = -1
+    first = 0
+    for span, turn in enumerate((*rendering.closed.turns, -1)):
+        if turn != current:
+            if current >= 0:
+                if wanted is None or current in wanted:
+                    out.append(_turn_span(rendering, current, first, span, before))
+                before = current
+            current, first = turn, span
     return out
+
+
+def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before: int) -> TurnSpan:
+    """The turn that is written in the spans `first` to `stop`."""
+    ends, _, origins = rendering.closed
+    start, end = ends[first - 1] if first else 0, ends[stop - 1]
+    body, body_end = -1, start
+    for span in range(first, stop):
+        origin = origins[span]
+        if origin is not None and not origin.is_role:
+            body = ends[span - 1] if span else 0
+            break
+    else:
+        return TurnSpan(message, start, end, end, start, before)
+    for span in range(stop - 1, first - 1, -1):
+        origin = origins[span]
+        if origin is not None and not origin.is_role:
+            body_end = ends[span]
+            break
+    return TurnSpan(message, start, end, body, body_end, before)
+
+
+def assistant_turns(
+    rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer
+) -> tuple[list[TurnSpan], list[str]]:
+    """The turns of assistants, and notes on those whose turn cannot be proven: see `find_turns`."""
+    whose = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
+    own = turn_spans(rendering, whose) if whose else []
+    if whose.issubset(turn.message for turn in own):
+        return own, []
+    turns, notes = find_turns(rendering, messages, render, tokenizer)
+    return [turn for turn in turns if turn.message in whose], notes
 
 
 def find_turns(

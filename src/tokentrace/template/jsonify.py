@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from .budget import MAX_PIECES, TooLarge, check_pieces, check_size, made
 from .origin import KEY, Origin
-from .strings import Block, TracedStr, traced, with_runs
+from .spans import known_runs
+from .strings import TracedStr, traced, with_runs
 from .traced import (
     TracedBool,
     TracedDict,
@@ -56,9 +57,9 @@ def dumps(
     writer = _Writer(*options, whole_arguments=indent is None and not own_options)
     writer.value(value, "\n", None)
     check_pieces(len(writer.texts))
-    result = with_runs("".join(writer.texts), tuple(writer.runs))
+    runs = tuple(writer.runs) if memo is None else known_runs(writer.runs)
+    result = with_runs("".join(writer.texts), runs)
     if memo is not None:
-        result.runs = Block.of(result.runs)
         memo[options] = result
     return result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import codecs
 import functools
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, SupportsIndex, TypeAlias, cast
 
@@ -18,27 +17,6 @@ from .origin import UNKNOWN, Origin
 
 Run: TypeAlias = tuple[int, Origin | None]
 Runs: TypeAlias = tuple[Run, ...]
-
-
-class Block(Runs):
-    """The runs of a text that is printed again and again (a tool's JSON), ready to be laid out.
-
-    All come from fields, and no two neighbours from the same.
-    """
-
-    ends: list[int]
-    origins: list[Origin]
-
-    @classmethod
-    def of(cls, runs: Runs) -> Runs:
-        """`runs` as a block, if they can be one."""
-        origins = [origin for _, origin in runs if origin is not None]
-        if len(runs) < 2 or len(origins) != len(runs) or any(map(operator.eq, origins, origins[1:])):
-            return runs
-        self = cls(runs)
-        self.ends, self.origins = [end for end, _ in runs], origins
-        return self
-
 
 _new: Callable[[type[TracedStr], str], TracedStr]
 _slice = str.__getitem__

@@ -9,17 +9,17 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
-import numpy.typing as npt
 
+from ..template.origin import Origin
+from ..template.spans import Rendering
+from .positions import Positions
 from .vocabulary import ControlToken, Vocabulary
-
-Positions = npt.NDArray[np.signedinteger[Any]]
 
 _SPACES: Final = (
     "\t\n\x0b\x0c\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
@@ -37,6 +37,37 @@ class Trust(IntEnum):
     """Those that live inside an assistant's turn, not those that end it or begin another."""
     ANY = 2
     """All."""
+
+
+class SpanTrust(Sequence[Trust]):
+    """What each span may hold, by its origin. Found out where it is asked for: few spans are touched by a token.
+
+    Scaffold, which has no origin, may hold anything.
+    """
+
+    def __init__(self, rendering: Rendering, trust_of: Callable[[Origin], Trust]) -> None:
+        self._rendering = rendering
+        self._of = trust_of
+
+    def __len__(self) -> int:
+        return len(self._rendering.origins)
+
+    @overload
+    def __getitem__(self, span: int) -> Trust: ...
+    @overload
+    def __getitem__(self, span: slice) -> list[Trust]: ...
+
+    def __getitem__(self, span: int | slice) -> Trust | list[Trust]:
+        if isinstance(span, slice):
+            return [Trust.ANY if origin is None else self._of(origin) for origin in self._rendering.origins[span]]
+        origin = self._rendering.origins[span]
+        return Trust.ANY if origin is None else self._of(origin)
+
+    def doubtful(self, spans: Iterable[int]) -> dict[int, Trust]:
+        """Those of the closed spans that may not hold anything, and what they may hold: a block is of one source."""
+        origins = self._rendering.closed.origins
+        given = {span: origin for span in spans if (origin := origins[span]) is not None}
+        return {span: held for span, origin in given.items() if (held := self._of(origin)) is not Trust.ANY}
 
 
 @dataclass(frozen=True, slots=True)

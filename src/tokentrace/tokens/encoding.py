@@ -9,19 +9,21 @@ tokenizer that has no control tokens at all.
 
 from __future__ import annotations
 
-import bisect
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokenizerError
 from ..template.trace import Rendering
-from .control import Found, Plain, Positions, Spans, Trust, split
+from .control import Found, Plain, Spans, SpanTrust, Trust, split
+from .positions import BytePositions, Positions
 from .tokenizer import Ids, Tokenizer
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 class ControlPolicy(StrEnum):
@@ -44,58 +46,125 @@ class ForgedControl(Exception):  # noqa: N818
         self.token = token
 
 
-@dataclass(slots=True)
 class Encoded:
-    """Ids, the span in which each begins, and where each stands in the text (in bytes or characters)."""
+    """Ids, and where each stands in the text: in bytes, or in characters.
 
-    ids: Ids
-    spans: npt.NDArray[np.int32]
-    starts: Positions
-    ends: Positions
-    control: npt.NDArray[np.bool_]
-    rendering: Rendering
-    span_units: list[int] | None
-    """Where each span ends, in the units of `starts`; None if units are characters."""
+    Where tokens follow one another without a gap, as they nearly always do, `ends` says it all; where each begins, and
+    in which span, is worked out when it is asked for.
+    """
 
-    def unit(self, position: int) -> int:
-        """The unit position of a character position of the text."""
-        if self.span_units is None:
-            return position
-        ends = self.rendering.ends
-        span = bisect.bisect_left(ends, position)
-        if span >= len(ends):
-            return self.span_units[-1] if self.span_units else 0
-        if ends[span] == position:
-            return self.span_units[span]
-        start = ends[span - 1] if span else 0
-        base = self.span_units[span - 1] if span else 0
-        return base + len(self.rendering.text[start:position].encode("utf-8", "surrogatepass"))
+    def __init__(
+        self,
+        ids: Ids,
+        ends: Positions,
+        control: npt.NDArray[np.bool_],
+        rendering: Rendering,
+        *,
+        units: BytePositions | None = None,
+        starts: Positions | None = None,
+        begins: Positions | None = None,
+    ) -> None:
+        self.ids = ids
+        self.ends = ends
+        self.control = control
+        self.rendering = rendering
+        self._units = units
+        """Of what `ends` are positions in bytes; None if they are positions of characters."""
+        self._starts = starts
+        self._begins = begins
+        """Where what each token spells begins, without white space that it absorbs; None if it absorbs none."""
+        self._control_at: npt.NDArray[np.intp] | None = None
+        self._control_tokens: tuple[list[int], list[int]] | None = None
+        self._counts: npt.NDArray[np.intp] | None = None
+        self._spans: npt.NDArray[np.int32] | None = None
+
+    @property
+    def starts(self) -> Positions:
+        """Where each token begins."""
+        if self._starts is None:
+            self._starts = np.concatenate((np.zeros(1, self.ends.dtype), self.ends))[:-1]
+        return self._starts
+
+    @property
+    def spans(self) -> npt.NDArray[np.int32]:
+        """The span in which each token begins."""
+        if self._spans is None:
+            ends = self.rendering.ends
+            self._spans = self._of_tokens(np.arange(len(ends), dtype=np.int32), ends, self._tokens_in(ends))
+        return self._spans
+
+    def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """What is known of each closed span of the rendering, for each token that begins in it."""
+        ends = self.rendering.closed.ends
+        if self._counts is None:
+            self._counts = self._tokens_in(ends)
+        return self._of_tokens(of_spans, ends, self._counts)
+
+    def _of_tokens(
+        self, of_spans: npt.NDArray[Number], ends: list[int], counts: npt.NDArray[np.intp]
+    ) -> npt.NDArray[Number]:
+        if self._begins is None:
+            return np.repeat(of_spans, counts)
+        last = max(len(ends) - 1, 0)
+        return of_spans[np.minimum(np.searchsorted(np.asarray(ends, np.int64), self._begins, "right"), last)]
+
+    def _tokens_in(self, ends: list[int]) -> npt.NDArray[np.intp]:
+        """How many tokens begin in each of the spans that end there, where tokens follow one another."""
+        bounds = np.empty(len(ends) + 1, np.intp)
+        bounds[:1], bounds[1:] = 0, self._after(self._positions(ends))
+        bounds[-1] = len(self.ids) if ends else 0
+        return bounds[1:] - bounds[:-1]
+
+    @property
+    def control_at(self) -> npt.NDArray[np.intp]:
+        """Which tokens are control tokens."""
+        if self._control_at is None:
+            self._control_at = self.control.nonzero()[0]
+        return self._control_at
+
+    @property
+    def control_tokens(self) -> tuple[list[int], list[int]]:
+        """Which tokens are control tokens, and what their ids are."""
+        if self._control_tokens is None:
+            self._control_tokens = self.control_at.tolist(), self.ids[self.control_at].tolist()
+        return self._control_tokens
 
     def position(self, token: int) -> int:
         """Where a token begins, as a character position of the text; one past the last is where the text ends."""
         if token >= len(self.ids):
             return len(self.rendering.text)
-        unit = int(self.starts[token])
-        if self.span_units is None:
-            return unit
-        span = bisect.bisect_left(self.span_units, unit)
-        if self.span_units[span] == unit:
-            return self.rendering.ends[span]
-        start, base = (self.rendering.ends[span - 1], self.span_units[span - 1]) if span else (0, 0)
-        raw = self.rendering.text[start : self.rendering.ends[span]].encode("utf-8")
-        return start + len(raw[: unit - base].decode("utf-8", "ignore"))
+        start = int(self.starts[token])
+        return start if self._units is None else self._units.character(start)
 
     def first_touching(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that ends after it."""
-        return np.searchsorted(self.ends, self._units(positions), "right").tolist()  # type: ignore[no-any-return]
+        return self._touching(self._positions(positions)).tolist()  # type: ignore[no-any-return]
 
     def first_after(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that begins at it or later."""
-        return np.searchsorted(self.starts, self._units(positions), "left").tolist()  # type: ignore[no-any-return]
+        return self._after(self._positions(positions)).tolist()  # type: ignore[no-any-return]
 
-    def _units(self, positions: Sequence[int]) -> Positions:
-        units = positions if self.span_units is None else [self.unit(position) for position in positions]
-        return np.asarray(units, self.ends.dtype)  # of one type with what is searched, which is else copied
+    def places(self, *rows: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """Both for several rows of positions of the same length: one look-up is dearer than many positions."""
+        wanted = self._positions([position for row in rows for position in row])
+        touching, after = (
+            found.reshape(len(rows), -1).tolist() for found in (self._touching(wanted), self._after(wanted))
+        )
+        return zip(touching, after, strict=True)
+
+    def _touching(self, positions: Positions) -> npt.NDArray[np.intp]:
+        return self.ends.searchsorted(positions, "right")
+
+    def _after(self, positions: Positions) -> npt.NDArray[np.intp]:
+        if self._starts is not None:
+            return self._starts.searchsorted(positions, "left")
+        found = self.ends.searchsorted(positions, "left") + (positions > 0)  # it begins where one ends
+        return np.minimum(found, len(self.ids), out=found)
+
+    def _positions(self, characters: Sequence[int]) -> Positions:
+        """Positions of characters as `ends` counts them."""
+        positions = np.asarray(characters, self.ends.dtype)  # of one type with what is searched, which is else copied
+        return positions if self._units is None else self._units.of(positions)
 
     def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
         """The half-open range of tokens that hold a character of ``text[start:end]``."""
@@ -114,65 +183,58 @@ def encode_spans(
 
     `inner` gives those that live inside a turn; it is asked only if text that may hold no others spells one.
     """
-    vocabulary = tokenizer.vocabulary
-    units, is_normal = _byte_ends(rendering, vocabulary.nfc)
-    if not is_normal:
+    vocabulary, text = tokenizer.vocabulary, rendering.text
+    units = None if text.isascii() else BytePositions(rendering)
+    if units is not None and vocabulary.nfc and not units.is_composed():
         return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    ids = tokenizer.encode(rendering.text)
-    signed = vocabulary.signed_lengths.take(ids)
-    control = signed < 0
-    lengths = np.abs(signed)
-    ends = np.cumsum(lengths, dtype=np.int32)  # a rendering is far shorter than 2 GiB: MAX_OUTPUT
-    if (ends[-1] if len(ends) else 0) != (units[-1] if units else 0) or not (
-        vocabulary.exact or vocabulary.spells(ids.tolist(), rendering.text.encode("utf-8"))
+    ids = tokenizer.encode(text)
+    lengths = vocabulary.signed_lengths.take(ids)
+    control = lengths < 0
+    np.abs(lengths, out=lengths)
+    ends = lengths.cumsum(dtype=np.int32)  # a rendering is far shorter than 2 GiB: MAX_OUTPUT
+    if (ends[-1] if len(ends) else 0) != (len(text) if units is None else units.total) or not (
+        vocabulary.exact or vocabulary.spells(ids.tolist(), text.encode("utf-8"))
     ):
         return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    starts = ends - lengths
-    span_ends = np.asarray(units, np.int32)
-    if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
-        at = np.flatnonzero(control)
-        first = np.searchsorted(span_ends, starts[at], "right")
-        last = np.searchsorted(span_ends, ends[at] - 1, "right")
-        if _forbidden(np.asarray(trust, np.int8), first, last, ids[at], inner):
-            return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    span_starts = np.concatenate((np.zeros(min(1, len(units)), np.int32), span_ends[:-1]))
-    counts = np.diff(np.searchsorted(starts, span_starts, "left"), append=len(ids))
-    spans = np.repeat(np.arange(len(units), dtype=np.int32), counts)
-    return Encoded(ids, spans, starts, ends, control, rendering, None if units is rendering.ends else units)
+    encoded = Encoded(ids, ends, control, rendering, units=units)
+    if policy is not ControlPolicy.HF_COMPAT and _is_forged(encoded, lengths, units, trust, inner):
+        return _encode_apart(tokenizer, rendering, trust, policy, inner)
+    return encoded
 
 
-def _forbidden(
-    trust: npt.NDArray[np.int8],
-    first: npt.NDArray[np.intp],
-    last: npt.NDArray[np.intp],
-    tokens: Ids,
+def _is_forged(
+    encoded: Encoded,
+    lengths: npt.NDArray[np.int16],
+    units: BytePositions | None,
+    trust: Sequence[Trust],
     inner: Callable[[], frozenset[int]],
 ) -> bool:
-    """Whether one of the tokens touches a span, from its `first` to its `last`, that may not hold it."""
-
-    def touching(spans: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        before = np.concatenate(([0], np.cumsum(spans)))
-        return np.asarray(before[last + 1] > before[first])
-
-    if touching(trust == Trust.NONE).any():
+    """Whether a control token touches a span that may not hold it."""
+    at = encoded.control_at
+    if not len(at):
+        return False
+    stops = encoded.ends[at]
+    places = np.concatenate((stops - lengths[at], stops - 1))
+    is_known = isinstance(trust, SpanTrust)
+    span_ends = np.asarray(encoded.rendering.closed.ends if is_known else encoded.rendering.ends, np.int32)
+    found = span_ends.searchsorted(places if units is None else units.near(places), "right").tolist()
+    first, last = found[: len(at)], found[len(at) :]
+    touched = set(first)
+    if first != last:
+        touched.update(*(range(one, other + 1) for one, other in zip(first, last, strict=True)))
+    if isinstance(trust, SpanTrust):
+        doubtful = trust.doubtful(touched)
+    else:
+        doubtful = {span: trust[span] for span in touched if trust[span] is not Trust.ANY}
+    if not doubtful:
+        return False
+    if Trust.NONE in doubtful.values():
         return True
-    careful = touching(trust == Trust.INNER)
-    return bool(careful.any()) and not np.isin(tokens[careful], list(inner())).all()
-
-
-def _byte_ends(rendering: Rendering, nfc: bool) -> tuple[list[int], bool]:
-    """Where each span ends, in bytes of UTF-8, and whether the text is normalized as the tokenizer will have it."""
-    text, ends = rendering.text, rendering.ends
-    if text.isascii():
-        return ends, True
-    lengths = np.diff(np.asarray(ends, np.int64), prepend=0)
-    is_normal = True
-    for span in range(len(ends)) if rendering.wide is None else sorted(set(rendering.wide)):
-        start, end = ends[span - 1] if span else 0, ends[span]
-        lengths[span] = len(text[start:end].encode("utf-8"))
-        # a few characters more, because marks compose with what stands before them
-        is_normal = is_normal and (not nfc or unicodedata.is_normalized("NFC", text[max(0, start - 8) : end]))
-    return np.cumsum(lengths).tolist(), is_normal
+    allowed = inner()
+    return any(
+        token not in allowed and not doubtful.keys().isdisjoint(range(one, other + 1))
+        for token, one, other in zip(encoded.control_tokens[1], first, last, strict=True)
+    )
 
 
 # -- the careful way
@@ -185,7 +247,7 @@ def _encode_apart(
     policy: ControlPolicy,
     inner: Callable[[], frozenset[int]],
 ) -> Encoded:
-    text = rendering.text
+    text, trust = rendering.text, list(trust)
     everything = split(text, Spans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
     parts = everything
     if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
@@ -203,9 +265,8 @@ def _encode_apart(
         ids, offsets = tokenizer.reference(text)
         starts, ends = _ordered(offsets)
         begins = starts
-    last = max(len(rendering.ends) - 1, 0)
-    places = np.minimum(np.searchsorted(np.asarray(rendering.ends, np.int64), begins, "right"), last).astype(np.int32)
-    return Encoded(ids, places, starts, ends, tokenizer.vocabulary.is_control[ids], rendering, None)
+    control = tokenizer.vocabulary.is_control[ids]
+    return Encoded(ids, ends, control, rendering, starts=starts, begins=begins)
 
 
 def _tokens(parts: Sequence[Found | Plain]) -> list[Found]:

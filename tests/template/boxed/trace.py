@@ -8,8 +8,8 @@ from typing import Any, Final
 from tokentrace.errors import TemplateLimitError
 from tokentrace.template.budget import MAX_PIECES, Budget, check_size
 from tokentrace.template.origin import Origin, TurnScaffold
+from tokentrace.template.spans import KnownRuns, Rendering
 from tokentrace.template.strings import TracedStr, join_traced, traced
-from tokentrace.template.trace import Rendering
 from tokentrace.template.traced import TracedDict, text_of
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
@@ -154,6 +154,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
     wide: list[int] = []
     at = 0
     tail = 0
+    inside = 0  # how many runs are in blocks
     current = -1
     last_turn: int | None = None
     last_origin: Any = None
@@ -191,6 +192,20 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             continue
         texts.append(piece)
         is_wide = not piece.isascii()
+        if type(piece.runs) is KnownRuns:  # one span for all of them
+            at += len(piece)
+            ends.append(at)
+            turns.append(current)
+            origins.append(piece.runs.block)
+            inside += len(piece.runs)
+            last_origin, last_turn = piece.runs, current  # no origin is equal to that
+            if is_wide:
+                wide.append(len(ends) - 1)
+            if current >= 0:
+                tail = at
+            if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
+                raise TemplateLimitError(_TOO_MUCH)
+            continue
         for end, origin in piece.runs:
             turn = current
             if type(origin) is TurnScaffold:
@@ -207,9 +222,9 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             if turn >= 0:
                 tail = at + end
         at += len(piece)
-        if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
+        if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
             raise TemplateLimitError(_TOO_MUCH)
-    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide)
+    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide, blocks=inside > 0)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
     return rendering
@@ -228,3 +243,16 @@ def _settle_rounds(rendering: Rendering) -> None:
     rendering.tail = max(
         (end for end, turn in zip(rendering.ends, rendering.turns, strict=True) if turn >= 0), default=0
     )
+
+
+__all__ = [
+    "MAX_OUTPUT",
+    "Buffer",
+    "Generated",
+    "Mark",
+    "Rendering",
+    "Trace",
+    "collect",
+    "join_buffer",
+    "mark",
+]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...errors import TrajectoryError, shown
 from ...settings import instance
+from ...showing import ShowsItself
 from ...tokens.alignment import common_prefix, hunks
 from ...tokens.ids import check_ids
 from ...tokens.kinds import Kind
@@ -48,7 +49,7 @@ _LATER: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class Break(ShowsItself):
     """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
 
     `position` is the first id that differs. `stream_range` and `prompt_range` are the tokens in which
@@ -71,6 +72,19 @@ class Break:
     region: str | None
     tokens: tuple[DiffRow, ...]
     later: tuple[Cause, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What it says, as JSON can hold it; `tokens` aside."""
+        plain = ("position", "region", "detail", "advice")
+        return {
+            "cause": str(self.cause),
+            **{name: getattr(self, name) for name in plain},
+            "stream_range": list(self.stream_range),
+            "prompt_range": list(self.prompt_range),
+            "before": self.before_text,
+            "after": self.after_text,
+            "later": [str(cause) for cause in self.later],
+        }
 
     def __str__(self) -> str:
         where = "" if self.region is None else f" ({self.region})"

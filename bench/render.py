@@ -1,0 +1,231 @@
+"""A full render: the prompt of an agent's next turn, beside the rivals and beside the limit.
+
+A figure of tokentrace holds ids, the span of each token, the check of control tokens and the loss mask; of transformers
+and tml-renderers the ids; of `renderers` ids and message indices. The limit is one raw encode of the finished text by
+fastokens, the encoder that tokentrace has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import fastokens
+import numpy as np
+from rich.progress import Progress
+
+from bench.conversations import many_tools, prompt, sources, tools, varied
+from bench.report import Block, milli, table, times, where
+from bench.rivals import Message, native_renderer, our_renderer, peer_renderer, transformers_tokenizer
+from bench.timing import Call, Spent, settled, take_turns
+from tests.assets import family_dir
+
+SIZES = (2_000, 8_000, 32_000, 128_000)
+ROUNDS = {2_000: 100, 8_000: 60, 32_000: 24, 128_000: 12}
+QUICK_ROUNDS = 3
+SLOW_TOKENS = 600_000
+"""Rivals with a slow encoder render so many tokens a size, and at least three conversations."""
+WANTED = {2_000: (2.0, 4.0), 8_000: (2.5, 2.5), 32_000: (3.0, 2.0), 128_000: (2.5, 1.7)}
+"""How many times as fast as the fastest rival, and at most how many times the limit."""
+SLOW = ("transformers", "renderers")
+RIVALS = ("transformers", "transformers + fastokens", "renderers", "renderers + fastokens", "tml-renderers")
+OURS, LIMIT = "tokentrace", "limit"
+
+Make = Callable[[], list[Message]]
+
+
+@dataclass(slots=True)
+class Row:
+    """What was measured on conversations of one kind."""
+
+    family: str
+    kind: str
+    tokens: list[int] = field(default_factory=list)
+    messages: int = 0
+    spent: dict[str, Spent] = field(default_factory=dict)
+    differ: dict[str, int] = field(default_factory=dict)
+    """Conversations of whose ids a rival had others than the template, by rival."""
+
+    def figure(self, name: str, of: str = "median") -> float | None:
+        """Seconds, None where there is no figure: not measured, or not the ids."""
+        spent = self.spent.get(name)
+        return None if spent is None or self.differ.get(name) else float(getattr(spent, of))
+
+    @property
+    def best(self) -> float:
+        """The fastest rival."""
+        return min(one for name in RIVALS if (one := self.figure(name)) is not None)
+
+
+class Contenders:
+    """Who renders, each loaded and warmed up beforehand."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self._hf = transformers_tokenizer(family)
+        self._fast = transformers_tokenizer(family, fast=True)
+        self._peers = {
+            name: peer
+            for name, tokenizer in (("renderers", self._hf), ("renderers + fastokens", self._fast))
+            if (peer := peer_renderer(family, tokenizer)) is not None
+        }
+        self._native = native_renderer(family)
+        self._ours = our_renderer(family)
+        self._limit = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
+        lines = itertools.cycle(sources())
+        for schemas in (tools(), []):
+            for call in self.calls(prompt(2_000, lines), schemas).values():
+                call()
+
+    def calls(self, messages: list[Message], schemas: list[Message]) -> dict[str, Call]:
+        """Everybody's render of a prompt. Objects that only one of them needs are made before."""
+        asked = {"tools": schemas or None, "add_generation_prompt": True}
+        text = self._hf.apply_chat_template(messages, **asked, tokenize=False)
+        found: dict[str, Call] = {
+            OURS: lambda: self._ours.render(messages, **asked).ids,
+            "transformers": lambda: self._hf.apply_chat_template(messages, **asked, return_dict=False),
+            "transformers + fastokens": lambda: self._fast.apply_chat_template(messages, **asked, return_dict=False),
+            LIMIT: lambda: np.frombuffer(self._limit.encode_batch_flat([text])[0], np.uint32),
+        }
+        for name, peer in self._peers.items():
+            found[name] = lambda peer=peer: peer.render(messages, **asked).token_ids
+        if self._native is not None:
+            native, read = self._native, self._native.read(messages, schemas)
+            found["tml-renderers"] = lambda: native.prompt(read)
+        return found
+
+
+def measure(
+    contenders: Contenders, kind: str, make: Make, schemas: list[Message], rounds: int, slow: int, progress: Progress
+) -> Row:
+    """One row: `rounds` conversations that nobody has seen before, of which the slow ones render `slow`."""
+    row = Row(contenders.family, kind)
+    order = random.Random(0)
+    task = progress.add_task(f"{contenders.family}, {kind}", total=rounds)
+    with settled():
+        for number in range(rounds):
+            messages = make()
+            calls = contenders.calls(messages, schemas)
+            is_slow_turn = number % max(1, rounds // slow) == 0
+            timed = {name: call for name, call in calls.items() if is_slow_turn or name not in SLOW}
+            for name, (spent, ids) in _with_oracle(timed, calls, order, row):
+                row.spent.setdefault(name, Spent()).values.append(spent)
+                if name == OURS:
+                    row.tokens.append(len(ids))
+            row.messages = len(messages)
+            progress.advance(task)
+    return row
+
+
+def _with_oracle(
+    timed: dict[str, Call], calls: dict[str, Call], order: random.Random, row: Row
+) -> Iterator[tuple[str, tuple[float, Any]]]:
+    """The round's times; what has other ids than the template under transformers is counted."""
+    found = take_turns(timed, order)
+    expected = np.asarray(found["transformers"][1] if "transformers" in found else calls["transformers"]())
+    for name, (spent, ids) in found.items():
+        if not np.array_equal(np.asarray(ids), expected):
+            if name in (OURS, LIMIT):
+                raise SystemExit(f"{row.family}, {row.kind}: {name} has other ids than transformers; no figure counts")
+            row.differ[name] = row.differ.get(name, 0) + 1
+        yield name, (spent, ids)
+
+
+def run(
+    families: Sequence[str], repeats: int | None, lines_per_result: Sequence[int], progress: Progress
+) -> list[Block]:
+    """Measure, and say what came out."""
+    load = os.getloadavg()[0]
+    rows: list[Row] = []
+    others: list[Row] = []
+    lines = itertools.cycle(sources())
+    for family in families:
+        contenders = Contenders(family)
+        for size in SIZES:
+            rounds = repeats or ROUNDS[size]
+            slow = min(rounds, max(3, SLOW_TOKENS // size))
+            make = partial(prompt, size, lines, lines_per_result)
+            rows.append(measure(contenders, f"{size:,}", make, tools(), rounds, slow, progress))
+        rounds = repeats or ROUNDS[8_000]
+        slow = min(rounds, 6)
+        make = partial(varied, 8_000, lines, random.Random(1))
+        others.append(measure(contenders, "first-seen shapes", make, tools(), rounds, slow, progress))
+        for kind, schemas in (("no tools", []), ("200 tools", many_tools(200))):
+            make = partial(prompt, 2_000, lines, lines_per_result)
+            others.append(measure(contenders, kind, make, schemas, rounds, slow, progress))
+    said = [
+        "Milliseconds of CPU time, medians unless said; a dash: the library has no renderer for the family, or other "
+        "ids than the template (said below). *Wanted* in brackets.",
+        _table(rows, is_by_size=True),
+        "Other conversations: 8k tokens in which every conversation has a shape of its own (reasoning or content, one "
+        "call or two, arguments of all types); 2k tokens without tools; and with 200 tools, the same 200 each time:",
+        _table(others, is_by_size=False),
+        *_said_of_differing([*rows, *others]),
+        where(load),
+    ]
+    return [Block("render", "\n\n".join(said)), Block("render-short", _short(rows))]
+
+
+def _table(rows: Sequence[Row], *, is_by_size: bool) -> str:
+    heads = ["family", "tokens" if is_by_size else "conversation", *RIVALS, "**tokentrace**", "mean", "99 %", "limit"]
+    heads += ["fastest rival over ours", "ours over limit"]
+    cells = []
+    for row in rows:
+        ours, limit = row.figure(OURS), row.figure(LIMIT)
+        assert ours is not None
+        assert limit is not None
+        tokens = f"{sorted(row.tokens)[len(row.tokens) // 2]:,}"
+        faster, above = times(row.best / ours), times(ours / limit)
+        if is_by_size:
+            wanted = WANTED[int(row.kind.replace(",", ""))]
+            faster, above = f"{faster} ({wanted[0]:g})", f"{above} ({wanted[1]:g})"
+        cells.append(
+            [
+                row.family,
+                tokens if is_by_size else f"{row.kind}, {tokens}",
+                *(_cell(row.figure(name)) for name in RIVALS),
+                f"**{milli(ours)}**",
+                *(_cell(row.figure(OURS, of)) for of in ("mean", "worst")),
+                milli(limit),
+                faster,
+                above,
+            ]
+        )
+    return table(heads, cells, left=2)
+
+
+def _cell(seconds: float | None) -> str:
+    return "–" if seconds is None else milli(seconds)
+
+
+def _said_of_differing(rows: Sequence[Row]) -> Iterator[str]:
+    found = [
+        f"{name} on {row.family}, {row.kind} ({count} of {len(row.spent[name].values)} conversations)"
+        for row in rows
+        for name, count in row.differ.items()
+    ]
+    if found:
+        yield "Other ids than the template's, hence no figure: " + "; ".join(found) + "."
+
+
+def _short(rows: Sequence[Row]) -> str:
+    firsts = [row for row in rows if row.family == rows[0].family]
+
+    def each(said: Callable[[Row], str]) -> str:
+        return " / ".join(map(said, firsts))
+
+    def ratio(row: Row, over: str, under: str) -> str:
+        return times((row.figure(over) or 0.0) / (row.figure(under) or 1.0))
+
+    return (
+        f"- **A full render with mask** of {each(lambda row: f'{row.tokens[-1] / 1e3:.0f}k')} tokens "
+        f"({rows[0].family}): {each(lambda row: milli(row.figure(OURS) or 0.0))} ms. That is "
+        f"{each(lambda row: ratio(row, 'transformers', OURS))} as fast as transformers, most of it due to the encoder; "
+        f"{each(lambda row: times(row.best / (row.figure(OURS) or 1.0)))} as fast as the fastest rival, which has "
+        f"the same encoder; and {each(lambda row: ratio(row, OURS, LIMIT))} the time of one raw encode of the text."
+    )

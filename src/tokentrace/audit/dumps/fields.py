@@ -1,0 +1,186 @@
+"""The fields of a dump, checked: errors name the field, and who reads the file adds the line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...conversation.place import is_list
+from ...errors import InputError, shown
+from ...tokens.ids import check_ids
+from ...tokens.tokenizer import Ids
+from ...tokens.visible import counted
+from ...trajectory.inputs import POSITIVE_NOISE
+from .calls import Call, Fault, Finding, Floats, Mask, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """An object of a dump. `where` is its line, `path` what it is called there."""
+
+    value: Mapping[str, Any]
+    where: str
+    path: str = ""
+
+    def named(self, name: str) -> str:
+        """What one of its fields is called from the top of the line."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def place(self, name: str = "") -> str:
+        """Where one of its fields is, for people."""
+        field = self.named(name) if name else self.path
+        return f"{self.where}, {field}" if field else self.where
+
+    def has(self, *names: str) -> bool:
+        """Whether it has all of these, and something in each."""
+        return all(self.value.get(name) is not None for name in names)
+
+    def first(self, *names: str) -> str | None:
+        """The first of these that it has."""
+        return next((name for name in names if self.value.get(name) is not None), None)
+
+    def text(self, *names: str) -> str | None:
+        """The first of these that it has, as text; numbers and the like are written out."""
+        name = self.first(*names)
+        if name is None:
+            return None
+        found = self.value[name]
+        if isinstance(found, (Mapping, list)):
+            raise InputError(f"must be text or a number, not {shown(found)}", field=self.named(name))
+        return str(found)
+
+    def number(self, name: str) -> float | None:
+        found = self.value.get(name)
+        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+
+    def at(self, name: str) -> Fields:
+        """A field that is an object itself; an empty one where it is not there."""
+        found = self.value.get(name)
+        if found is None:
+            found = {}
+        if not isinstance(found, Mapping):
+            raise InputError(f"must be an object, not {shown(found)}", field=self.named(name))
+        return Fields(found, self.where, self.named(name))
+
+    def each(self, name: str) -> Iterator[Fields]:
+        """The objects of a field that is a list of them."""
+        for at, found in enumerate(self.listed(name)):
+            path = f"{self.named(name)}[{at}]"
+            if not isinstance(found, Mapping):
+                raise InputError(f"must be an object, not {shown(found)}", field=path)
+            yield Fields(found, self.where, path)
+
+    def listed(self, name: str) -> Sequence[Any]:
+        found: Any = self.value.get(name)
+        if not is_list(found):
+            raise InputError(f"must be a list, not {shown(found)}", field=self.named(name))
+        listed: Sequence[Any] = found
+        return listed
+
+    def ids(self, name: str) -> Ids:
+        if self.value.get(name) is None:
+            raise InputError("is missing", field=self.named(name))
+        return check_ids(self.value[name], self.named(name))
+
+    def messages(self, name: str) -> list[Mapping[str, Any]] | None:
+        """A list of messages; None where it is not there or is none."""
+        found: Any = self.value.get(name)
+        return list(found) if is_list(found) and all(isinstance(one, Mapping) for one in found) else None
+
+
+# -- numbers beside ids
+
+
+class Checked(NamedTuple):
+    """An array that fits the tokens, or None and what is wrong with it."""
+
+    array: Any
+    findings: tuple[Finding, ...]
+
+
+def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
+    """The logprobs of so many sampled tokens: one for each, finite, at most 0."""
+    where = fields.place(name or "")
+    if not count:
+        return Checked(None, ())
+    if name is None or fields.value.get(name) is None or not len(fields.listed(name)):
+        return Checked(None, (Finding(Fault.NO_LOGPROBS, where, f"{counted(count)} sampled", count),))
+    given = fields.listed(name)
+    if len(given) != count:
+        said = f"{len(given):,} logprobs for {count:,} sampled tokens"
+        return Checked(None, (Finding(Fault.LOGPROBS_LENGTH, where, said, count),))
+    try:
+        values = np.asarray([np.nan if one is None else one for one in given], np.float64)
+    except (TypeError, ValueError):
+        values = np.zeros((0, 0))
+    if values.ndim != 1:
+        raise InputError("must be one list of numbers", field=fields.named(name))
+    return Checked(values, tuple(logprob_findings(values, where)))
+
+
+def logprob_findings(values: Floats, where: str) -> Iterator[Finding]:
+    """What is wrong with the logprobs of one completion."""
+    odd = ~np.isfinite(values)
+    if odd.any():
+        at = int(odd.argmax())
+        yield Finding(Fault.LOGPROB_VALUE, where, f"token {at} of the completion: {values[at]}", int(odd.sum()))
+    above = values > POSITIVE_NOISE
+    if above.any():
+        at = int(above.argmax())
+        yield Finding(Fault.LOGPROB_POSITIVE, where, f"token {at} of the completion: {values[at]:g}", int(above.sum()))
+    if len(values) >= 4 and not values.any():
+        yield Finding(Fault.LOGPROBS_ZERO, where, f"all {len(values):,} of a completion", len(values))
+
+
+def read_mask(fields: Fields, name: str | None, count: int, before: int = 0) -> Checked:
+    """What is trained of a call: a mask of its `count` sampled tokens, or of the `before` of its prompt and these."""
+    if name is None or fields.value.get(name) is None:
+        return Checked(None, ())
+    where, given = fields.place(name), fields.listed(name)
+    if len(given) not in (count, before + count):
+        said = f"{len(given):,} entries for {before + count:,} tokens, {count:,} of them sampled"
+        return Checked(None, (Finding(Fault.MASK_LENGTH, where, said, len(given)),))
+    wrong = next((at for at, one in enumerate(given) if one not in (0, 1)), None)
+    if wrong is not None:
+        return Checked(None, (Finding(Fault.MASK_VALUE, where, f"entry {wrong} is {shown(given[wrong])}", 1),))
+    mask: Mask = np.zeros(before + count, np.bool_)
+    mask[before + count - len(given) :] = np.asarray(given, np.bool_)
+    return Checked(mask, ())
+
+
+class CallFields(NamedTuple):
+    """What a dump calls the parts of a call; the first of several names that is there counts."""
+
+    prompt: str
+    completion: str
+    logprobs: tuple[str, ...] = ()
+    mask: tuple[str, ...] = ()
+
+
+def read_call(fields: Fields, names: CallFields, request: Request | None = None, temperature: Any = None) -> Call:
+    """A call that is an object with its prompt and its completion."""
+    prompt, completion = fields.ids(names.prompt), fields.ids(names.completion)
+    logprobs = read_logprobs(fields, fields.first(*names.logprobs), len(completion))
+    mask = read_mask(fields, fields.first(*names.mask), len(completion), len(prompt))
+    return Call(
+        np.concatenate([prompt, completion]),
+        len(prompt),
+        fields.place(),
+        logprobs.array,
+        mask.array,
+        request,
+        temperature=temperature,
+        findings=(*logprobs.findings, *mask.findings),
+    )
+
+
+def read_request(fields: Fields, *, reply: str | None = None) -> Request | None:
+    """The messages and tools beside a call, where there are any."""
+    messages = fields.messages("messages")
+    if messages is None:
+        return None
+    said = fields.value.get(reply) if reply else None
+    return Request(messages, fields.messages("tools"), said if isinstance(said, Mapping) else None)

@@ -1,0 +1,226 @@
+"""From names to rollouts: trajectory files, folders of them, stores, and files of lines or rows of any known shape.
+
+One rollout is in memory at a time. Where the calls of a rollout are lines of their own, a file is read twice: once to
+find out which lines belong together, by the places of the lines alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...data.chunks import Row, plan, read_rows
+from ...data.sources import Format, Source, find_sources
+from ...errors import InputError
+from .calls import DumpedRollout, Unreadable
+from .fields import Fields
+from .records import SQLITE, OpenedStore, begins_with, is_trajectory, read_store, read_trajectory
+from .shape import Shape
+from .shapes import shape_of
+
+ROW_BYTES: Final = 1 << 30
+"""A longer line is not read."""
+Progress = Callable[[float, float], None]
+"""Is told how much is done, and of how much."""
+Told = Callable[[str], None]
+"""Is told what was recognised."""
+Found = DumpedRollout | Unreadable
+
+
+def read_rollouts(
+    inputs: Sequence[str],
+    *,
+    shape: str | None = None,
+    progress: Progress | None = None,
+    told: Told | None = None,
+) -> Iterator[Found]:
+    """All rollouts that inputs name, and what could not be read, one after the other.
+
+    Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``, a gateway's store (a
+    file, or ``postgresql://…``), and files of JSON lines, JSON, Parquet or Arrow in a shape that is known. `shape` is
+    whose shape it is, where that is not to be found out. InputError where an input is not there or is none of these.
+    """
+    for given in inputs:
+        yield from _of_input(given, shape, progress or _silent, told or _unheard)
+
+
+def _silent(done: float, total: float) -> None:
+    """Progress that nobody looks at."""
+
+
+def _unheard(said: str) -> None:
+    """Words that nobody hears."""
+
+
+def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> Iterator[Found]:
+    if "://" in given:
+        yield from _stored(given, progress, told)
+        return
+    path = Path(given).expanduser()
+    if path.is_dir() and (files := _trajectories(path)):
+        told(f"{given}: trajectories")
+        for done, file in enumerate(files):
+            progress(done, len(files))
+            yield read_trajectory(file, f"{given.rstrip('/')}/{file.relative_to(path).as_posix()}")
+        progress(len(files), len(files))
+    elif path.is_file() and is_trajectory(path):
+        told(f"{given}: a trajectory")
+        yield read_trajectory(path, given)
+    elif path.is_file() and begins_with(path, SQLITE):
+        yield from _stored(given, progress, told)
+    elif given != "-" and not path.exists():
+        names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, 1)
+        hint = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
+        raise InputError(f"there is no file or folder {given!r}{hint}")
+    else:
+        with tempfile.TemporaryDirectory(prefix="tokentrace-inspect-") as spool:
+            for source in find_sources([given], Path(spool)):
+                yield from _of_source(source, shape, progress, told)
+
+
+def _trajectories(folder: Path) -> list[Path]:
+    """The trajectory files in a folder; those of rollouts that were under way are not whole, and left out."""
+    return sorted(path for path in folder.rglob("*.tt") if path.is_file() and not path.name.endswith(".partial.tt"))
+
+
+def _stored(given: str, progress: Progress, told: Told) -> Iterator[Found]:
+    total = done = 0
+    for found in read_store(given):
+        if isinstance(found, OpenedStore):
+            total = found.sessions
+            told(f"{found.where}: a gateway's store")
+            continue
+        yield found
+        done += 1
+        progress(done, max(total, done))
+
+
+# -- lines
+
+
+def _of_source(source: Source, name: str | None, progress: Progress, told: Told) -> Iterator[Found]:
+    shape = _recognised(source, name)
+    told(f"{source.name}: {shape}")
+    text = source.format in (Format.LINES, Format.ELEMENTS)
+    groups = _gathered if shape.key is not None and text else _in_order
+    for rows, done in groups(source, shape):
+        yield from _read(source, shape, rows)
+        progress(done, source.size)
+    progress(source.size, source.size)
+
+
+def _recognised(source: Source, name: str | None) -> Shape:
+    """The shape of the first line that can be read."""
+    problem = ""
+    for chunk in plan([source], row_bytes=ROW_BYTES):
+        for row in read_rows(chunk, row_bytes=ROW_BYTES):
+            if row.problem is None:
+                try:
+                    return shape_of(row.value, name)
+                except InputError as error:
+                    raise InputError(problem or f"{_place(source, row)}: {error}") from error
+            problem = problem or f"{_place(source, row)}: {row.problem}"
+    raise InputError(problem or f"{source.name} holds no rows")
+
+
+def _in_order(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]:
+    """Rows that are rollouts by themselves, or rows of one rollout that follow one another."""
+    held: list[Row] = []
+    last: str | None = None
+    done = 0.0
+    for chunk in plan([source], row_bytes=ROW_BYTES):
+        for row in read_rows(chunk, row_bytes=ROW_BYTES):
+            key = shape.key(row.value) if shape.key is not None and isinstance(row.value, Mapping) else None
+            if held and (key is None or key != last):
+                yield held, done
+                held = []
+            held.append(row)
+            last = key
+        done += chunk.size
+    if held:
+        yield held, done
+
+
+def _gathered(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]:
+    """The lines of each rollout, wherever in the file they are."""
+    assert shape.key is not None
+    places: dict[str, array[int]] = {}
+    for at, (start, stop, line) in enumerate(_lines(source)):
+        row = _line(source, start, stop, line)
+        key = shape.key(row.value) if isinstance(row.value, Mapping) else None
+        if key is None:
+            key = "" if shape.one_file and row.problem is None else f"\0{at}"
+        places.setdefault(key, array("q")).extend((start, stop, line))
+    read = 0
+    for found in places.values():
+        rows = [_line(source, *found[at : at + 3]) for at in range(0, len(found), 3)]
+        read += sum(found[1::3]) - sum(found[::3])
+        yield rows, float(min(read, source.size))
+
+
+def _lines(source: Source) -> Iterator[tuple[int, int, int]]:
+    """Where the lines of a text begin and end, and their numbers."""
+    if source.format is Format.ELEMENTS:
+        for chunk in plan([source], row_bytes=ROW_BYTES):
+            yield from chunk.lines
+        return
+    start = 0
+    with open(source.path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield start, start + len(line), number
+            start += len(line)
+
+
+def _line(source: Source, start: int, stop: int, line: int) -> Row:
+    with open(source.path, "rb") as file:
+        file.seek(start)
+        text = file.read(stop - start)
+    try:
+        return Row(line, line, json.loads(text.removeprefix(b"\xef\xbb\xbf")))
+    except (ValueError, RecursionError) as error:
+        return Row(line, line, problem=f"not valid JSON: {error}")
+
+
+def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
+    """The rollouts of some lines. A line that cannot be read is said; the others of its rollout are read."""
+    found: dict[str, DumpedRollout] = {}
+    fields = []
+    for row in rows:
+        place = _place(source, row)
+        if row.problem is not None:
+            yield Unreadable(place, row.problem)
+        elif not isinstance(row.value, Mapping) or not shape.fits(row.value):
+            yield Unreadable(place, f"this is not like the lines before it, which are {shape}{_instead(row.value)}")
+        else:
+            fields.append(Fields(row.value, place))
+    for one in fields if shape.gather is None else shape.gather(fields):
+        if isinstance(one, Unreadable):
+            yield one
+            continue
+        try:
+            for rollout in shape.read(one):
+                name = rollout.name if shape.key is not None else f"{rollout.name}\0{len(found)}"
+                if shape.one_file:
+                    name = ""
+                found[name] = found[name].joined(rollout) if name in found else rollout
+        except InputError as error:
+            yield Unreadable(one.where, str(error))
+    yield from found.values()
+
+
+def _instead(value: Any) -> str:
+    try:
+        return f", but {shape_of(value)}"
+    except InputError:
+        return ""
+
+
+def _place(source: Source, row: Row) -> str:
+    return f"{source.name}, line {row.line}" if row.line is not None else f"{source.name}, row {row.number}"

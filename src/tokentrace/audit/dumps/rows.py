@@ -1,0 +1,173 @@
+"""Training rows: ids and what is trained of them. What was sampled at once is told by the row, or by its mask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ...data.check.columns import IDS, LABELS, MASKS
+from ...errors import InputError
+from ...samples.sample import IGNORE
+from ...tokens.kinds import Kind
+from ...tokens.tokenizer import Ids
+from ...tokens.visible import counted
+from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Mask, Request
+from .fields import Fields, logprob_findings, read_mask
+from .shape import Shape, line_name
+
+LOGPROBS: Final = (
+    *("logprobs", "old_log_probs", "inference_logprobs", "rollout_log_probs", "response_logprobs"),
+    *("sampling_per_token_logps", "log_probs"),
+)
+_NAMES: Final = ("session", "source", "rollout_id", "session_id", "trajectory_id", "request_id", "rollout")
+
+
+class RowArrays(NamedTuple):
+    """A row as it was put together: `first` is where its response begins, which mask and logprobs may be of."""
+
+    ids: Ids
+    first: int
+    mask: str | None
+    logprobs: str | None
+
+
+def read_row(fields: Fields, row: RowArrays) -> tuple[list[Call], list[DumpedRow]]:
+    """The calls that a row was made of, and the row itself."""
+    ids, count = row.ids, len(row.ids) - row.first
+    mask, wrong = _mask(fields, row, count)
+    spans, sampled = _spans(fields, ids, mask)
+    findings = list(wrong)
+    if sampled is not None and len(sampled) != len(ids):
+        raise InputError(f"has {len(sampled):,} entries, and there are {len(ids):,} ids", field=fields.named("kinds"))
+    values = _logprobs(fields, row, mask, findings)
+    calls = []
+    for start, stop in spans:
+        own: list[Finding] = []
+        if values is not None:
+            own = list(logprob_findings(values[start:stop], fields.place(row.logprobs or "")))
+        logprobs = None if values is None else values[start:stop]
+        calls.append(
+            Call(
+                ids[:stop], start, fields.place(), logprobs, None, _request(fields), _cause(fields), findings=tuple(own)
+            )
+        )
+    return calls, [DumpedRow(ids, mask, fields.place(), sampled, tuple(findings))]
+
+
+def _mask(fields: Fields, row: RowArrays, count: int) -> tuple[Mask, tuple[Finding, ...]]:
+    if row.mask is None and fields.has(LABELS):
+        labels = fields.listed(LABELS)
+        if len(labels) == len(row.ids):
+            return np.asarray([label != IGNORE for label in labels], np.bool_), ()
+    checked = read_mask(fields, row.mask, count, row.first)
+    if checked.array is not None:
+        return checked.array, checked.findings
+    everything = np.arange(len(row.ids)) >= row.first
+    return everything, checked.findings
+
+
+def _spans(fields: Fields, ids: Ids, mask: Mask) -> tuple[list[tuple[int, int]], Mask | None]:
+    """What was sampled at once, of that which the row trains; and which tokens were sampled, where the row tells."""
+    if fields.has("kinds"):
+        sampled = np.asarray(fields.listed("kinds")) == Kind.SAMPLED
+    else:
+        sampled = None
+    if fields.has("completions"):
+        spans = [(int(one.value["start"]), int(one.value["stop"])) for one in fields.each("completions")]
+        if sampled is None:
+            sampled = np.zeros(len(ids), np.bool_)
+            for start, stop in spans:
+                sampled[start:stop] = True
+        return [(start, stop) for start, stop in spans if mask[start:stop].any()], sampled
+    return list(runs(mask)), sampled
+
+
+def runs(mask: Mask) -> Iterator[tuple[int, int]]:
+    """The stretches in which a mask is True."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _logprobs(fields: Fields, row: RowArrays, mask: Mask, findings: list[Finding]) -> Any:
+    """The logprobs over the whole row, NaN where there is none."""
+    trained = int(mask.sum())
+    if row.logprobs is None or not fields.has(row.logprobs):
+        if trained:
+            findings.append(Finding(Fault.NO_LOGPROBS, fields.place(), f"{counted(trained)} trained", trained))
+        return None
+    where, given = fields.place(row.logprobs), fields.listed(row.logprobs)
+    total, response = len(row.ids), len(row.ids) - row.first
+    if len(given) not in (total, response, trained):
+        said = f"{len(given):,} logprobs for {total:,} tokens, {trained:,} of them trained"
+        findings.append(Finding(Fault.LOGPROBS_LENGTH, where, said, trained))
+        return None
+    try:
+        numbers = np.asarray([np.nan if one is None else one for one in given], np.float64)
+    except (TypeError, ValueError):
+        raise InputError("must be one list of numbers", field=fields.named(row.logprobs)) from None
+    values = np.full(total, np.nan)
+    if len(given) in (total, response):
+        values[total - len(given) :] = numbers
+    else:
+        values[mask] = numbers
+    return values
+
+
+def _request(fields: Fields) -> Request | None:
+    """The conversation of a row, which is that of its last call."""
+    messages, tools = (_parsed(fields.value.get(name)) for name in ("messages", "tools"))
+    return Request(messages, tools) if isinstance(messages, list) and "cause" not in fields.value else None
+
+
+def _parsed(value: Any) -> Any:
+    """A list of mappings, or JSON text of one."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) and all(isinstance(one, Mapping) for one in found) else None
+
+
+def _cause(fields: Fields) -> str:
+    """Why the exported row of a session is a branch."""
+    said = [fields.value.get(name) for name in ("cause", "cause_detail")]
+    return ": ".join(one for one in said if isinstance(one, str) and one)
+
+
+# -- rows of ids, ours and others'
+
+
+def _key(row: Mapping[str, Any]) -> str | None:
+    """Which rollout a row is of: rows of conversations name a file and a row of it."""
+    name = next((row[name] for name in _NAMES if row.get(name) is not None), None)
+    if name is None:
+        return None
+    return f"{name}, row {row['row']}" if row.get("branch") is None and row.get("row") is not None else str(name)
+
+
+def _read(fields: Fields) -> Iterable[DumpedRollout]:
+    name = fields.first(*IDS)
+    assert name is not None
+    ids = fields.ids(name)
+    arrays = RowArrays(ids, 0, fields.first(*MASKS), fields.first(*LOGPROBS))
+    calls, rows = read_row(fields, arrays)
+    tokenizer = fields.value.get("tokenizer")
+    yield DumpedRollout(
+        _key(fields.value) or line_name(fields),
+        fields.where,
+        calls,
+        rows,
+        tokenizer if isinstance(tokenizer, str) else None,
+    )
+
+
+def _fits(row: Mapping[str, Any]) -> bool:
+    return any(row.get(name) is not None for name in IDS) and any(
+        row.get(name) is not None for name in (*MASKS, LABELS, "logprobs")
+    )
+
+
+SHAPES: Final = (Shape("rows", "training rows: ids with a mask or labels", _fits, _read, _key),)

@@ -1,0 +1,349 @@
+"""One rollout looked at: which call goes on from which, where a prompt breaks off and why, and what that costs.
+
+A prompt that begins with the stream of an earlier call, id for id, extends it. One that is the prompt of an earlier
+call asks for another answer. Everything else is a break, unless the conversations show that it is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+
+from ..compare.breaks import Break, Cause, explain_break
+from ..compare.texts import spell
+from ..gateway.causes import GIVEN_TASK, BranchCause, changed_tools, find_cause
+from ..gateway.causes import Cause as HistoryCause
+from ..gateway.matching import chain, meaning
+from ..tokens.alignment import common_prefix, hunks
+from ..tokens.tokenizer import Ids, Tokenizer
+from .dumps.calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Floats, Mask, Request
+
+_OTHERS: Final = 3
+"""Among so many of the last conversations the one is looked for that a request was made of."""
+
+
+class Step(StrEnum):
+    """How a call stands to those before it."""
+
+    FIRST = "first"
+    EXTENDS = "extends"
+    REPEATS = "repeats"
+    """The prompt of an earlier call again, or one that goes back to an earlier point."""
+    OTHER = "another conversation"
+    """As the messages show: a sub-agent, a title."""
+    BREAKS = "breaks"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundBreak:
+    """A prompt that does not go on with the stream that it has most in common with."""
+
+    rollout: str
+    where: str
+    call: int
+    """Which call of the rollout, counted from 1."""
+    position: int
+    """The first id that differs."""
+    stream: Ids
+    prompt: Ids
+    sampled: Mask
+    """Which tokens of the stream were sampled."""
+    explained: Break | None
+    """Why, as the tokens show; None where no tokenizer was given."""
+    history: HistoryCause | None
+    """What became of the messages, where both requests are known."""
+    recorded: str
+    """Why the record itself says that the history was rewritten."""
+    reprefilled: int
+    """Tokens of the prompt after the break that a cache had held."""
+    lost: int
+    """Sampled tokens of the stream that the prompt does not have."""
+    respelled: int
+    """Tokens of the prompt in their place that spell the same text."""
+    rewritten: int
+    """Tokens of the prompt in their place that spell another."""
+
+    @property
+    def cause(self) -> Cause:
+        return Cause.UNKNOWN if self.explained is None else self.explained.cause
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("rollout", "where", "call", "position", "reprefilled", "lost", "respelled", "rewritten")
+        out: dict[str, Any] = {name: getattr(self, name) for name in names}
+        out |= {"stream_length": len(self.stream), "prompt_length": len(self.prompt)}
+        out["cause"] = str(self.cause) if self.explained is not None else None
+        if self.explained is not None:
+            out["explained"] = self.explained.to_json()
+        if self.history is not None:
+            out["history"] = {"cause": str(self.history.cause), "detail": self.history.detail}
+        return out | ({"recorded": self.recorded} if self.recorded else {})
+
+
+@dataclass(slots=True, eq=False)
+class Tip:
+    """The end of a stream: what the next prompt should begin with."""
+
+    stream: Ids
+    sampled: Mask
+    request: Request | None
+    logprobs: list[tuple[int, Floats, float | None]] = field(default_factory=list)
+    """Where completions of its own begin, their logprobs, and the temperature that they were sampled with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InspectedRollout:
+    """What was found in one rollout."""
+
+    name: str
+    where: str
+    steps: Sequence[Step]
+    breaks: Sequence[FoundBreak]
+    findings: Sequence[Finding]
+    tips: Sequence[Tip]
+    """The streams that nothing goes on from: each makes a training row."""
+    tokens: int
+    """Tokens of all streams; one that streams share counts once."""
+    sampled: int
+    prompts: Sequence[int]
+    """The length of each call's prompt."""
+    trained: int | None
+    """Tokens that masks train; None where nobody says."""
+
+    @property
+    def samples(self) -> int:
+        return len(self.tips)
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of the rows that train each sampled token once."""
+        return sum(len(tip.stream) for tip in self.tips)
+
+
+def inspect_rollout(rollout: DumpedRollout, known: Any = None) -> InspectedRollout:
+    """Look at one rollout. `known` is its tokenizer or, better, its renderer: without one, breaks have no cause."""
+    return _Inspector(rollout, known).result()
+
+
+class _Inspector:
+    """The streams of a rollout so far."""
+
+    def __init__(self, rollout: DumpedRollout, known: Any) -> None:
+        self._rollout, self._known = rollout, known
+        tokenizer = known if known is None or isinstance(known, Tokenizer) else known.tokenizer
+        self._vocabulary = None if tokenizer is None else tokenizer.vocabulary
+        self._tips: list[Tip] = []
+        """The streams that nothing goes on from. A stream that something does is the beginning of one of these."""
+        self._prompts: set[bytes] = set()
+        self._breaks: list[FoundBreak] = []
+        self._findings: list[Finding] = []
+        self._tokens = self._trained = 0
+        self._masked = False
+
+    def result(self) -> InspectedRollout:
+        calls = self._each_once()
+        steps = [self._take(number, call) for number, call in enumerate(calls, 1)]
+        for row in self._rollout.rows:
+            self._check_row(row)
+        return InspectedRollout(
+            self._rollout.name,
+            self._rollout.where,
+            steps,
+            self._breaks,
+            self._findings,
+            self._tips,
+            self._tokens,
+            sum(len(call.stream) - call.start for call in calls),
+            [call.start for call in calls],
+            self._trained if self._masked else None,
+        )
+
+    # -- calls
+
+    def _each_once(self) -> Sequence[Call]:
+        """The calls; of those that were read from rows, what rows have in common counts once."""
+        calls = self._rollout.calls
+        if not any(row.own_calls for row in self._rollout.rows):
+            return calls
+        found: dict[tuple[int, bytes], Call] = {}
+        for call in calls:
+            found.setdefault((call.start, _digest(call.stream)), call)
+        return list(found.values())
+
+    def _take(self, number: int, call: Call) -> Step:
+        self._findings += call.findings
+        if call.start == len(call.stream):
+            self._findings.append(Finding(Fault.NOTHING_SAMPLED, call.where, "the completion is empty"))
+        if self._vocabulary is not None and len(call.stream) and int(call.stream.max()) >= self._vocabulary.size:
+            outside = call.stream >= self._vocabulary.size
+            said = f"id {int(call.stream[outside][0])}, and the vocabulary has {self._vocabulary.size:,}"
+            self._findings.append(Finding(Fault.NO_TOKEN, call.where, said, int(outside.sum())))
+        step, tip, shared = self._placed(number, call)
+        sampled = np.zeros(len(call.stream), np.bool_)
+        if tip is not None:
+            sampled[:shared] = tip.sampled[:shared]
+        sampled[call.start :] = True
+        self._tokens += len(call.stream) - shared
+        self._check_mask(call, sampled, shared)
+        if step is Step.EXTENDS and tip is not None:
+            self._tips.remove(tip)
+        self._prompts.add(_digest(call.prompt))
+        told = tip.logprobs if step is Step.EXTENDS and tip is not None else []
+        if call.logprobs is not None:
+            told = [*told, (call.start, call.logprobs, call.temperature)]
+        self._tips.append(Tip(call.stream, sampled, call.request, told))
+        return step
+
+    def _placed(self, number: int, call: Call) -> tuple[Step, Tip | None, int]:
+        """How a call stands to those before it, the stream it has most in common with, and how many tokens of it."""
+        prompt = call.prompt
+        if not self._tips:
+            return Step.FIRST, None, 0
+        shared = [common_prefix(tip.stream, prompt) for tip in self._tips]
+        whole = [shared[at] == len(tip.stream) for at, tip in enumerate(self._tips)]
+        at = max(range(len(shared)), key=lambda at: (whole[at], shared[at], at))  # of equals, the last
+        tip = self._tips[at]
+        if whole[at]:
+            return Step.EXTENDS, tip, shared[at]
+        if _digest(prompt) in self._prompts:
+            return Step.REPEATS, tip, shared[at]
+        history = self._history(tip.request, call.request)
+        if history is not None and _is_another(history):
+            return Step.OTHER, tip, shared[at]
+        if history is not None and history.cause is BranchCause.RETRY:
+            return Step.REPEATS, tip, shared[at]
+        self._breaks.append(self._break(number, call, tip, shared[at], history))
+        return Step.BREAKS, tip, shared[at]
+
+    def _break(self, number: int, call: Call, tip: Tip, shared: int, history: HistoryCause | None) -> FoundBreak:
+        prompt = call.prompt
+        explained = None if self._known is None else self._explain(tip, prompt, call.request)
+        lost, respelled, rewritten = self._replaced(tip, prompt, shared, explained)
+        return FoundBreak(
+            self._rollout.name,
+            call.where,
+            number,
+            shared,
+            tip.stream,
+            prompt,
+            tip.sampled,
+            explained,
+            history,
+            call.recorded,
+            min(len(tip.stream), len(prompt)) - shared,
+            lost,
+            respelled,
+            rewritten,
+        )
+
+    def _explain(self, tip: Tip, prompt: Ids, request: Request | None) -> Break | None:
+        before = tip.request
+        if before is not None and request is not None:
+            both: dict[str, Any] = {"before": before.as_mapping(), "after": request.as_mapping()}
+            found = explain_break(tip.stream, prompt, self._known, sampled=tip.sampled, **both)
+            told = before.tools is not None and request.tools is not None
+            if told or found is None or found.cause is not Cause.UNKNOWN:
+                return found
+        # messages without tools cannot disprove that the tools changed
+        return explain_break(tip.stream, prompt, self._known, sampled=tip.sampled)
+
+    def _replaced(self, tip: Tip, prompt: Ids, shared: int, explained: Break | None) -> tuple[int, int, int]:
+        """Sampled tokens that the prompt does not have, and tokens in their place that spell the same, or another text.
+
+        What comes in place of a tail that never meets the prompt again is not counted: it may be all that is new.
+        """
+        lost = respelled = rewritten = 0
+        for start, stop, other, until in self._differing(tip.stream, prompt, shared, explained):
+            gone = int(tip.sampled[start:stop].sum())
+            lost += gone
+            if gone and until < len(prompt):
+                count = until - other
+                if self._vocabulary is not None and (
+                    spell(self._vocabulary, tip.stream[start:stop]) == spell(self._vocabulary, prompt[other:until])
+                ):
+                    respelled += count
+                else:
+                    rewritten += count
+        return lost, respelled, rewritten
+
+    @staticmethod
+    def _differing(
+        stream: Ids, prompt: Ids, shared: int, explained: Break | None
+    ) -> Iterator[tuple[int, int, int, int]]:
+        at, other = shared, shared
+        if explained is not None:
+            at, other = explained.stream_range[1], explained.prompt_range[1]
+            yield shared, at, shared, other
+        for hunk in hunks(stream, prompt, at, other):
+            if hunk.start < len(stream):
+                yield hunk
+
+    # -- conversations
+
+    def _history(self, before: Request | None, after: Request | None) -> HistoryCause | None:
+        """What became of the messages between two requests; None where they are not known, or nothing did."""
+        if before is None or after is None or before.reply is None:
+            return None
+        recorded = [*before.messages, before.reply]
+        try:
+            ours, theirs = (chain(b"", rows, meaning)[1:] for rows in (after.messages, recorded))
+            same = zip(ours, theirs, strict=False)
+            shared = next((at for at, (one, other) in enumerate(same) if one != other), min(len(ours), len(theirs)))
+            if shared == len(recorded):
+                if list(before.tools or ()) != list(after.tools or ()):
+                    return changed_tools(after.tools, before.tools)
+                return None
+            others = [
+                [*tip.request.messages, tip.request.reply]
+                for tip in self._tips[: -_OTHERS - 1 : -1]
+                if tip.request is not None and tip.request.reply is not None and tip.request is not before
+            ]
+            return find_cause(after.messages, recorded, shared, others=others)
+        except (AttributeError, TypeError, ValueError, RecursionError):  # messages of others may hold anything
+            return None
+
+    # -- masks
+
+    def _check_mask(self, call: Call, sampled: Mask, shared: int) -> None:
+        if call.mask is None:
+            return
+        self._masked = True
+        mask = call.mask.copy()
+        mask[:shared] = False  # which an earlier call has told
+        self._trained += int(mask.sum())
+        self._compare(call.where, mask, sampled, shared)
+
+    def _check_row(self, row: DumpedRow) -> None:
+        self._findings += row.findings
+        self._masked = True
+        self._trained += int(row.mask.sum())
+        if not row.own_calls:
+            sampled = np.zeros(len(row.ids), np.bool_)
+            for call in self._rollout.calls:
+                if common_prefix(call.stream, row.ids) == len(call.stream):
+                    sampled[call.start : len(call.stream)] = True
+            self._compare(row.where, row.mask, sampled, 0)
+        elif row.sampled is not None:  # what another row of the rollout trains is sampled here, and not trained
+            self._compare(row.where, row.mask, row.mask & row.sampled, 0)
+
+    def _compare(self, where: str, mask: Mask, sampled: Mask, first: int) -> None:
+        """Tokens that are trained and were not sampled, and the other way round, from a token on."""
+        for fault, wrong in ((Fault.TRAINED_UNSAMPLED, mask & ~sampled), (Fault.SAMPLED_UNTRAINED, sampled & ~mask)):
+            wrong = wrong[first:]
+            if wrong.any():
+                at = first + int(wrong.argmax())
+                self._findings.append(Finding(fault, where, f"the first is token {at:,}", int(wrong.sum())))
+
+
+def _is_another(history: HistoryCause) -> bool:
+    """Whether a request is of another conversation. One with the same instructions, unless a call gave it its task, may
+    as well be a history that was cut down to one message."""
+    return history.cause is BranchCause.SUB_AGENT and (not history.message or GIVEN_TASK in history.detail)
+
+
+def _digest(ids: Ids) -> bytes:
+    return blake2b(np.ascontiguousarray(ids).data, digest_size=16).digest()

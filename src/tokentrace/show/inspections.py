@@ -1,0 +1,225 @@
+"""The view of an inspection: a verdict, why prompts broke and how often, what that costs, and what else is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..audit.dumps.calls import Fault
+from ..audit.inspect_calls import FoundBreak, Step
+from ..audit.inspect_report import Inspection
+from ..compare.causes import ADVICE
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.visible import counted, visible
+from ..viewer.document import Card, Cell, Contrast, Document, Table, Track
+from .checks import word_table
+from .contrasts import break_contrast
+from .terminal import flat, laid_out, plain_lines
+
+
+def text_view(report: Inspection) -> Text:
+    """A report for a terminal."""
+    return laid_out(*_parts(report))
+
+
+def plain_view(report: Inspection) -> str:
+    """The same without colours."""
+    return plain_lines(text_view(report))
+
+
+def _parts(report: Inspection) -> Iterator[RenderableType]:
+    fine = report.rollouts and not report.failing("any")
+    tone = "green" if fine else "red" if report.breaks else "yellow"
+    yield Text(f"{'✓' if fine else '✗' if report.breaks else '•'} {report.verdict}", f"bold {tone}")
+    for note in report.notes:
+        yield Text(f"  {visible(note)}", "dim")
+    if report.stopped:
+        yield Text(f"  only the first {report.rollouts:,} rollouts were looked at", "yellow")
+    if report.rollouts:
+        yield Text()
+        yield _figures(report)
+    if report.causes:
+        yield Text()
+        yield _causes(report)
+    if report.histories or report.recorded:
+        yield Text()
+        said = [(f"messages: {name.replace('_', ' ')}", f"{count:,}") for name, count in report.histories.most_common()]
+        said += [(f"recorded: {visible(name)}", f"{count:,}") for name, count in report.recorded.most_common()]
+        yield word_table(["what became of the history"], ["breaks"], said)
+    if report.breaks or report.masked:
+        yield Text()
+        yield word_table(["what was trained wrongly", ""], ["tokens"], list(training_rows(report)))
+    if report.faults:
+        yield Text()
+        yield _faults(report)
+    if report.scores is not None:
+        yield Text()
+        yield _scores(report.scores.to_json())
+    for _, count in report.ranked_causes():
+        for one in count.examples:
+            yield from _example(one)
+    for fault, found in report.faults.items():
+        for finding in found.examples:
+            yield Text(f"\n{visible(finding.where)}: ", "bold").append(str(fault), "bold yellow")
+            yield Text(f"  {visible(finding.detail)}")
+    if report.unreadable:
+        yield Text(f"\n{report.unreadable:,} could not be read", "bold red")
+        for lost in report.unread:
+            yield Text(f"  {visible(lost.where)}: {flat(lost.problem)}")
+        if report.unreadable > len(report.unread):
+            yield Text(f"  and {report.unreadable - len(report.unread):,} more", "dim")
+
+
+def figures(report: Inspection) -> Iterator[tuple[str, str]]:
+    """What there is, in words and numbers."""
+    yield "rollouts", f"{report.rollouts:,}, {report.broken:,} with a break"
+    steps = ", ".join(f"{report.steps[step]:,} {step}" for step in Step if report.steps[step])
+    yield "calls", f"{report.calls:,} ({steps})"
+    yield "samples", f"{report.samples:,} ({report.samples_per_rollout:.2f} a rollout)"
+    yield "tokens", f"{report.tokens:,} recorded, {report.sampled:,} sampled, {report.row_tokens:,} in rows"
+    if report.breaks:
+        yield "cost of breaks", f"{report.reprefilled:,} tokens read again, {report.repeated:,} repeated in rows"
+    for name, lengths in (("calls a rollout", report.turns), ("prompt", report.prompts), ("row", report.streams)):
+        if found := lengths.to_json():
+            most = f"{found['least']:,} to {found['most']:,}"
+            yield name, f"{most}, {found['median']:,} in the middle, {found['p95']:,} at 95 %"
+
+
+def _figures(report: Inspection) -> RenderableType:
+    return word_table(["what there is", ""], [], list(figures(report)))
+
+
+def _causes(report: Inspection) -> RenderableType:
+    rows = [
+        (
+            str(cause) if report.explained else "not looked into: no tokenizer was given",
+            f"{count.breaks:,}",
+            f"{count.rollouts:,}",
+            f"{100 * count.rollouts / report.rollouts:.1f} %",
+        )
+        for cause, count in report.ranked_causes()
+    ]
+    return word_table(["why prompts broke off"], ["breaks", "rollouts", "of all"], rows)
+
+
+def training_rows(report: Inspection) -> Iterator[tuple[str, str, str]]:
+    """What masks train wrongly, and what training on the later prompt of a break would."""
+    if report.masked:
+        yield "trained", "by the masks of the dump", f"{report.trained:,}"
+        for fault in (Fault.TRAINED_UNSAMPLED, Fault.SAMPLED_UNTRAINED):
+            count = report.faults.get(fault)
+            yield str(fault), "by the masks of the dump", f"{count.tokens if count else 0:,}"
+    if report.breaks:
+        later = "if the later prompt is trained on"
+        yield "sampled tokens that are gone", later, f"{report.lost:,}"
+        yield "the same text in other tokens", later, f"{report.respelled:,}"
+        yield "other text in their place", later, f"{report.rewritten:,}"
+
+
+def _faults(report: Inspection) -> RenderableType:
+    rows = [
+        (str(fault), fault.group, f"{count.places:,}", f"{count.tokens:,}", f"{count.rollouts:,}")
+        for fault, count in report.faults.items()
+    ]
+    return word_table(["what else is wrong", "in"], ["places", "tokens", "rollouts"], rows)
+
+
+def score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """How far logprobs are from an engine's."""
+    skipped = f", {scores['skipped']:,} left out: sampled at another temperature" if scores["skipped"] else ""
+    yield "compared", f"{scores['tokens']:,} tokens of {scores['completions']:,} completions{skipped}"
+    if scores["tokens"]:
+        yield "absolute", ", ".join(f"{name} {scores[name]:.4g}" for name in ("mean", "median", "p95", "p99", "most"))
+        yield "engine less dump", f"{scores['mean_difference']:+.4g} on average, ratio {scores['mean_ratio']:.4f}"
+
+
+def _scores(scores: dict[str, Any]) -> RenderableType:
+    return word_table(["logprobs beside an engine's", ""], [], list(score_rows(scores)))
+
+
+def _example(one: FoundBreak) -> Iterator[Text]:
+    yield Text(f"\n{visible(one.where)}, call {one.call} of {visible(one.rollout)}:", "bold")
+    if one.explained is None:
+        yield Text(f"  break at token {one.position:,} of {len(one.stream):,}")
+    else:
+        for line in str(one.explained).splitlines():
+            yield Text(f"  {line}")
+    if one.history is not None:
+        yield Text(f"  messages: {str(one.history.cause).replace('_', ' ')}: {flat(one.history.detail)}")
+    if one.recorded:
+        yield Text(f"  recorded: {flat(one.recorded)}")
+    cost = f"{one.reprefilled:,} tokens read again, {one.lost:,} sampled tokens gone"
+    yield Text(f"  costs {cost}", "dim")
+
+
+# -- for browsers
+
+
+def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) -> Document:
+    """A report as a document: the same tables, and each example of a break as a difference."""
+    tracks: list[Track] = []
+    contrasts: list[Contrast] = []
+    examples: list[list[str | Cell]] = []
+    for _, count in report.ranked_causes():
+        for one in count.examples:
+            name, link = f"{one.where}, call {one.call} of {one.rollout}", ""
+            if one.explained is not None:
+                link = f"diff={len(contrasts)}"
+                sides, contrast = break_contrast(one.explained, len(tracks), f"{one.cause}: {name}", tokenizer)
+                tracks += sides
+                contrasts.append(contrast)
+            why = one.explained.detail if one.explained is not None else f"at token {one.position:,}"
+            told = "; ".join(filter(None, [one.history.detail if one.history is not None else "", one.recorded]))
+            examples.append([Cell(name, link=link), Cell(why, small=told), f"{one.reprefilled:,}", f"{one.lost:,}"])
+    causes: list[list[str | Cell]] = [
+        [
+            Cell(str(cause), small=ADVICE[cause]),
+            f"{n.breaks:,}",
+            f"{n.rollouts:,}",
+            f"{n.rollouts / report.rollouts:.1%}",
+        ]
+        for cause, n in report.ranked_causes()
+    ]
+    faults = [
+        [str(fault), fault.group, f"{n.places:,}", f"{n.tokens:,}", f"{n.rollouts:,}"]
+        for fault, n in report.faults.items()
+    ]
+    wrong = [
+        [str(fault), finding.where, finding.detail] for fault, n in report.faults.items() for finding in n.examples
+    ]
+    tables = [
+        Table("What there is", ["", ""], list(figures(report)) if report.rollouts else [], words=2),
+        Table("Why prompts broke off", ["cause", "breaks", "rollouts", "of all"], causes),
+        Table(
+            "Examples", ["where", "what", "read again", "sampled, gone"], examples, "Tokens; a few of each cause.", 2
+        ),
+        Table("What was trained wrongly", ["", "", "tokens"], list(training_rows(report)), words=2),
+        Table("What else is wrong", ["fault", "in", "places", "tokens", "rollouts"], faults, words=2),
+        Table("Where", ["fault", "where", "what"], wrong, words=3),
+        Table("Could not be read", ["where", "why"], [[lost.where, lost.problem] for lost in report.unread], words=2),
+    ]
+    if report.scores is not None:
+        tables.append(
+            Table("Logprobs beside an engine's", ["", ""], list(score_rows(report.scores.to_json())), words=2)
+        )
+    fine = bool(report.rollouts) and not report.failing("any")
+    return Document(
+        "What happened to the tokens",
+        "tokentrace inspect",
+        said=[report.verdict],
+        notes=report.notes,
+        cards=[
+            Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", "good" if fine else "bad"),
+            Card("Breaks", f"{report.breaks:,}", f"of {counted(report.calls, 'call')}"),
+            Card("Rows", f"{report.samples:,}", f"{report.samples_per_rollout:.2f} a rollout"),
+            Card("Tokens", f"{report.tokens:,}", f"{report.sampled:,} sampled"),
+            Card("Read again", f"{report.reprefilled:,}", f"{report.repeated:,} repeated in rows"),
+        ],
+        tables=[table for table in tables if table.rows],
+        tracks=tracks,
+        contrasts=contrasts,
+        start="diff=0" if contrasts else "",
+    )

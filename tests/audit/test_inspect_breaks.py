@@ -1,0 +1,76 @@
+"""Planted breaks of every cause, in dumps of every shape, are found and named; clean dumps have none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.audit.planted import SHAPES, Told, clean, rollouts
+from tests.compare.two_requests import renderer_of
+from tokentrace.audit.dumps.calls import DumpedRollout
+from tokentrace.audit.dumps.reading import read_rollouts
+from tokentrace.audit.dumps.shapes import shape_of
+from tokentrace.audit.inspect_calls import InspectedRollout, Step, inspect_rollout
+from tokentrace.compare.breaks import ADVICE
+
+
+def write(path: Path, shape: str, told: list[Told], messages: bool = False) -> Path:
+    file = path / "dump.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in SHAPES[shape](told, messages)), encoding="utf-8")
+    return file
+
+
+def inspected(file: Path, family: str) -> dict[str, InspectedRollout]:
+    found = {}
+    for one in read_rollouts([str(file)]):
+        assert isinstance(one, DumpedRollout), one
+        found[one.name] = inspect_rollout(one, renderer_of(family))
+    return found
+
+
+def test_every_cause_is_planted() -> None:
+    assert {one.cause for one in rollouts("pocket")} == {None, *ADVICE}
+
+
+FAMILIES = [
+    *(("pocket", shape) for shape in SHAPES),
+    *(("qwen3", shape) for shape in list(SHAPES)[::3]),
+    *(("glm-4.5", shape) for shape in list(SHAPES)[1::3]),
+]
+
+
+@pytest.mark.parametrize("messages", [False, True], ids=["ids alone", "with messages"])
+@pytest.mark.parametrize(("family", "shape"), FAMILIES)
+def test_planted_breaks_are_found_and_named(tmp_path: Path, shape: str, family: str, messages: bool) -> None:
+    told = rollouts(family)
+    file = write(tmp_path, shape, told, messages)
+    assert shape_of(json.loads(file.read_text().partition("\n")[0])).name == shape.split(maxsplit=1)[0]
+    found = inspected(file, family)
+    assert list(found) == [one.name for one in told]
+    causes = {name: [str(one.cause) for one in rollout.breaks] for name, rollout in found.items()}
+    assert causes == {one.name: [] if one.cause is None else [str(one.cause)] for one in told}
+    assert not any(rollout.findings for rollout in found.values())
+
+
+@pytest.mark.parametrize("messages", [False, True], ids=["ids alone", "with messages"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_clean_dumps_have_no_break(tmp_path: Path, shape: str, messages: bool) -> None:
+    told = clean("pocket")
+    found = inspected(write(tmp_path, shape, told, messages), "pocket")
+    for one in told:
+        rollout = found[one.name]
+        repeated = one.name == "retried"
+        assert rollout.steps == [
+            Step.FIRST,
+            *[Step.EXTENDS] * (len(one.calls) - 1 - repeated),
+            *[Step.REPEATS] * repeated,
+        ]
+        assert not rollout.breaks
+        assert not rollout.findings
+        assert rollout.sampled == sum(len(call.completion) for call in one.calls)
+        assert rollout.samples == 1 + repeated
+        assert rollout.tokens == len(one.calls[-1].prompt) + sum(
+            len(call.completion) for call in one.calls[-1 - repeated :]
+        )
