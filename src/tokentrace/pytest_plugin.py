@@ -7,8 +7,8 @@
         certify_rows("data/rows.parquet", tokenizer="models/ours")
 
 Loaded by pytest itself wherever tokentrace is installed; everything else is loaded when a test asks for it. Paths are
-those of the folder that has pytest's configuration, if they exist there. ``tokentrace_tokenizer`` and ``tokentrace_uses``
-of that configuration are what tests do not name.
+those of the folder that has pytest's configuration, if they exist there. What tests do not name is in
+``tokentrace_tokenizer`` and ``tokentrace_uses`` of that configuration.
 """
 
 from __future__ import annotations
