@@ -12,6 +12,7 @@
 <!-- with: agents -->         likewise: Python of another environment runs it
 ````
 
+An expression whose comment is a value (``rows[0].samples  # (0, 2)``) has to have that value.
 In what has to be printed, ``…`` stands for anything. ``pip install`` and ``make`` are not run: extras and targets have
 to exist. ``tokentrace serve`` runs to the end of the page on a free port, and its usual address means that one.
 
@@ -154,12 +155,17 @@ class _Run:
             self._shell(shlex.join([str(self.pythons[block.marks["with"]]), "block.py"]), block)
             return
         padded = "\n" * (block.line - 1) + code  # tracebacks then name the line of the page
-        compiled = compile(padded, str(self.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        self.names["__shown__"] = self._shown
+        compiled = compile(_with_values(padded), str(self.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             result = eval(compiled, self.names)
             if inspect.iscoroutine(result):
                 self.loop.run(result)
         self.printed = out.getvalue()
+
+    def _shown(self, value: object, comment: str, line: int) -> None:
+        found, wanted = ("".join(text.split()) for text in (repr(value), comment))
+        assert found == wanted, f"{self.page.name}, line {line}: it is {value!r} and not {comment}"
 
     def _command(self, command: str, block: Block) -> None:
         words = shlex.split(command, comments=True)
@@ -219,6 +225,20 @@ class _Run:
         for server in self.servers:
             server.terminate()
             server.communicate(timeout=60)
+
+
+def _with_values(code: str) -> ast.Module:
+    """Code in which an expression with a value in the comment after it (``rows[0].samples  # (0, 2)``) is compared."""
+    tree, lines = ast.parse(code), code.splitlines()
+    for node in tree.body:
+        if not isinstance(node, ast.Expr):
+            continue
+        comment = lines[node.end_lineno - 1][node.end_col_offset :].partition("# ")[2] if node.end_lineno else ""
+        with contextlib.suppress(SyntaxError):
+            if any(isinstance(inner, ast.Constant) for inner in ast.walk(ast.parse(comment, mode="eval"))):
+                shown = [node.value, ast.Constant(comment), ast.Constant(node.end_lineno)]
+                node.value = ast.Call(ast.Name("__shown__", ast.Load()), shown, [])
+    return ast.fix_missing_locations(tree)
 
 
 def _check_install(words: list[str]) -> None:

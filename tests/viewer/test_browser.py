@@ -149,6 +149,8 @@ def test_colours_folding_and_copying(opened: Callable[..., Tab]) -> None:
     row = "[...document.querySelectorAll('.row')].find((one) => one.querySelector('.gutter b')?.textContent === '1')"
     page.evaluate(f"{row}.querySelector('.fold').click()")
     page.until(f"!{row}.querySelector('s') && {row}.querySelector('.preview')")
+    page.evaluate(f"{row}.querySelector('.fold').click()")
+    page.until(f"{row}.querySelector('s')")
     page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
     page.evaluate(f"{row}.querySelector('.copy-ids').click()")
     page.until("window.copied")

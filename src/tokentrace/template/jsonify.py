@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from .budget import MAX_PIECES, TooLarge, check_pieces, check_size
 from .origin import KEY, Origin
+from .spans import known_runs
 from .strings import TracedStr, traced, with_runs
 from .traced import (
     TracedBool,
@@ -56,7 +57,8 @@ def dumps(
     writer = _Writer(*options, whole_arguments=indent is None and not own_options)
     writer.value(value, "\n", None)
     check_pieces(len(writer.texts))
-    result = with_runs("".join(writer.texts), tuple(writer.runs))
+    runs = tuple(writer.runs) if memo is None else known_runs(writer.runs)
+    result = with_runs("".join(writer.texts), runs)
     if memo is not None:
         memo[options] = result
     return result

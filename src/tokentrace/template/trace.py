@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import TemplateLimitError
 from .budget import MAX_PIECES, Budget, check_size
 from .origin import Origin, TurnScaffold
+from .spans import KnownRuns, Rendering, Span
 from .strings import TracedStr, join_traced, traced
 from .traced import TracedDict, text_of
 
@@ -145,90 +144,6 @@ def join_buffer(parts: Iterable[Any]) -> TracedStr:
     return join_traced(pieces)
 
 
-Span = tuple[str, int, Origin | None]
-"""A piece of text, the message in whose turn it was written, and where it came from."""
-
-
-@dataclass(slots=True)
-class Rendering:
-    """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
-
-    `turns[k]` is the message in whose turn the span was written (-1: outside every turn), `origins[k]` the
-    field its text came from (None: the template wrote it). `generation` holds the character ranges that the
-    template's own ``{% generation %}`` tags enclose. `tail` is where the text after the last turn begins:
-    the generation prompt, if one was asked for.
-    """
-
-    text: str
-    ends: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    origins: list[Origin | None] = field(default_factory=list)
-    generation: list[tuple[int, int]] = field(default_factory=list)
-    tail: int = 0
-    wide: list[int] | None = None
-    """The spans that hold more than ASCII, where that is known."""
-
-    @property
-    def last_field(self) -> int:
-        """Where the last text that came from a message ends."""
-        for end, origin in zip(reversed(self.ends), reversed(self.origins), strict=True):
-            if origin is not None and origin.source == "messages":
-                return end
-        return 0
-
-    def begin_tail(self, position: int) -> None:
-        """Let the tail begin at `position`, in the middle of a span if need be."""
-        self.tail = position
-        self.wide = None
-        at = bisect.bisect_left(self.ends, position)
-        if position > 0 and at < len(self.ends) and self.ends[at] != position:
-            self.ends.insert(at, position)
-            self.turns.insert(at, self.turns[at])
-            self.origins.insert(at, self.origins[at])
-
-    def until(self, stop: int) -> Rendering:
-        """The rendering without what comes after `stop`."""
-        count = bisect.bisect_left(self.ends, stop) + 1
-        return Rendering(
-            self.text[:stop],
-            [min(end, stop) for end in self.ends[:count]] if stop else [],
-            self.turns[:count] if stop else [],
-            self.origins[:count] if stop else [],
-            [(start, min(end, stop)) for start, end in self.generation if start < stop],
-            min(self.tail, stop),
-        )
-
-    def spans(self, start: int = 0, stop: int | None = None) -> list[Span]:
-        """``[(text, turn, origin), …]`` of the text from `start` to `stop`."""
-        text = self.text
-        rows = zip([0, *self.ends], self.ends, self.turns, self.origins, strict=False)  # one start too many
-        if start <= 0 and stop is None:  # every render asks for all of them
-            return [(text[begin:end], turn, origin) for begin, end, turn, origin in rows]
-        stop = len(text) if stop is None else stop
-        return [
-            (text[max(begin, start) : min(end, stop)], turn, origin)
-            for begin, end, turn, origin in rows
-            if end > start and begin < stop
-        ]
-
-    @classmethod
-    def of(cls, spans: Iterable[Span]) -> Rendering:
-        """A rendering that is put together from spans; its tail begins after the last turn."""
-        made = cls("")
-        texts: list[str] = []
-        end = 0
-        for text, turn, origin in spans:
-            if text:
-                end += len(text)
-                texts.append(text)
-                made.ends.append(end)
-                made.turns.append(turn)
-                made.origins.append(origin)
-                made.tail = end if turn >= 0 else made.tail
-        made.text = "".join(texts)
-        return made
-
-
 def collect(pieces: Iterable[Any]) -> Rendering:
     """Run a template (or a Python format) to its end and lay its pieces out as spans."""
     texts: list[str] = []
@@ -239,6 +154,7 @@ def collect(pieces: Iterable[Any]) -> Rendering:
     wide: list[int] = []
     at = 0
     tail = 0
+    inside = 0  # how many runs are in blocks
     current = -1
     last_turn: int | None = None
     last_origin: Any = None
@@ -276,6 +192,20 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             continue
         texts.append(piece)
         is_wide = not piece.isascii()
+        if type(piece.runs) is KnownRuns:  # one span for all of them
+            at += len(piece)
+            ends.append(at)
+            turns.append(current)
+            origins.append(piece.runs.block)
+            inside += len(piece.runs)
+            last_origin, last_turn = piece.runs, current  # no origin is equal to that
+            if is_wide:
+                wide.append(len(ends) - 1)
+            if current >= 0:
+                tail = at
+            if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
+                raise TemplateLimitError(_TOO_MUCH)
+            continue
         for end, origin in piece.runs:
             turn = current
             if type(origin) is TurnScaffold:
@@ -292,9 +222,9 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             if turn >= 0:
                 tail = at + end
         at += len(piece)
-        if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
+        if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
             raise TemplateLimitError(_TOO_MUCH)
-    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide)
+    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide, blocks=inside > 0)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
     return rendering
@@ -313,3 +243,17 @@ def _settle_rounds(rendering: Rendering) -> None:
     rendering.tail = max(
         (end for end, turn in zip(rendering.ends, rendering.turns, strict=True) if turn >= 0), default=0
     )
+
+
+__all__ = [
+    "MAX_OUTPUT",
+    "Buffer",
+    "Generated",
+    "Mark",
+    "Rendering",
+    "Span",
+    "Trace",
+    "collect",
+    "join_buffer",
+    "mark",
+]
