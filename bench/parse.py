@@ -19,7 +19,7 @@ from rich.progress import Progress
 import tokentrace
 from bench.conversations import sources
 from bench.report import Block, micro, milli, table, times, where
-from bench.rivals import native_renderer, native_story, peer_renderer, transformers_tokenizer
+from bench.rivals import native_renderer, native_story, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Call, Spent, settled, take_turns
 from tests.assets import family_dir
 
@@ -99,7 +99,7 @@ class Contenders:
 
     def __init__(self, family: str) -> None:
         self.family = family
-        self.ours = tokentrace.create_renderer(str(family_dir(family)))
+        self.ours = our_renderer(family)
         self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
         hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
         found = {"renderers": peer_renderer(family, hf), "renderers + fastokens": peer_renderer(family, fast)}

@@ -1,8 +1,8 @@
 """Pages of the site that are made of something else, and links that leave it. MkDocs calls what is named ``on_…``.
 
 - The first page is README.md; CHANGELOG.md and CONTRIBUTING.md are pages too.
-- The reference has a page for each stage: the names that docs/names.md lists, with their docstrings. The command line
-  is read off click.
+- The reference has a page for each stage: the names that docs/names.md lists, with their docstrings. The page
+  of the command line has each command's help, read off click.
 - A link to a file of the repository (an example, a test) becomes one to the repository if pyproject.toml says where
   that is (``tool.hatch.metadata.hooks.custom``), and plain text if it does not.
 - A page that would load anything from another host is an error: the site works offline.
@@ -24,7 +24,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tokentrace.cli import COMMANDS, main
+from tokentrace.cli import main
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -38,15 +38,13 @@ _LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=
 
 
 def command_line() -> str:
-    """The page of the command line: each command's own help, its examples as they are, its options as a table."""
+    """Each command's own help, its examples as they are, its options as a table."""
     root = click.Context(main, info_name="tokentrace")
-    names = main.list_commands(root)
-    told = ["# Command line", *_command(main, root), "| command | |\n| --- | --- |"]
-    told[-1] += "".join(f"\n| [`{name}`](#{name}) | {COMMANDS[name]} |" for name in names)
-    for name in names:
+    told = ["## Commands"]
+    for name in main.list_commands(root):
         command = main.get_command(root, name)
         assert command is not None
-        told += [f"## {name}", *_command(command, click.Context(command, info_name=name, parent=root))]
+        told += [f"### {name}", *_command(command, click.Context(command, info_name=name, parent=root))]
     return "\n\n".join(told)
 
 
@@ -93,8 +91,7 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Files, *, config: Any) -> Files:
     """The pages that are made of something else."""
-    made = {"reference/cli.md": command_line()}
-    made |= {page: (ROOT / source).read_text(encoding="utf-8") for page, source in COPIED.items()}
+    made = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in COPIED.items()}
     for stage, (what, names) in stages().items():
         head = f"# tokentrace.{stage}\n\n{what}\n\n".replace("](", "](../")  # the links of docs/names.md
         made[f"reference/{stage}.md"] = head + "\n".join(f"::: tokentrace.{stage}.{name}\n" for name in names)
@@ -106,6 +103,8 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) -> str:
     """Links as the site has them."""
     path = page.file.src_path
+    if path == "command-line.md":
+        markdown = f"{markdown}\n\n{command_line()}"
     if path == "names.md":
         stage = ""
         lines = []

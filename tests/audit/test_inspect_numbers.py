@@ -123,6 +123,15 @@ def test_a_file_of_no_known_shape_is_refused_with_what_is_known(tmp_path: Path) 
         looked_at(tmp_path, "")
 
 
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dump.jsonl").write_text("{}")
+    with pytest.raises(InputError, match=r"there is no file or folder '.*dmp.jsonl'; did you mean '.*dump.jsonl'\?"):
+        inspect_rollouts([str(tmp_path / "dmp.jsonl")])
+    (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00\n1\n")
+    with pytest.raises(InputError, match=r"model.bin, line 1: not UTF-8"):
+        inspect_rollouts([str(tmp_path / "model.bin")])
+
+
 def test_decoded_text_of_verl_is_refused_with_a_reason(tmp_path: Path) -> None:
     report = looked_at(tmp_path, [{"input": "Hi", "output": "Hello", "gts": None, "score": 1.0, "step": 3}])
     assert not report.rollouts

@@ -98,7 +98,7 @@ def test_every_command_completes_its_options(command: str) -> None:
 
 
 def test_models_are_completed_as_folders_and_inputs_as_files() -> None:
-    assert completed("render", "-t", "./") == ["dir"]
+    assert completed("render", "-t", "./") == completed("audit", "./") == ["dir"]
     for command in ("inspect", "check", "export", "render"):
         assert completed(command, "./") == ["file"]
 
@@ -125,6 +125,7 @@ def tables(tmp_path: Path, dump: Path) -> dict[str, list[Any]]:
         "inspect": ["inspect", dump, "-t", POCKET],
         "tokenize": ["tokenize", chats, "-o", rows, "--overwrite", "--stats"],
         "check": ["check", rows],
+        "audit": ["audit", POCKET],
         "demo": ["demo", "-n", "1", "-o", tmp_path / "demo"],
     }
 
@@ -139,7 +140,7 @@ def test_no_color_is_heeded_everywhere(tmp_path: Path, dump: Path) -> None:
         assert "\x1b[" not in plain.stdout, name
         assert not any(code in plain.stderr for code in ("\x1b[1m", "\x1b[2m", "\x1b[3", "\x1b[9")), name
         coloured += "\x1b[" in bright.stdout + bright.stderr
-    assert coloured == 10
+    assert coloured == 11
 
 
 # -- JSON

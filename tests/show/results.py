@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,10 @@ from tokentrace import (
     compare_histories,
     create_renderer,
     explain_break,
+    save_trajectory,
     trajectory_samples,
 )
+from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.compare import Cause
 from tokentrace.data.check.deviations import Deviation
 from tokentrace.data.check.report import CheckedRow, CheckReport, Outcome
@@ -88,6 +92,15 @@ def checked() -> CheckReport:
     return report
 
 
+def inspected() -> Any:
+    """What an inspection finds in a trajectory whose history was rewritten."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_trajectory(trajectory(), Path(folder) / "one.tt")
+        report = inspect_rollouts([str(Path(folder) / "one.tt")], RENDERER)
+    report.notes.append(EVIL)
+    return report
+
+
 RESULTS = {
     "rendering": rendering,
     "bridge": bridge,
@@ -97,5 +110,6 @@ RESULTS = {
     "histories": histories,
     "break": broken,
     "check": checked,
+    "inspection": inspected,
     "parsed": lambda: RENDERER.parse_response(first_turn()[1], tools=TOOLS, prompt_ids=first_turn()[0]),
 }

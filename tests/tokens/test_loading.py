@@ -286,6 +286,21 @@ def test_the_long_s_goes_to_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 1
 
 
+def test_conversations_that_grow_are_kept_in_segments() -> None:
+    spec = byte_tokenizer_json([*CONTROLS, "<grown>"])
+    loaded, fresh = Tokenizer(spec), Tokenizer(spec, fast=False)
+    fast = loaded._core.encoder._fast
+    turns = [f"<|im_start|>{number} " * 1000 + "<|im_end|>" for number in range(4)]
+    assert loaded.encode(turns[0]).tolist() == fresh.encode(turns[0]).tolist()
+    assert fast.segment_cache_stats() is None
+    for count in range(2, 5):
+        text = "".join(turns[:count])
+        assert loaded.encode(text).tolist() == fresh.encode(text).tolist()
+    stats = fast.segment_cache_stats()
+    assert stats["hits"] > 0
+    assert stats["max_bytes"] == 32 * 2**20
+
+
 def test_bytes_and_text_of_tokens() -> None:
     loaded = Tokenizer(byte_tokenizer_json(CONTROLS), name="bytes")
     assert loaded.decode([*"é<|im_end|>x".encode()]) == "é<|im_end|>x"

@@ -13,6 +13,7 @@ from .options import DEBUG, debug_option
 
 COMMANDS: Final = {
     "render": "Render a conversation to tokens that know their origin.",
+    "view": "Show trajectories or rows in a browser.",
     "histories": "Show where production, rollout and training differ.",
     "explain": "Say where and why a prompt does not extend a stream.",
     "grammar": "Show what a model writes in its turn.",

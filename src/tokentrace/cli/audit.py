@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .options import audit_options, debug_option, json_option, page_option
+from .options import audit_options, complete_folders, debug_option, json_option, page_option
 from .output import ProgressBars, note, show_view, write_file
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Certify a tokenizer and its template.")
-@click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...")
+@click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=complete_folders)
 @audit_options
 @click.option(
     "--require",

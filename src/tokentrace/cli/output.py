@@ -45,6 +45,13 @@ def write_file(path: Path, text: str, *, launch: bool = False) -> None:
         click.launch(str(path))
 
 
+def write_page(path: Path, result: Any, *, title: str = "", tokenizer: Any = None, launch: bool = False) -> None:
+    """Write a result as a page that needs nothing but itself."""
+    from ..show.viewing import html_page
+
+    write_file(path, html_page(result, title, tokenizer=tokenizer), launch=launch)
+
+
 def show_advice(trainer: str, path: Path, longest: int) -> None:
     """Print what to write into a trainer's configuration to train on a file."""
     from ..data.trainers import find_trainer

@@ -11,7 +11,8 @@ import numpy as np
 from ..compare.breaks import Break
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
-from ..show.documents import break_contrast, document_of
+from ..show.contrasts import break_contrast
+from ..show.documents import document_of
 from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted

@@ -302,7 +302,12 @@ def plain_differences(compared: Compared) -> str:
 
 # -- a page
 
-_PAGE_TONES: Final[Mapping[Grade | None, str]] = {Grade.HOLDS: "good", Grade.FAILS: "bad", Grade.PARTLY: "", None: ""}
+_PAGE_TONES: Final[Mapping[Grade | None, str]] = {
+    Grade.HOLDS: "good",
+    Grade.FAILS: "bad",
+    Grade.PARTLY: "poor",
+    None: "",
+}
 
 
 def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:

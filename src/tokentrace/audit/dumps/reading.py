@@ -6,6 +6,7 @@ find out which lines belong together, by the places of the lines alone.
 
 from __future__ import annotations
 
+import difflib
 import json
 import tempfile
 from array import array
@@ -72,6 +73,11 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         yield read_trajectory(path, given)
     elif path.is_file() and begins_with(path, SQLITE):
         yield from _stored(given, progress, told)
+    elif given != "-" and not path.exists():
+        names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, 1)
+        hint = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
+        raise InputError(f"there is no file or folder {given!r}{hint}")
     else:
         with tempfile.TemporaryDirectory(prefix="tokentrace-inspect-") as spool:
             for source in find_sources([given], Path(spool)):
@@ -111,16 +117,16 @@ def _of_source(source: Source, name: str | None, progress: Progress, told: Told)
 
 def _recognised(source: Source, name: str | None) -> Shape:
     """The shape of the first line that can be read."""
-    problem = f"{source.name} holds no rows"
+    problem = ""
     for chunk in plan([source], row_bytes=ROW_BYTES):
         for row in read_rows(chunk, row_bytes=ROW_BYTES):
             if row.problem is None:
                 try:
                     return shape_of(row.value, name)
                 except InputError as error:
-                    raise InputError(f"{_place(source, row)}: {error}") from error
-            problem = f"{_place(source, row)}: {row.problem}"
-    raise InputError(problem)
+                    raise InputError(problem or f"{_place(source, row)}: {error}") from error
+            problem = problem or f"{_place(source, row)}: {row.problem}"
+    raise InputError(problem or f"{source.name} holds no rows")
 
 
 def _in_order(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]:

@@ -18,7 +18,7 @@ export function table(told, onLink) {
     : el("tr", {}, cells.map((each, at) => cell("td", each, at, told.words, onLink))));
   return el("section", { class: "table" },
     told.title ? el("h2", {}, told.title) : null, told.about ? el("p", { class: "soft" }, told.about) : null,
-    el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))), el("tbody", {}, told.rows.map(row)))));
+    el("div", { class: "wide" }, el("table", {}, told.head.some((each) => each !== "") ? el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))) : null, el("tbody", {}, told.rows.map(row)))));
 }
 
 /** Streams as bars, one below the other: grey what was given, green what was sampled, red where it broke. */
@@ -72,13 +72,17 @@ export function legend(hues, counts, means, onOnly) {
   return list;
 }
 
+const PROBABLE = ["over 99 %", "over 90 %", "over 60 %", "over 22 %", "over 2 %", "less"]; // as tokens.js sorts logprobs
+
 /** What marks mean. */
 export const signs = (source) => el("p", { class: "signs" },
   source.contrast
     ? [el("span", { class: "text" }, el("s", { class: "out" }, el("i", {}, visible(source.names[0])))), el("span", { class: "text" }, el("s", { class: "new" }, el("i", {}, visible(source.names[1]))))]
     : [el("span", { class: "text" }, el("s", { class: "k-assistant on" }, el("i", {}, "under"), el("i", {}, "lined"))), source.means === "trained" ? "carries loss" : "sampled by the model"],
   el("span", { class: "text" }, el("s", { class: "k-assistant" }, el("i", {}, "shades"), el("i", {}, " alternate"))), "token by token",
-  el("span", { class: "text" }, el("s", { class: "k-scaffold" }, el("b", {}, "boxed"))), "control token");
+  el("span", { class: "text" }, el("s", { class: "k-scaffold" }, el("b", {}, "boxed"))), "control token",
+  el("span", { class: "scale logprob" }, "probability", PROBABLE.map((share, at) => el("i", { class: `l${at}` }, share))),
+  el("span", { class: "scale version" }, "version", source.archive.data.versions.map((name, at) => el("i", { class: `v${at % 6}` }, name))));
 
 const LINE = 34; // the height of an entry of the rail
 

@@ -126,11 +126,11 @@ export class Tokens {
     const own = data.own ?? 0;
     const folded = this.folded.has(row.key);
     const turns = [...new Set(pieces.map((piece) => piece.turn).filter((turn) => turn !== null))];
-    const gutter = el("div", { class: "gutter" },
+    const gutter = el("div", { class: "gutter" }, el("div", {},
       el("p", {}, button(folded ? "▸" : "▾", () => this.fold([row.key]), { class: "fold", "aria-label": folded ? "Unfold" : "Fold", "aria-expanded": String(!folded) }),
         message === null ? null : el("b", {}, String(message)), el("span", {}, row.title)),
-      turns.slice(0, 3).map((turn) => el("small", { class: "turn" }, `turn ${turn}`)),
-      this.source.textual ? null : el("small", {}, counted(row.stop - row.start, "token"), this.source.idsOf ? button("copy ids", (event) => copy(JSON.stringify(this.source.idsOf(row.start, row.stop)), event.currentTarget), { class: "copy-ids" }) : null));
+      folded ? null : turns.slice(0, 3).map((turn) => el("small", { class: "turn" }, `turn ${turn}`)),
+      folded || this.source.textual ? null : el("small", {}, counted(row.stop - row.start, "token"), this.source.idsOf ? button("copy ids", (event) => copy(JSON.stringify(this.source.idsOf(row.start, row.stop)), event.currentTarget), { class: "copy-ids" }) : null)));
     const text = folded ? el("div", { class: "text preview" }, preview(data, row)) : el("div", { class: "text" }, pieces.map((piece) => this.run(data, piece)));
     const node = el("section", { class: `row ${hue(message)}${own && row.stop <= own ? " shared" : ""}`, "data-start": row.start }, gutter, text);
     const begins = own > 0 && own >= row.start && own < row.stop;
@@ -139,7 +139,7 @@ export class Tokens {
 
   run(data, piece) {
     if (piece.gap) return button(counted(piece.gap, "equal token"), () => this.onGap(piece), { class: "gap", title: "Show them" });
-    const run = el("s", { class: looks(piece, data) });
+    const run = el("s", { class: looks(piece) });
     run.piece = piece;
     run.data = data;
     if (piece.turn !== null && piece.turn === this.chosen) run.classList.add("chosen");
@@ -280,10 +280,9 @@ export class Tokens {
 const BUCKETS = [-0.01, -0.1, -0.5, -1.5, -4];
 export const hue = (message) => (message === null ? "h" : `h h${message % 12}`);
 
-function looks(piece, data) {
+function looks(piece) {
   const version = piece.version === null || piece.version === undefined ? "" : `v${piece.version % 6}`;
-  const whole = data.roles[piece.message] === "gap" ? "aside" : "";
-  return [`k-${piece.kind}`, hue(piece.message), piece.on ? "on" : "", piece.start % 2 ? "odd" : "", piece.op, version, whole].filter(Boolean).join(" ");
+  return [`k-${piece.kind}`, hue(piece.message), piece.on ? "on" : "", piece.start % 2 ? "odd" : "", piece.op, version].filter(Boolean).join(" ");
 }
 
 function preview(data, row) {

@@ -66,14 +66,13 @@ class Viewer {
 
   /** Which track or contrast is shown, where there are several. */
   makePicker() {
-    const { tracks, contrasts, branches } = this.data;
-    const shown = branches.length || !contrasts.length ? tracks : tracks.filter((_, at) => !contrasts.some((one) => one.other === at && !tracks[at].name));
-    if (shown.length + contrasts.length < 2) return null;
-    const option = (value, label) => el("option", { value }, label);
+    const { tracks, contrasts } = this.data;
     const named = tracks.map((one, at) => [one, at]).filter(([one]) => one.name);
+    if (named.length + contrasts.length < 2) return null;
+    const option = (value, label) => el("option", { value }, label);
     return el("select", { "aria-label": "What is shown", onchange: (event) => this.travel(new URLSearchParams(event.target.value)) },
       contrasts.length ? el("optgroup", { label: "Differences" }, contrasts.map((one, at) => option(`diff=${at}`, one.name))) : null,
-      el("optgroup", { label: "Tokens" }, named.map(([one, at]) => option(`track=${at}`, one.name))));
+      named.length === 0 ? null : el("optgroup", { label: "Tokens" }, named.map(([one, at]) => option(`track=${at}`, one.name))));
   }
 
   makeTree() {
@@ -111,7 +110,7 @@ class Viewer {
     this.write(place);
     this.place = undefined;
     this.arrive();
-    byIdOrNull("tokens-here")?.scrollIntoView({ block: "start" });
+    byId("tokens-here")?.scrollIntoView({ block: "start" });
     if (place.has("at")) this.tokens.go(this.tokens.picked);
   }
 
@@ -312,8 +311,6 @@ class Viewer {
     if (next !== undefined) this.pick(next, { go: true });
   }
 }
-
-const byIdOrNull = (id) => document.getElementById(id);
 
 function remarks(title, notes) {
   return notes?.length ? el("details", { class: "notes", open: notes.length < 6 }, el("summary", {}, `${title} (${notes.length})`), el("ul", {}, notes.map((note) => el("li", {}, note)))) : null;
