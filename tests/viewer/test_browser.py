@@ -13,6 +13,7 @@ from tests.browser import Page as Tab
 from tests.pages import EVIL
 from tests.show.results import RENDERER, RESULTS, histories, rendering, trajectory
 from tests.show.test_views import hostile
+from tokentrace import Trajectory
 from tokentrace.show import show
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
@@ -168,6 +169,26 @@ def test_a_tree_leads_to_its_branches(opened: Callable[..., Tab]) -> None:
     page.until(f"location.hash === '#track=0&at={record.turns(0)[1].start}'")
     names = page.evaluate("[...document.querySelectorAll('.views button')].map((one) => one.textContent)")
     assert names == ["Kind", "Message", "Sampled", "Logprob", "Version"]
+
+
+def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -> None:
+    """Branches that leave inside of what their parents sampled, one from the other."""
+    record = Trajectory(logprobs=True)
+    record.begin([5, 6, 7, 8])
+    for turn in range(30):
+        ids = [100 + turn, 200 + turn, 300 + turn]
+        record.append_completion(ids, [-0.1 * turn, -0.2, -0.3], finish_reason="stop", version=turn // 7)
+        record.branch_at(len(record) - 1 - turn % 2, [9 + turn], cause="retry")
+    page = opened(record)
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    for branch in (30, 0, 17, 29):
+        page.evaluate(f"window.copied = null, location.hash = 'track={branch}'")
+        page.until(f"document.querySelector('.stream h2').textContent.startsWith('branch {branch}')")
+        page.evaluate("[...document.querySelectorAll('.bar > .plain')].at(-1).click()")
+        page.until("window.copied")
+        assert page.evaluate("JSON.parse(window.copied)") == record.stream(branch).tolist()
+        marked = page.evaluate("document.querySelectorAll('.tokens s.on > *').length")
+        assert marked == int(record.loss_mask(branch, once=False).sum())
 
 
 def test_a_difference_shows_both_sides_and_opens_what_is_equal(opened: Callable[..., Tab]) -> None:
