@@ -13,6 +13,7 @@ from tests.browser import Page as Tab
 from tests.pages import EVIL
 from tests.show.results import RENDERER, RESULTS, histories, rendering, trajectory
 from tests.show.test_views import hostile
+from tokentrace import Trajectory
 from tokentrace.show import show
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
@@ -147,6 +148,7 @@ def test_colours_folding_and_copying(opened: Callable[..., Tab]) -> None:
     page.evaluate("document.querySelector('.legend [data-kind=user]').click()")
     page.until("document.querySelector('.stream').dataset.only === 'user'")
     row = "[...document.querySelectorAll('.row')].find((one) => one.querySelector('.gutter b')?.textContent === '1')"
+    page.until(row)
     page.evaluate(f"{row}.querySelector('.fold').click()")
     page.until(f"!{row}.querySelector('s') && {row}.querySelector('.preview')")
     page.evaluate(f"{row}.querySelector('.fold').click()")
@@ -170,15 +172,34 @@ def test_a_tree_leads_to_its_branches(opened: Callable[..., Tab]) -> None:
     assert names == ["Kind", "Message", "Sampled", "Logprob", "Version"]
 
 
+def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -> None:
+    """Branches that leave inside of what their parents sampled, one from the other."""
+    record = Trajectory(logprobs=True)
+    record.begin([5, 6, 7, 8])
+    for turn in range(30):
+        ids = [100 + turn, 200 + turn, 300 + turn]
+        record.append_completion(ids, [-0.1 * turn, -0.2, -0.3], finish_reason="stop", version=turn // 7)
+        record.branch_at(len(record) - 1 - turn % 2, [9 + turn], cause="retry")
+    page = opened(record)
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    for branch in (30, 0, 17, 29):
+        page.evaluate(f"window.copied = null, location.hash = 'track={branch}'")
+        page.until(f"document.querySelector('.stream h2').textContent.startsWith('branch {branch}')")
+        page.evaluate("[...document.querySelectorAll('.bar > .plain')].at(-1).click()")
+        page.until("window.copied")
+        assert page.evaluate("JSON.parse(window.copied)") == record.stream(branch).tolist()
+        marked = int(record.loss_mask(branch, once=False).sum())
+        page.until(f"document.querySelectorAll('.tokens s.on > *').length === {marked}")
+
+
 def test_a_difference_shows_both_sides_and_opens_what_is_equal(opened: Callable[..., Tab]) -> None:
     report = histories(6)
     page = opened(report)
-    assert page.evaluate("document.querySelectorAll('.tokens s.out, .tokens s.new').length") > 0
+    page.until("document.querySelector('.tokens s.out, .tokens s.new')")
     page.evaluate("[...document.querySelectorAll('td .link')].at(-1).click()")
     page.until("document.querySelector('.stream h2').textContent.startsWith('step 5')")
     step = report.steps[-1].compare("rollout", "training")
-    shown = page.evaluate("[...document.querySelectorAll('.tokens s.out')].map((run) => run.children.length)")
-    assert sum(shown) == step.left_tokens
+    page.until(f"document.querySelectorAll('.tokens s.out > *').length === {step.left_tokens}")
     page.evaluate("document.querySelector('.gap')?.click()")
     page.until(DRAWN)
     press(page, "]")

@@ -62,9 +62,16 @@ class StreamingParser:
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and say what has become certain."""
+        lane = self._lane
         try:
-            if self._lane is not None and (events := self._pass(self._lane, ids)) is not None:
-                return events
+            if lane is not None and (type(ids) is list or type(ids) is tuple):
+                if len(ids) == 1:  # nearly all of a stream comes this way
+                    if (step := lane[ids[0]]) is not None:
+                        self._passed.append(ids[0])
+                        delta, self._lane = step
+                        return [] if delta is None else [delta]
+                elif (events := self._pass(lane, ids)) is not None:
+                    return events
             self._wake()
             self._take(ids)
         except (TypeError, ValueError, OverflowError, KeyError) as error:
@@ -74,17 +81,8 @@ class StreamingParser:
         self._lane = self._output.lane(waiting) if waiting is not None else None
         return events
 
-    def _pass(self, lane: Lane, ids: Iterable[int]) -> list[Event] | None:
+    def _pass(self, lane: Lane, ids: list[int] | tuple[int, ...]) -> list[Event] | None:
         """Let ids go by that only say more of the same, and report them; None if the parser has to look at them."""
-        if type(ids) is not list and type(ids) is not tuple:
-            return None
-        if len(ids) == 1:
-            step = lane[ids[0]]
-            if step is None:
-                return None
-            self._passed.append(ids[0])
-            delta, self._lane = step
-            return [] if delta is None else [delta]
         texts: list[str] = []
         for index in ids:
             step = lane[index]

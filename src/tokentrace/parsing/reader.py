@@ -19,6 +19,7 @@ Say = Callable[[int, int], None]
 """Takes bytes ``start`` to ``stop`` that are certain."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
+_BACKSLASH: Final = bytes([_ESCAPE])
 _SPACES: Final = re.compile(rb"\s*")
 
 
@@ -60,8 +61,10 @@ class Enclosed(NamedTuple):
     def step(self, held: bytes, piece: bytes) -> bytes | None:
         if not self.quoted:
             return None if self.pattern.search(piece) else b""
-        match = self.pattern.match(piece)
-        return b"" if match is not None and match.end() == len(piece) else None
+        data = held + piece
+        match = self.pattern.match(data)
+        rest = data[match.end() :] if match is not None else data
+        return rest if rest in (b"", _BACKSLASH) else None  # half of an escape is held back
 
 
 class Waiting(NamedTuple):
@@ -241,7 +244,7 @@ class Reader:
                 self.at = said = stop
                 if self.ended:
                     return False
-                if say is not None and stop == len(data):
+                if say is not None:
                     pattern = inside[quote] if quote else outside
                     self.waiting = Waiting(Enclosed(pattern, bool(quote)), say, stop)
                 yield

@@ -46,6 +46,8 @@ from .histories import history_document
 from .inspections import inspection_document
 from .pieces import edited, hue_of, listed, stops
 
+_LEAD: Final = 240
+"""Characters of metadata that are put in a line; more are a table."""
 _PARTS: Final = {PartKind.REASONING: "reasoning", PartKind.CONTENT: "assistant", PartKind.TOOL_CALL: "calls"}
 
 
@@ -222,6 +224,8 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
     turns = sorted(
         {turn.write: turn for at in range(len(branches)) for turn in value.turns(at) if turn.branch == at}.items()
     )
+    metadata = list(value.metadata.items())
+    told = " · ".join(f"{name}: {given}" for name, given in metadata)
     numbers = {write: number for number, (write, _) in enumerate(turns)}
     reward = [] if value.reward is None else [Card("Reward", f"{value.reward:g}")]
     return Document(
@@ -233,7 +237,10 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
             Card("Rows", f"{value.num_samples:,}", f"{len(branches)} branch{'' if len(branches) == 1 else 'es'}"),
             *reward,
         ],
-        lead=" · ".join(f"{name}: {given}" for name, given in value.metadata.items()),
+        lead=told if len(told) < _LEAD else "",
+        tables=[]
+        if len(told) < _LEAD
+        else [Table("Metadata", ["", ""], [[*map(str, one)] for one in metadata], words=2)],
         tracks=[_branch(value, at, numbers, tokenizer) for at in range(len(branches))],
         branches=[Lane(one.parent, one.start, one.stop, one.cause) for one in branches],
         turns=[Sampled(turn.branch, turn.start, turn.stop, turn.finish_reason) for _, turn in turns],

@@ -4,6 +4,7 @@ const COLUMNS = 7; // of a run: length, message, hue, field, mask, turn, version
 const PAGE = 500; // tokens that are drawn at once
 const AROUND = 24; // equal tokens that are shown on either side of a difference
 const BANDS = 700;
+const KEPT = 4; // tracks that are kept once they are read
 
 /** The document of a page. Tracks are read when they are asked for. */
 export class Archive {
@@ -13,35 +14,47 @@ export class Archive {
     this.known = new Map();
   }
 
-  /** A track by its number: what it shares with its parent, and then its own. */
+  /** A track by its number: what it shares with its parents, and then its own. The last few are kept. */
   track(index) {
-    if (!this.known.has(index)) this.known.set(index, this.readTrack(this.data.tracks[index]));
-    return this.known.get(index);
+    const found = this.known.get(index) ?? this.readTrack(index);
+    this.known.delete(index);
+    this.known.set(index, found);
+    if (this.known.size > KEPT) this.known.delete(this.known.keys().next().value);
+    return found;
   }
 
-  readTrack(told) {
-    const parent = told.parent < 0 ? null : this.track(told.parent);
-    const shared = parent ? told.shared : 0;
-    const codes = new Int32Array(shared + told.tokens.length);
-    const logprobs = told.logprobs.length || parent?.logprobs ? new Float64Array(codes.length).fill(NaN) : null;
-    const pieces = [];
-    if (parent) {
-      codes.set(parent.codes.subarray(0, shared));
-      if (parent.logprobs) logprobs.set(parent.logprobs.subarray(0, shared));
-      pieces.push(...parent.slice(0, shared));
+  readTrack(index) {
+    const parts = [];
+    for (let at = index, stop = Infinity; at >= 0; at = this.data.tracks[at].parent) {
+      const told = this.data.tracks[at];
+      const begin = told.parent < 0 ? 0 : told.shared;
+      parts.unshift([told, begin, Math.min(stop, begin + told.tokens.length)]);
+      stop = Math.min(stop, begin);
     }
-    codes.set(told.tokens, shared);
-    for (const [start, values] of told.logprobs) values.forEach((value, at) => { logprobs[shared + start + at] = value ?? -Infinity; });
-    let at = shared;
-    for (let run = 0; run < told.runs.length; run += COLUMNS) {
+    const told = this.data.tracks[index];
+    const codes = new Int32Array(parts.at(-1)[2]);
+    const logprobs = parts.some(([one]) => one.logprobs.length) ? new Float64Array(codes.length).fill(NaN) : null;
+    const pieces = [];
+    for (const [one, begin, stop] of parts) {
+      codes.set(one.tokens.slice(0, Math.max(0, stop - begin)), begin);
+      for (const [start, values] of one.logprobs) {
+        values.forEach((value, at) => { if (begin + start + at < stop) logprobs[begin + start + at] = value ?? -Infinity; });
+      }
+      this.readRuns(one, begin, stop, pieces);
+    }
+    return new Source(this, { ...told, codes, pieces, logprobs, own: told.parent < 0 ? 0 : told.shared });
+  }
+
+  readRuns(told, begin, stop, pieces) {
+    const known = (value) => (value < 0 ? null : value);
+    for (let run = 0, at = begin; run < told.runs.length && at < stop; run += COLUMNS) {
       const [length, message, hue, field, mask, turn, version] = told.runs.slice(run, run + COLUMNS);
       pieces.push({
-        start: at, stop: at + length, place: at + told.first, kind: this.data.hues[hue][0], message: message < 0 ? null : message,
-        field: told.fielded ? this.data.fields[field] : null, on: mask === 1, turn: turn < 0 ? null : turn, version: version < 0 ? null : version, op: "",
+        start: at, stop: Math.min(stop, at + length), place: at + told.first, kind: this.data.hues[hue][0], message: known(message),
+        field: told.fielded ? this.data.fields[field] : null, on: mask === 1, turn: known(turn), version: known(version), op: "",
       });
       at += length;
     }
-    return new Source(this, { ...told, codes, pieces, logprobs, own: shared });
   }
 
   /** Both sides of a contrast in one row, equal stretches left out unless they are among those `opened`. */
@@ -250,7 +263,9 @@ function first(list, holds) {
 
 const LOOSE = { generation: "prompt", prompt: "prompt", sampled: "completion", context: "context", plain: "tokens" }; // rows of no message
 
-/** Pieces gathered by message. The scaffold that asks for a turn goes with the turn, whoever it belongs to. */
+const ASKS = 16; // tokens that a generation prompt has at most, where nobody says that it is one
+
+/** Pieces gathered by message. What asks for a turn goes with the turn, whoever it belongs to. */
 export function gather(pieces, roles) {
   const found = [];
   let loose = [];
@@ -279,7 +294,7 @@ export function gather(pieces, roles) {
       add(last, [...loose, piece]);
       loose = [];
     } else {
-      const asks = piece.turn !== null && loose.every((each) => each.kind === "scaffold");
+      const asks = piece.turn !== null && (loose.every((each) => each.kind === "scaffold") || piece.start - (loose[0]?.start ?? 0) <= ASKS);
       if (!asks) settle();
       add(open(piece), [...loose, piece]);
       loose = [];
