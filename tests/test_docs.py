@@ -72,3 +72,30 @@ def test_code_is_in_fenced_blocks_that_name_a_language(page: Path) -> None:
     assert all(block.language for block in blocks(page))
     outside = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert not re.findall(r"(?m)^(?![-*\d ]).*\n\n    \S.*", outside), "an indented block is code that nobody runs"
+
+
+WRONG = {
+    "an error": "```python\n1 / 0\n```",
+    "another output": '```python\nprint(1)\n```\n\n```text title="output"\n2\n```',
+    "another value": "```python\n[1 + 1][0]  # 3\n```",
+    "another exit code": "```console\n$ tokentrace check missing.jsonl\n```",
+    "other words of a command": "```console\n$ echo yes\nno\n```",
+    "an extra that is not there": '```console\n$ pip install "tokentrace[everything]"\n```',
+    "a target that is not there": "```console\n$ make coffee\n```",
+    "a block that is not JSON": "```json\n{nothing}\n```",
+    "no language": "```\nanything\n```",
+}
+
+
+@pytest.mark.parametrize("block", WRONG.values(), ids=WRONG)
+def test_a_wrong_block_is_found(block: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Wrong\n\n{block}\n", encoding="utf-8")
+    with pytest.raises((AssertionError, ValueError, ZeroDivisionError)):
+        run_page(page, tmp_path)
+
+
+def test_what_is_printed_may_be_told_in_part(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ printf 'a\\nb\\nc 12 s\\n'\na\n…\nc … s\n```\n", encoding="utf-8")
+    run_page(page, tmp_path)

@@ -148,6 +148,7 @@ def test_colours_folding_and_copying(opened: Callable[..., Tab]) -> None:
     page.evaluate("document.querySelector('.legend [data-kind=user]').click()")
     page.until("document.querySelector('.stream').dataset.only === 'user'")
     row = "[...document.querySelectorAll('.row')].find((one) => one.querySelector('.gutter b')?.textContent === '1')"
+    page.until(row)
     page.evaluate(f"{row}.querySelector('.fold').click()")
     page.until(f"!{row}.querySelector('s') && {row}.querySelector('.preview')")
     page.evaluate(f"{row}.querySelector('.fold').click()")
@@ -187,19 +188,18 @@ def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -
         page.evaluate("[...document.querySelectorAll('.bar > .plain')].at(-1).click()")
         page.until("window.copied")
         assert page.evaluate("JSON.parse(window.copied)") == record.stream(branch).tolist()
-        marked = page.evaluate("document.querySelectorAll('.tokens s.on > *').length")
-        assert marked == int(record.loss_mask(branch, once=False).sum())
+        marked = int(record.loss_mask(branch, once=False).sum())
+        page.until(f"document.querySelectorAll('.tokens s.on > *').length === {marked}")
 
 
 def test_a_difference_shows_both_sides_and_opens_what_is_equal(opened: Callable[..., Tab]) -> None:
     report = histories(6)
     page = opened(report)
-    assert page.evaluate("document.querySelectorAll('.tokens s.out, .tokens s.new').length") > 0
+    page.until("document.querySelector('.tokens s.out, .tokens s.new')")
     page.evaluate("[...document.querySelectorAll('td .link')].at(-1).click()")
     page.until("document.querySelector('.stream h2').textContent.startsWith('step 5')")
     step = report.steps[-1].compare("rollout", "training")
-    shown = page.evaluate("[...document.querySelectorAll('.tokens s.out')].map((run) => run.children.length)")
-    assert sum(shown) == step.left_tokens
+    page.until(f"document.querySelectorAll('.tokens s.out > *').length === {step.left_tokens}")
     page.evaluate("document.querySelector('.gap')?.click()")
     page.until(DRAWN)
     press(page, "]")

@@ -53,13 +53,16 @@ class PartFinder:
         parts: Parts = rendered.per_token(np.frombuffer(codes, np.uint8))
         kinds = _KIND_OF_PART.take(parts)
         kinds[rendered.mask] = Kind.SAMPLED
+        reasoning = self._grammar(tools).reasoning if rendered.turns else None
+        is_inline = reasoning is not None and bool(reasoning.close) and reasoning.close in rendered.text
         for turn in rendered.turns:
             stop = turn.stop
             if turn.stop_token is not None and turn.start < stop:
                 stop -= 1
                 parts[stop] = Part.STOP
             ids, own = rendered.ids[turn.start : stop], parts[turn.start : stop]
-            self._mark_inline(rendered, turn.start, own, tools)
+            if is_inline:
+                self._mark_inline(rendered, turn.start, own, tools)
             self._settle_scaffold(ids, own, tools)
         return parts, kinds
 

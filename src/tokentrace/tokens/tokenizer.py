@@ -158,7 +158,7 @@ class _Core:
         controls = sorted(self.vocabulary.control)[:40]
         sample = _SAMPLE + "".join(f"{text} x\n{text}" for text in controls)
         self._plain: dict[tuple[bool, bool], _PlainEncoder] = {}
-        self.encoder = _Encoder(spec_json, name)
+        self.encoder = _Encoder(spec_json, name, digest)
         if fast:
             self.encoder.check(sample, self._plain_oracle)
 
@@ -210,8 +210,12 @@ _unpickled: dict[str, _Core] = {}
 """The last ones that came out of a pickle: a worker is sent the same one with each task, and lets go of it after."""
 
 
+def _hashed(spec_json: str) -> str:
+    return hashlib.sha256(spec_json.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _shared_core(spec_json: str, name: str, fast: bool) -> _Core:
-    digest = hashlib.sha256(spec_json.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = _hashed(spec_json)
     core = _cores.get((digest, fast))
     if core is None:
         core = _cores[digest, fast] = _Core(spec_json, digest, name, fast)
@@ -227,8 +231,9 @@ class _Encoder:
 
     WORTH: Final = 20_000
 
-    def __init__(self, spec_json: str, name: str) -> None:
+    def __init__(self, spec_json: str, name: str, digest: str = "") -> None:
         self.spec_json = spec_json
+        self._digest = digest
         self._name = name
         self._asked = 0
         self._fast: Any = None
@@ -255,7 +260,7 @@ class _Encoder:
 
         `plain` gives the tokenizer that says what plain text is, where it is this one without its added tokens.
         """
-        check = Check(hashlib.sha256(self.spec_json.encode("utf-8", "surrogatepass")).hexdigest(), sample)
+        check = Check(self._digest or _hashed(self.spec_json), sample)
         verdict = check.remembered()
         if verdict is None:
             verdict = self._compared(sample, plain)

@@ -38,6 +38,7 @@ export class Tokens {
       this.pick(null);
       this.hits = [];
     }
+    this.line = Math.max(20, ((this.root.clientWidth || 700) - 170) / 8); // characters in a line
     source.cuts.slice(1).forEach((stop, at) => {
       const known = this.pages[at];
       if (!known) this.add(source.cuts[at], stop);
@@ -59,8 +60,7 @@ export class Tokens {
 
   /** About as high as it will be: what is not drawn takes its place. */
   size(page) {
-    const line = Math.max(20, ((this.root.clientWidth || 700) - 170) / 8);
-    const high = (start, stop) => Math.ceil(((stop - start) * 4) / line) * 24 + 26;
+    const high = (start, stop) => Math.ceil(((stop - start) * 4) / this.line) * 24 + 26;
     const rows = this.source.rows?.filter((row) => row.start < page.stop && row.stop > page.start);
     const height = rows ? rows.reduce((sum, row) => sum + (this.folded.has(row.key) ? 44 : high(Math.max(row.start, page.start), Math.min(row.stop, page.stop))), 0) : high(page.start, page.stop);
     page.node.style.minHeight = `${height}px`;

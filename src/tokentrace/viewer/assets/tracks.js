@@ -263,7 +263,9 @@ function first(list, holds) {
 
 const LOOSE = { generation: "prompt", prompt: "prompt", sampled: "completion", context: "context", plain: "tokens" }; // rows of no message
 
-/** Pieces gathered by message. The scaffold that asks for a turn goes with the turn, whoever it belongs to. */
+const ASKS = 16; // tokens that a generation prompt has at most, where nobody says that it is one
+
+/** Pieces gathered by message. What asks for a turn goes with the turn, whoever it belongs to. */
 export function gather(pieces, roles) {
   const found = [];
   let loose = [];
@@ -292,7 +294,7 @@ export function gather(pieces, roles) {
       add(last, [...loose, piece]);
       loose = [];
     } else {
-      const asks = piece.turn !== null && loose.every((each) => each.kind === "scaffold");
+      const asks = piece.turn !== null && (loose.every((each) => each.kind === "scaffold") || piece.start - (loose[0]?.start ?? 0) <= ASKS);
       if (!asks) settle();
       add(open(piece), [...loose, piece]);
       loose = [];
