@@ -11,7 +11,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo quick test lint types docs assets bench coverage test-long test-vllm test-integrations pre-commit clean
+.PHONY: demo quick test lint types docs certified assets bench coverage test-long test-vllm test-integrations pre-commit clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,10 @@ test-long: assets
 
 coverage: assets
 	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup --cov --cov-report term:skip-covered
+
+# docs/certified.md, made anew by `tokentrace audit` on every family.
+certified: assets
+	$(BIN)/python -m tests.audit.certified
 
 pre-commit: $(VENV)/.test
 	$(BIN)/pre-commit install

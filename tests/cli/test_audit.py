@@ -32,15 +32,14 @@ def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_audit_is_told_in_full() -> None:
-    result = run(POCKET)
+    result = run(POCKET, "--require", "rl-append-only,production-parity")
     assert result.exit_code == 0, result.output
     assert "✓ RL, tools only: holds" in result.output
     assert "stop tokens        <|end|>" in result.output
 
 
 def test_what_is_required_and_not_met_is_exit_code_1(dropping: Path) -> None:
-    assert run(POCKET, "-q", "--require", "rl-append-only,production-parity").exit_code == 0
-    result = run(dropping, "-q", "--require", "rl-append-only")
+    result = run(dropping / "chat_template.jinja", "-q", "--require", "rl-append-only")
     assert result.exit_code == 1
     assert "rl-append-only is required, and partly" in result.output
     assert "loop.last" in result.output
@@ -80,21 +79,22 @@ def test_many_are_one_table_a_page_and_markdown(dropping: Path, tmp_path: Path) 
 
 
 def test_against_tells_what_differs(dropping: Path) -> None:
-    same = run(POCKET, "--against", POCKET)
-    assert same.exit_code == 0
-    assert "nothing differs" in same.output
     other = run(dropping, "--against", POCKET)
     assert other.exit_code == 1
     assert "verdict on rl-append-only" in other.output
     assert "− holds" in other.output
-    template = run(POCKET, "--against", dropping / "chat_template.jinja", "--json")
-    found = json.loads(template.output)["differences"]
-    assert {"what": "verdict on rl-append-only", "before": "partly", "now": "holds"} in found
 
 
-def test_a_template_file_is_audited_with_the_tokenizer_beside_it(dropping: Path) -> None:
-    result = run(dropping / "chat_template.jinja", "-q", "--require", "rl-append-only")
+def test_a_template_of_the_same_tokenizer_is_compared_with_it(dropping: Path, tmp_path: Path) -> None:
+    shutil.copy(dropping / "chat_template.jinja", tmp_path / "new.jinja")
+    result = run(POCKET, "--against", tmp_path / "new.jinja", "--json")
     assert result.exit_code == 1
+    found = json.loads(result.stdout)["differences"]
+    assert {"what": "verdict on rl-append-only", "before": "partly", "now": "holds"} in found
+    shutil.copy(POCKET / "chat_template.jinja", tmp_path / "same.jinja")
+    same = run(POCKET, "--against", tmp_path / "same.jinja")
+    assert same.exit_code == 0, same.output
+    assert "nothing differs" in same.output
 
 
 def test_several_against_one_is_refused() -> None:

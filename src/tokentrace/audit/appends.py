@@ -263,7 +263,7 @@ def _refusal(error: TokentraceError) -> str:
 
 def _lost_words(lost: Any, messages: Messages) -> str:
     role = messages[lost.message]["role"] if lost.message is not None else "tool schema"
-    return f"{role}: {lost.field}"
+    return f"{lost.field} of the {role} message that follows"
 
 
 def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Case:
     said: Message
     appended: tuple[Message, ...]
     tools: bool
+    given: str = ""
+    """What the past has beside a question, in words."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -111,13 +113,16 @@ def cases(turn: Turn, ids: Sequence[str]) -> Iterator[Case]:
     calls = turn.append in CALLS
     called = _said(Turn(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT), ids)
     answered = {**ANSWER, **({"reasoning_content": "thought"} if turn.reasoning else {})}
+    round_ = (called, _result(1, ids))
     yield Case(turn, (USER,), said, appended, calls)
     if not calls:
-        yield Case(turn, (USER,), said, appended, True)
-    yield Case(turn, (SYSTEM, USER), said, appended, calls)
-    yield Case(turn, (USER, called, _result(1, ids)), said, appended, True)
-    yield Case(turn, (USER, answered, USER), said, appended, calls)
-    yield Case(turn, (USER, answered, USER, called, _result(1, ids)), said, appended, True)
+        yield Case(turn, (USER,), said, appended, True, "where tools are declared")
+    yield Case(turn, (SYSTEM, USER), said, appended, calls, "where there is a system message")
+    yield Case(turn, (USER, *round_), said, appended, True, "after a round of tools")
+    yield Case(turn, (USER, answered, USER), said, appended, calls, "after an earlier answer")
+    yield Case(
+        turn, (USER, answered, USER, *round_), said, appended, True, "after an earlier answer and a round of tools"
+    )
 
 
 def _said(turn: Turn, ids: Sequence[str]) -> Message:

@@ -15,7 +15,7 @@ from .facts import Forging, Prompting, Reading, Stops
 from .readback import Writing
 from .remedies import Remedies
 from .running import Cost, Defaults
-from .verdicts import Grade, Use, Verdict, cause, judged
+from .verdicts import Grade, Use, Verdict, cause, judged, which_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,12 @@ class AuditReport(ShowsItself):
         for cell in self.judged:
             if cell.outcome is not Outcome.HOLDS:
                 found.setdefault(cause(cell), []).append(cell)
-        return [Finding(why, tuple(cells)) for why, cells in found.items()]
+        made = []
+        for why, cells in found.items():
+            appends = {cell.append for cell in cells}
+            turns = which_turns(cells, [cell for cell in self.judged if cell.append in appends])
+            made.append(Finding(f"{turns}{why}", tuple(cells)))
+        return made
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data that ``json.dumps`` takes."""

@@ -114,7 +114,7 @@ def _against(by_append: Mapping[Append, Sequence[Cell]], fits: Callable[[Cell], 
             if not fits(cell):
                 ways.setdefault(cause(cell, not named), []).append(cell)
         for why, wrong in ways.items():
-            found.setdefault(f"{_which(wrong, cells)}{why}", []).append(append)
+            found.setdefault(f"{which_turns(wrong, cells)}{why}", []).append(append)
     return [f"{' / '.join(appends)}: {words}" if named else words for words, appends in found.items()]
 
 
@@ -130,18 +130,18 @@ def cause(cell: Cell, in_turn: bool = False) -> str:
     """What goes wrong with a cell, in a few words: the same for cells that go wrong in the same way."""
     if cell.outcome is Outcome.REFUSED:
         return f"refused: {cell.reason}"
-    if cell.breaks:
-        own = [one for one in cell.breaks if one.at_turn or not in_turn]
-        if own:
-            return "; ".join(dict.fromkeys(_broken(one.where, one.blame, one.fields) for one in own))
-    lost = ", ".join(dict.fromkeys((*map(_lost, cell.lost), *(() if in_turn else cell.lost_after))))
-    return f"{lost} reaches no token"
+    said = [_broken(one.where, one.blame, one.fields) for one in cell.breaks if one.at_turn or not in_turn]
+    if said and cell.case.given:
+        said[-1] += f", {cell.case.given}"
+    lost = [*_lost(cell.lost), *(() if in_turn else cell.lost_after)]
+    return "; ".join(dict.fromkeys([*said, *([f"{', '.join(lost)} reaches no token"] if lost else [])]))
 
 
-def _lost(field: str) -> str:
-    """A field of a turn that is lost: calls are told apart only where it is not the first one."""
-    name, _, rest = field.partition(".")
-    return name if name != "tool_calls" or rest.startswith("0") else f"call {rest.partition('.')[0]} of tool_calls"
+def _lost(fields: Sequence[str]) -> list[str]:
+    """Fields of a turn that are lost: calls are told apart only where the first is not lost."""
+    if "tool_calls.0" in fields:
+        return list(dict.fromkeys("tool_calls" if field.startswith("tool_calls.") else field for field in fields))
+    return ["the second call" if field == "tool_calls.1" else field for field in fields]
 
 
 def _broken(where: str, blame: object, fields: Sequence[str]) -> str:
@@ -169,7 +169,7 @@ _FEATURES: Final[Mapping[str, Callable[[Turn], bool]]] = {
 }
 
 
-def _which(found: Sequence[Cell], cells: Sequence[Cell]) -> str:
+def which_turns(found: Sequence[Cell], cells: Sequence[Cell]) -> str:
     """Which turns it are, if they have something in common: ``"turns without reasoning: "``."""
     if len(found) == len(cells):
         return ""

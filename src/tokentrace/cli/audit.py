@@ -81,6 +81,10 @@ def audit(
     from ..viewer.page import page_html
     from .inputs import chosen_tokenizer, split_list
 
+    if quiet and not require and against is None:
+        raise click.UsageError("--quiet says nothing but what is not met: name that with --require or --against")
+    if require and not tokenizers:
+        raise click.UsageError("--require needs to know of what: name the tokenizer")
     uses = [choose(Use, "--require", use) for use in split_list(require)]
     names = tokenizers or (chosen_tokenizer(None),)
     options = {"kwargs": kwargs, "renderer": renderer, "chat_template": chat_template}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -269,11 +270,14 @@ def markdown_findings(report: AuditReport) -> list[str]:
     known += f"; calls are {report.writing.dialect or unnamed}"
     known += "; holds the date of the day" if report.defaults.clock else ""
     found = [f"- {' / '.join(one.appends)}: {_escaped(flat(one.why))}" for one in report.findings]
-    return [f"{_escaped(known)}.", "", *(found or ["- Nothing goes wrong."])]
+    return [f"{known}.", "", *(found or ["- Nothing goes wrong."])]
 
 
 def _escaped(text: str) -> str:
-    return text.replace("<", "\\<").replace("|", "\\|") if "`" not in text else text.replace("|", "\\|")
+    """Text in Markdown: nothing in it is markup, outside of what is set as code."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([<>*_\[\]|])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 # -- two
