@@ -11,7 +11,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo quick test lint types assets bench coverage test-long test-vllm test-integrations pre-commit clean
+.PHONY: demo quick test lint types docs certified assets bench coverage test-long test-vllm test-integrations pre-commit clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,10 @@ $(VENV)/.test: $(VENV)/.base
 
 $(VENV)/.bench: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --group bench
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(BIN)/python -m pip install --quiet --group docs
 	touch $@
 
 demo: $(VENV)/.base
@@ -57,6 +61,10 @@ test-long: assets
 coverage: assets
 	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup --cov --cov-report term:skip-covered
 
+# docs/certified.md, made anew by `tokentrace audit` on every family.
+certified: assets
+	$(BIN)/python -m tests.audit.certified
+
 pre-commit: $(VENV)/.test
 	$(BIN)/pre-commit install
 
@@ -86,8 +94,12 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
+# The site, into site/, which opens from the disk; nothing is fetched once the packages are here. (--quiet would unmake --strict.)
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(VENV)/.bench assets
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) $(QUICK) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(QUICK) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -11,12 +11,12 @@ import warnings
 from rich.console import Console
 from rich.progress import Progress
 
-import tokentrace
-from bench import bridge, episode, gateway, parse, render, rollout, rows
+from bench import bridge, episode, gateway, load, parse, render, rollout, rows
 from bench.conversations import LINES_PER_RESULT
 from bench.report import Block, write
+from tokentrace.errors import LostTextWarning
 
-PARTS = ("render", "bridge", "episode", "parse", "rows", "rollout", "gateway")
+PARTS = ("render", "bridge", "episode", "parse", "rows", "load", "rollout", "gateway")
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.write and arguments.quick:
         parser.error("--write with --quick: the docs are for measurements; leave one out")
-    warnings.simplefilter("ignore", tokentrace.LostTextWarning)  # gpt-oss writes one call a turn
+    warnings.simplefilter("ignore", LostTextWarning)  # gpt-oss writes one call a turn
     console = Console()
     for part in arguments.what or PARTS:
         with Progress(console=console, transient=True) as progress:
@@ -64,6 +64,8 @@ def measured(part: str, arguments: argparse.Namespace, progress: Progress) -> li
             return parse.run(families, repeats(parse.ROUNDS, parse.QUICK_ROUNDS), parse.LENGTHS, progress)
         case "rows":
             return rows.run(families, repeats(rows.ROUNDS, rows.QUICK_ROUNDS), rows.MESSAGES, progress)
+        case "load":
+            return load.run(families, repeats(load.ROUNDS, load.QUICK_ROUNDS), progress)
         case "rollout":
             count = repeats(rollout.ROLLOUTS, rollout.QUICK_ROLLOUTS)
             return rollout.run(list(dict.fromkeys([*families, "pocket"])), count, progress)

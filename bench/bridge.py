@@ -27,7 +27,7 @@ from rich.progress import Progress
 import tokentrace
 from bench.conversations import conversation, sources, tools
 from bench.report import Block, micro, table, times, where
-from bench.rivals import Message, peer_renderer, transformers_tokenizer
+from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Spent, cpu_time, settled
 from tests.assets import family_dir
 from tokentrace.tokens.kinds import Kind
@@ -157,7 +157,7 @@ class Contest:
         task = progress.add_task(f"{family}: loading", total=len(lengths) + 1)
         self.schemas = tools()
         hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
-        self.ours = tokentrace.create_renderer(str(family_dir(family)))
+        self.ours = our_renderer(family)
         self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
         lines = itertools.cycle(sources())
         self.rollouts: list[Rollout] = []

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-import tokentrace
 from bench.conversations import conversation, sources, tools
 from bench.report import Block, milli, table, times, where
-from bench.rivals import Message, peer_renderer, transformers_tokenizer
+from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Spent, cpu_time, settled
-from tests.assets import family_dir
 from tokentrace.trajectory import Trajectory
 
 LENGTH, TURNS = 128_000, 50
@@ -112,7 +110,7 @@ def run(families: Sequence[str], rounds: int, progress: Progress, length: int = 
     lines = itertools.cycle(sources())
     rows = []
     for family in families:
-        ours = tokentrace.create_renderer(str(family_dir(family)))
+        ours = our_renderer(family)
         fast = transformers_tokenizer(family, fast=True)
         peer = peer_renderer(family, fast)
         spent: dict[str, Spent] = {}

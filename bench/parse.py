@@ -16,12 +16,12 @@ from typing import Any
 import fastokens
 from rich.progress import Progress
 
-import tokentrace
 from bench.conversations import sources
 from bench.report import Block, micro, milli, table, times, where
-from bench.rivals import native_renderer, native_story, peer_renderer, transformers_tokenizer
+from bench.rivals import native_renderer, native_story, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Call, Spent, settled, take_turns
 from tests.assets import family_dir
+from tokentrace.errors import TemplateError
 
 LENGTHS = (500, 4_000, 32_000)
 ROUNDS, QUICK_ROUNDS = 100, 5
@@ -66,7 +66,7 @@ def completion(renderer: Any, length: int, lines: Sequence[str], round_: int) ->
     }
     try:
         rendered = renderer.render([USER, message], tools=[TOOL])
-    except tokentrace.TemplateError:  # gpt-oss writes no content beside reasoning and calls
+    except TemplateError:  # gpt-oss writes no content beside reasoning and calls
         rendered = renderer.render([USER, {**message, "content": ""}], tools=[TOOL])
     turn = rendered.turns[-1]
     return rendered.token_ids[: turn.start], rendered.token_ids[turn.start : turn.stop]
@@ -99,7 +99,7 @@ class Contenders:
 
     def __init__(self, family: str) -> None:
         self.family = family
-        self.ours = tokentrace.create_renderer(str(family_dir(family)))
+        self.ours = our_renderer(family)
         self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
         hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
         found = {"renderers": peer_renderer(family, hf), "renderers + fastokens": peer_renderer(family, fast)}

@@ -19,10 +19,9 @@ import fastokens
 import numpy as np
 from rich.progress import Progress
 
-import tokentrace
 from bench.conversations import many_tools, prompt, sources, tools, varied
 from bench.report import Block, milli, table, times, where
-from bench.rivals import Message, native_renderer, peer_renderer, transformers_tokenizer
+from bench.rivals import Message, native_renderer, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Call, Spent, settled, take_turns
 from tests.assets import family_dir
 
@@ -76,7 +75,7 @@ class Contenders:
             if (peer := peer_renderer(family, tokenizer)) is not None
         }
         self._native = native_renderer(family)
-        self._ours = tokentrace.create_renderer(str(family_dir(family)))
+        self._ours = our_renderer(family)
         self._limit = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
         lines = itertools.cycle(sources())
         for schemas in (tools(), []):

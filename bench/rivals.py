@@ -14,6 +14,7 @@ from typing import Any
 
 import fastokens
 
+import tokentrace
 from tests.assets import family_dir
 
 PEERS = {"qwen3": "Qwen3", "qwen3.5": "Qwen35", "glm-4.5": "GLM45", "minimax-m2": "MiniMaxM2", "kimi-k2.5": "KimiK25"}
@@ -49,6 +50,13 @@ def transformers_tokenizer(family: str, *, fast: bool = False) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(str(family_dir(family)))
         finally:
             fastokens.unpatch_transformers()
+
+
+def our_renderer(family: str, **settings: Any) -> tokentrace.Renderer:
+    """The renderer of a family, with the library that encodes loaded."""
+    renderer = tokentrace.create_renderer(str(family_dir(family)), **settings)
+    renderer.tokenizer.wait()
+    return renderer
 
 
 def peer_renderer(family: str, tokenizer: Any) -> Any:

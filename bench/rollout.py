@@ -30,7 +30,7 @@ from rich.progress import Progress
 import tokentrace
 from bench.conversations import sources
 from bench.report import Block, micro, milli, table, where
-from tests.assets import family_dir
+from bench.rivals import our_renderer
 from tokentrace.engines import scripted
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.parsing.response import ParsedResponse
@@ -300,7 +300,7 @@ def held(what: str) -> int:
 
 def renderer_of(family: str) -> tokentrace.Renderer:
     """That of a family of the asset list, or of the model that is shipped."""
-    return tokentrace.create_renderer(str(POCKET if family == "pocket" else family_dir(family)))
+    return tokentrace.create_renderer(str(POCKET)) if family == "pocket" else our_renderer(family)
 
 
 # -- report

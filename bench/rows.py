@@ -22,7 +22,7 @@ from rich.progress import Progress
 import tokentrace
 from bench.conversations import sources
 from bench.report import Block, milli, table, times, where
-from bench.rivals import peer_renderer, transformers_tokenizer
+from bench.rivals import our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Call, Spent, settled, take_turns
 from tests.assets import family_dir, trl_templates
 
@@ -63,9 +63,9 @@ class Contenders:
         self._hf, fast = transformers_tokenizer(family), transformers_tokenizer(family, fast=True)
         self._raw = fastokens.Tokenizer.from_file(str(family_dir(family) / "tokenizer.json"))
         self._source = trl_templates()[TRL[family]] if family in TRL else None
-        self._ours = {"shipped": tokentrace.create_renderer(str(family_dir(family)))}
+        self._ours = {"shipped": our_renderer(family)}
         if self._source is not None:
-            self._ours["TRL's"] = tokentrace.create_renderer(str(family_dir(family)), chat_template=self._source)
+            self._ours["TRL's"] = our_renderer(family, chat_template=self._source)
         found = {"renderers": peer_renderer(family, self._hf), "renderers + fastokens": peer_renderer(family, fast)}
         self._peers = {name: peer for name, peer in found.items() if peer is not None}
 

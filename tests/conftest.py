@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only tests that need no assets and no optional package")
     parser.addoption("--apart", action="store_true", help="run by tests.apart.run, in an integration's own environment")
     parser.addoption("--all", action="store_true", help="an error where a test file needs a package that is not here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests see the two encoders compared, and fastokens at work from the first text on, whatever ran before."""
+    os.environ.setdefault("TOKENTRACE_CACHE", "off")
 
 
 APART = Path(__file__).parent / "apart"

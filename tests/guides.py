@@ -1,29 +1,57 @@
-"""Guides whose code runs: the blocks of a page in `docs/guides/`, one after another, in an empty folder.
+"""Pages whose code runs: the blocks of a page, one after another, in an empty folder.
 
 ````
-```python                 run, all blocks of a page in one namespace
-```console                lines that begin with "$ " are run by a shell; others are what it may print
-```yaml file=tools.yaml   written to that file; any language
-<!-- not run: why -->     on the line before a block: it is left alone
+```python                     run, all blocks of a page in one namespace; it may await
+```console                    lines that begin with "$ " are run; what follows one, if anything does, has to be printed
+```text title="output"        what the block before has to print
+```yaml title="tools.yaml"    written to that file; any language
+```json, yaml, toml           read, so that at least its syntax is right
+```text                       for people to look at
+<!-- not run: why -->         on the line before a block: it is left alone
+<!-- exits: 1 -->             likewise: the exit code of its commands
+<!-- with: agents -->         likewise: Python of another environment runs it
 ````
 
-Other blocks (json, text) are for people to read.
+An expression whose comment is a value (``rows[0].samples  # (0, 2)``) has to have that value.
+In what has to be printed, ``…`` stands for anything. ``pip install`` and ``make`` are not run: extras and targets have
+to exist. ``tokentrace serve`` runs to the end of the page on a free port, and its usual address means that one.
+
+Only the standard library is needed to load this file: `python tests/guides.py PAGE` runs a page where there is no
+pytest.
 """
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-GUIDES = Path(__file__).parents[1] / "docs" / "guides"
-_BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NOT_RUN = re.compile(r"<!-- not run: \S.*-->\s*$")
+ROOT = Path(__file__).parents[1]
+GUIDES = ROOT / "docs" / "guides"
+SERVED = "http://127.0.0.1:8400"
+"""Where pages say that the gateway is."""
+
+_BLOCK = re.compile(r"^( *)```(\w*)([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"<!-- (not run|exits|with): (\S[^\n]*?) -->\s*$")
+_COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+_SHELL = re.compile(r"[|&;<>$`*]")
+_PLAIN = {"COLUMNS": "120", "NO_COLOR": "1"}
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -31,57 +59,211 @@ class Block:
     """A block of code of a page."""
 
     language: str
-    file: str | None
+    title: str | None
     code: str
     line: int
+    marks: Mapping[str, str]
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """What a page wants to be run or written, in order."""
+    """Every block of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
-        if _NOT_RUN.search(text[: found.start()]):
-            continue
-        named = re.search(r"\bfile=(\S+)", found[2])
-        yield Block(found[1], named[1] if named else None, found[3], text.count("\n", 0, found.start()) + 2)
+        titled = re.search(r'\btitle="([^"]+)"', found[3])
+        marks = dict(_marks(text[: found.start()]))
+        line = text.count("\n", 0, found.start()) + 2
+        yield Block(found[2], titled[1] if titled else None, textwrap.dedent(found[4]), line, marks)
+
+
+def _marks(before: str) -> Iterator[tuple[str, str]]:
+    while found := _MARK.search(before):
+        yield found[1], found[2]
+        before = before[: found.start()]
 
 
 def run_guide(name: str, folder: Path) -> dict[str, Any]:
-    """Run a page of `docs/guides/` in a folder, which becomes the working directory; what its Python defined."""
-    page = GUIDES / f"{name}.md"
-    names: dict[str, Any] = {"__name__": "__main__"}
-    count = 0
+    """Run a page of `docs/guides/` in a folder; what its Python defined."""
+    return run_page(GUIDES / f"{name}.md", folder)
+
+
+def run_page(
+    page: Path,
+    folder: Path,
+    *,
+    models: Mapping[str, Path] = _NONE,
+    pythons: Mapping[str, Path] = _NONE,
+    in_process: bool = True,
+) -> dict[str, Any]:
+    """Run a page in a folder, which becomes the working directory; what its Python defined.
+
+    `models` are folders that the page finds in its own, by name; `pythons` are those that ``with:`` names. Commands of
+    ours run in this process, which is quicker, unless `in_process` says otherwise; then a shell runs them.
+    """
     before = Path.cwd()
+    for name, model in models.items():
+        (folder / name).symlink_to(model, target_is_directory=True)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
+    running = _Run(page, pythons, in_process)
     try:
         for block in blocks(page):
-            if block.file is not None:
-                (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
-                (folder / block.file).write_text(block.code, encoding="utf-8")
-            elif block.language == "python":
-                count += 1
-                padded = "\n" * (block.line - 1) + block.code  # tracebacks then name the line of the page
-                exec(compile(padded, str(page), "exec"), names)
-            elif block.language == "console":
-                for command in re.findall(r"^\$ (.*(?:\\\n.*)*)$", block.code, re.MULTILINE):
-                    count += 1
-                    _run(command, page, block.line)
+            if "not run" not in block.marks:
+                running.run(block)
     finally:
+        running.close()
         os.chdir(before)
         sys.path.remove(str(folder))
-    assert count, f"{page.name} has no code to run"
-    return names
+    return running.names
 
 
-def _run(command: str, page: Path, line: int) -> None:
-    paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    made = subprocess.run(
-        command,
-        shell=True,
-        env={**os.environ, "PATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, f"{page.name}, line {line}: {command}\n{made.stdout[-2000:]}\n{made.stderr[-4000:]}"
+@dataclass
+class _Run:
+    """A page under way."""
+
+    page: Path
+    pythons: Mapping[str, Path]
+    in_process: bool
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
+    printed: str = ""
+    address: str = SERVED
+    loop: asyncio.Runner = field(default_factory=asyncio.Runner)
+    servers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def run(self, block: Block) -> None:
+        """Do what a block asks for."""
+        code = block.code.replace(SERVED, self.address)
+        if block.title == "output":
+            self._compare(block.code, block, "the block before")
+        elif block.title is not None:
+            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.title).write_text(code, encoding="utf-8")
+        elif block.language == "python":
+            self._python(code, block)
+        elif block.language == "console":
+            for command, expected in _COMMAND.findall(code):
+                self._command(command.strip(), block)
+                if expected.strip():
+                    self._compare(expected, block, command)
+        elif block.language in _READERS:
+            _READERS[block.language](code)
+        else:
+            assert block.language == "text", f"{self._place(block)}: a block in {block.language or 'no language'}"
+
+    def _python(self, code: str, block: Block) -> None:
+        if "with" in block.marks:
+            Path("block.py").write_text(code, encoding="utf-8")
+            self._shell(shlex.join([str(self.pythons[block.marks["with"]]), "block.py"]), block)
+            return
+        padded = "\n" * (block.line - 1) + code  # tracebacks then name the line of the page
+        self.names["__shown__"] = self._shown
+        compiled = compile(_with_values(padded), str(self.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            result = eval(compiled, self.names)
+            if inspect.iscoroutine(result):
+                self.loop.run(result)
+        self.printed = out.getvalue()
+
+    def _shown(self, value: object, comment: str, line: int) -> None:
+        found, wanted = ("".join(text.split()) for text in (repr(value), comment))
+        assert found == wanted, f"{self.page.name}, line {line}: it is {value!r} and not {comment}"
+
+    def _command(self, command: str, block: Block) -> None:
+        words = shlex.split(command, comments=True)
+        if words[:2] == ["pip", "install"]:
+            _check_install(words[2:])
+        elif words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), command
+        elif words[:2] == ["tokentrace", "serve"]:
+            self._serve(words)
+        elif self.in_process and words[0] == "tokentrace" and not _SHELL.search(command.partition(" # ")[0]):
+            self._tokentrace(words[1:], block)
+        else:
+            self._shell(command, block)
+
+    def _tokentrace(self, words: list[str], block: Block) -> None:
+        """A command of ours, in this process: what it imports and loads is there already."""
+        from click.testing import CliRunner
+
+        from tokentrace.cli import main
+
+        done = CliRunner().invoke(main, words, env=_PLAIN, catch_exceptions=False)
+        self._ended(done.exit_code, done.stdout, done.stderr, shlex.join(["tokentrace", *words]), block)
+
+    def _shell(self, command: str, block: Block) -> None:
+        paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        env = {**os.environ, **_PLAIN, "PATH": os.pathsep.join(paths)}
+        done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, check=False)
+        self._ended(done.returncode, done.stdout, done.stderr, command, block)
+
+    def _ended(self, code: int, out: str, err: str, command: str, block: Block) -> None:
+        said = f"{self._place(block)}: {command}\n{out[-2000:]}\n{err[-4000:]}"
+        assert code == int(block.marks.get("exits", 0)), f"exit code {code}: {said}"
+        self.printed = out
+
+    def _serve(self, words: list[str]) -> None:
+        command = [sys.executable, "-m", *words, "--port", "0"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.servers.append(server)
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:"), words
+        if "--port" not in words:
+            self.address, self.printed = address, SERVED
+
+    def _compare(self, expected: str, block: Block, what: str) -> None:
+        wanted = [line.rstrip() for line in expected.strip().splitlines()]
+        pattern = "\n".join("(?s:.*)" if line == "…" else re.escape(line).replace("…", ".*") for line in wanted)
+        found = "\n".join(line.rstrip() for line in self.printed.strip().splitlines())
+        assert re.fullmatch(pattern, found), f"{self._place(block)}: {what} printed\n{found}\nand not\n{expected}"
+
+    def _place(self, block: Block) -> str:
+        return f"{self.page.name}, line {block.line}"
+
+    def close(self) -> None:
+        """End what was started."""
+        self.loop.close()
+        for server in self.servers:
+            server.terminate()
+            server.communicate(timeout=60)
+
+
+def _with_values(code: str) -> ast.Module:
+    """Code in which an expression with a value in the comment after it (``rows[0].samples  # (0, 2)``) is compared."""
+    tree, lines = ast.parse(code), code.splitlines()
+    for node in tree.body:
+        if not isinstance(node, ast.Expr):
+            continue
+        comment = lines[node.end_lineno - 1][node.end_col_offset :].partition("# ")[2] if node.end_lineno else ""
+        with contextlib.suppress(SyntaxError):
+            if any(isinstance(inner, ast.Constant) for inner in ast.walk(ast.parse(comment, mode="eval"))):
+                shown = [node.value, ast.Constant(comment), ast.Constant(node.end_lineno)]
+                node.value = ast.Call(ast.Name("__shown__", ast.Load()), shown, [])
+    return ast.fix_missing_locations(tree)
+
+
+def _check_install(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for word in words:
+        if named := re.fullmatch(r"tokentrace\[([\w,]+)\]", word):
+            assert set(named[1].split(",")) <= set(extras), f"{word}: there is no such extra"
+
+
+def _read_yaml(code: str) -> None:
+    import yaml
+
+    yaml.safe_load(code)
+
+
+def _read_json(code: str) -> None:
+    try:
+        json.loads(code)
+    except ValueError:
+        for line in code.splitlines():
+            json.loads(line)
+
+
+_READERS = {"yaml": _read_yaml, "json": _read_json, "toml": tomllib.loads}
+
+
+if __name__ == "__main__":
+    run_page(Path(sys.argv[1]).resolve(), Path.cwd(), in_process=False)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +131,35 @@ def run(*command: str, **options: Any) -> str:
     return done.stdout
 
 
+ADDRESS = "https://example.org/tokentrace"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, as it is built once the repository has an address."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(ROOT))
+    source = folder / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "LICENSE", "hatch_build.py"):
+        shutil.copy(ROOT / name, source)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    told = re.sub(r'^repository = ""$', f'repository = "{ADDRESS}"', project, flags=re.MULTILINE)
+    (source / "pyproject.toml").write_text(told, encoding="utf-8")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source))
     (built,) = folder.glob("*.whl")
     return built
+
+
+def test_links_of_the_package_page_lead_somewhere(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = [name for name in packed.namelist() if name.endswith("METADATA")]
+        head, _, page = packed.read(name).decode().partition("\n\n")
+    assert f"Project-URL: Source, {ADDRESS}" in head
+    links = re.findall(r"\]\(([^)\s]+)\)", page)
+    assert links
+    for link in links:
+        assert link.startswith(f"{ADDRESS}/blob/main/"), link
+        assert (ROOT / link.removeprefix(f"{ADDRESS}/blob/main/").partition("#")[0]).is_file(), link
 
 
 def environment(folder: Path, requirement: str) -> str:
@@ -232,6 +258,10 @@ def test_the_base_install_works(wheel: Path, tmp_path: Path) -> None:
     )
     assert "tokentrace[hub]" in message or "could not be fetched" in message
     assert "install tokentrace[data]" in run(python, "-c", USE + FOLDER + WITHOUT_TABLES, cwd=tmp_path)
+    newcomer = tmp_path / "newcomer"
+    newcomer.mkdir()
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run(python, str(ROOT / "tests" / "guides.py"), str(ROOT / "README.md"), cwd=newcomer, env=alone)
 
 
 @pytest.mark.xdist_group("install")

@@ -16,8 +16,8 @@ SOURCE = Path(tokentrace.__file__).parent
 ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
 STUBS = sorted(SOURCE.glob("*/__init__.pyi"))
 
-SHOW_THEMSELVES = {"rendering.rendered", "compare.histories.report"}
-"""Results that show themselves in notebooks: they import `show` when they are asked to, and not before."""
+SHOW_THEMSELVES = {"showing", "compare.histories.report"}
+"""What shows results in notebooks and as text: they import `show` when they are asked to, and not before."""
 
 
 def modules() -> dict[str, Path]:
@@ -60,7 +60,7 @@ def _loaded(node: ast.AST) -> Iterator[ast.AST]:
 
 def documented_stages() -> list[str]:
     """The stages in their order, as docs/architecture.md lists them."""
-    block = re.search(r"```\nsrc/tokentrace/\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
+    block = re.search(r"```text\nsrc/tokentrace/\n(.*?)```", ARCHITECTURE.read_text(encoding="utf-8"), re.DOTALL)
     assert block, "docs/architecture.md has no list of the stages"
     return re.findall(r"^  (\w+)(?:/|\.py)", block[1], re.MULTILINE)
 

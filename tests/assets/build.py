@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -99,10 +100,28 @@ def folder_files(family: Family) -> dict[str, bytes]:
     return files
 
 
+def named_path(family: Family) -> Path:
+    """The family's folder under a name that stays the same, for people to type: a link to the last that was built."""
+    return cache_root() / "families" / family.name
+
+
+def _name(family: Family, target: Path) -> None:
+    """Let the family's name lead to its folder; where the system has no links, it has no such name."""
+    link = named_path(family)
+    wanted = os.path.relpath(target, link.parent)
+    with contextlib.suppress(OSError):
+        if link.is_symlink() and os.readlink(link) == wanted:
+            return
+        draft = link.with_name(f".link-{os.getpid()}-{family.name}")
+        os.symlink(wanted, draft, target_is_directory=True)
+        os.replace(draft, link)
+
+
 def build(family: Family) -> Path:
     """The family's folder, built when it is not there yet."""
     target = built_path(family)
     if target.is_dir():
+        _name(family, target)
         return target
     with locked(f"{family.name}.family"):
         if not target.is_dir():
@@ -114,6 +133,7 @@ def build(family: Family) -> Path:
                 os.replace(draft, target)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
+    _name(family, target)
     return target
 
 

@@ -18,7 +18,7 @@ from tokenizers.normalizers import NFC
 
 from tests.assets import FAMILIES, AssetError, convert, family_dir, package_member, specials, trl_templates
 from tests.assets.__main__ import main
-from tests.assets.build import built_path, recipe_digest, sha256
+from tests.assets.build import built_path, named_path, recipe_digest, sha256
 from tests.assets.pins import PINS
 from tests.assets.templates import KIMI_K2_EDITS, kimi_k2
 from tests.conversations import CODE, CONVERSATIONS
@@ -213,6 +213,17 @@ def test_a_changed_row_is_built_elsewhere() -> None:
     changed = dataclasses.replace(family, note="changed")
     assert recipe_digest(changed) != recipe_digest(family)
     assert built_path(changed) != built_path(family)
+
+
+def test_a_family_has_a_name_that_stays_the_same() -> None:
+    folder, family = family_dir("qwen3"), FAMILIES["qwen3"]
+    named = named_path(family)
+    assert (named.name, named.resolve()) == ("qwen3", folder.resolve())
+    draft = named.with_name(".other")
+    draft.symlink_to(folder.parent, target_is_directory=True)
+    draft.replace(named)  # as an earlier recipe would have left it
+    family_dir("qwen3")
+    assert named.resolve() == folder.resolve()
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATED if FAMILIES[name].kwargs])

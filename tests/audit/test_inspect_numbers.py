@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from tests.compare.two_requests import renderer_of
 from tokentrace.audit.dumps.calls import Fault
 from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.audit.inspect_report import Inspection
-from tokentrace.errors import InputError
+from tokentrace.errors import InputError, TokentraceError
 
 Line = dict[str, Any]
 
@@ -108,7 +110,7 @@ def test_what_cannot_be_read_is_said_with_line_and_field(tmp_path: Path, name: s
     made = lines(shape)
     text = edit(made)  # type: ignore[operator]
     report = looked_at(tmp_path, text if isinstance(text, str) else made)
-    assert report.unreadable == 1
+    assert report.unreadable == (3 if name == "lost delta" else 1)
     assert said in f"{report.unread[0].where}: {report.unread[0].problem}"
 
 
@@ -119,6 +121,15 @@ def test_a_file_of_no_known_shape_is_refused_with_what_is_known(tmp_path: Path) 
         looked_at(tmp_path, lines("trl turns"), shape="verl")
     with pytest.raises(InputError, match="holds no rows"):
         looked_at(tmp_path, "")
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dump.jsonl").write_text("{}")
+    with pytest.raises(InputError, match=r"there is no file or folder '.*dmp.jsonl'; did you mean '.*dump.jsonl'\?"):
+        inspect_rollouts([str(tmp_path / "dmp.jsonl")])
+    (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00\n1\n")
+    with pytest.raises(InputError, match=r"model.bin, line 1: not UTF-8"):
+        inspect_rollouts([str(tmp_path / "model.bin")])
 
 
 def test_decoded_text_of_verl_is_refused_with_a_reason(tmp_path: Path) -> None:
@@ -186,3 +197,31 @@ def test_memory_holds_one_rollout_at_a_time(tmp_path: Path, monkeypatch: pytest.
     report = looked_at(tmp_path, mixed)
     assert alive == [len(one.calls) for one in told]
     assert report.breaks == 0
+
+
+JUNK = [None, True, -1, 2**40, 1.5, "x", [], {}, [[]], [None], ["a"], {"a": 1}, [{}], [{"role": 1}], float("nan")]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where a dump can be damaged: everything but the far ends of lists."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shape: str) -> None:
+    told = [one for one in rollouts("pocket") if one.name in ("clean", "json_format")]
+    whole = json.dumps(list(SHAPES[shape](told, True)))
+    for seed in range(6):
+        chance = random.Random(f"{shape} {seed}")
+        made = json.loads(whole)
+        *path, last = chance.choice(places(made)[1:])
+        at: Any = made
+        for key in path:
+            at = at[key]
+        if chance.random() < 0.3:
+            del at[last]
+        else:
+            at[last] = chance.choice(JUNK)
+        with contextlib.suppress(TokentraceError):
+            json.dumps(looked_at(tmp_path, made, known=renderer_of("pocket")).to_json())

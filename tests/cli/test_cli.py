@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tokentrace
-from tests.test_show import Page, assert_only_its_own_code_runs
+from tests.pages import Page, assert_only_its_own_code_runs
 from tokentrace import InputError, create_renderer
 from tokentrace.cli import COMMANDS, main
 from tokentrace.cli.inputs import parse_json, parse_kwargs, read_conversation

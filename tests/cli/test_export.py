@@ -59,6 +59,15 @@ def store(tmp_path: Path) -> Path:
     return where
 
 
+def test_what_was_written_can_be_had_as_json(store: Path, tmp_path: Path) -> None:
+    result = run(store, "-o", tmp_path / "rows.parquet", "--json")
+    found = json.loads(result.stdout)
+    samples = list(read_samples(tmp_path / "rows.parquet"))
+    assert (found["sessions"], found["rows"], found["marked"]) == (2, len(samples), 1)
+    assert (found["trained"], found["longest"]) == (sum(one.trained for one in samples), max(map(len, samples)))
+    assert found["causes"] == {"retry": 1}
+
+
 def states(where: Path) -> dict[str, str]:
     async def read(store: Any) -> dict[str, str]:
         return {info.id: str(info.state) async for info in store.sessions()}

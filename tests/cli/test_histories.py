@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.test_show import Page
+from tests.pages import said
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.compare.histories import compare_histories
@@ -115,8 +115,7 @@ def test_a_page_is_written_and_opened(
     assert result.exit_code == 1
     assert opened == [str(out)]
     assert str(out) in result.stderr.replace("\n", "")
-    page = Page(out.read_text(encoding="utf-8"))
-    assert "chat.json" in "".join(page.text)
+    assert "chat.json" in said(out.read_text(encoding="utf-8"))
     assert run(chat, "--open").exit_code == 2
 
 

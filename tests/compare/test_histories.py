@@ -12,13 +12,14 @@ import pytest
 from tests.compare.compared import LAST_ONLY, compare, ids, made_up, spelled
 from tests.conversations import AGENT, CONVERSATIONS, HI, SIMPLE, assistant, user
 from tests.oracle import hf_ids, hf_tokenizer
+from tests.pages import read_page
 from tests.support import make_renderer
-from tests.test_show import Page
 from tokentrace import TemplateError
 from tokentrace.compare.histories import Comparison, Step, Verb, View, compare_histories
 from tokentrace.errors import InputError
 from tokentrace.rendering.bridging import History
-from tokentrace.show.histories import contrasts, html_page
+from tokentrace.show import html_page
+from tokentrace.show.histories import contrasts
 from tokentrace.study.seams import RefusalReason
 
 SYSTEM_FIRST = (
@@ -260,7 +261,7 @@ def test_a_turn_with_nothing_before_it_is_given() -> None:
     assert alone.equal
     assert alone.summary == "There is no turn to compare: the model is never asked for one."
     assert str(alone)
-    Page(html_page(alone))
+    read_page(html_page(alone))
 
 
 def test_turns_in_a_row() -> None:
@@ -337,7 +338,7 @@ def test_a_turn_that_the_template_does_not_show_is_said_to_be_missing() -> None:
     assert not first.equal
     assert "The training row holds no turn for message 1." in report.summary
     assert "?" in str(report)
-    Page(html_page(report))
+    read_page(html_page(report))
     json.dumps(report.to_json())
 
 

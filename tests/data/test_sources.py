@@ -42,6 +42,21 @@ def lines(rows: list[Any]) -> bytes:
     return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
+def write_arrow(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.parquet", pq.write_table), ("a.arrow", write_arrow)])
+def test_a_table_that_was_written_anew_is_read_anew(tmp_path: Path, name: str, write: Any) -> None:
+    path = tmp_path / name
+    for text in ("before", "and after it"):
+        new = tmp_path / "new"
+        write(pa.table({"text": [text]}), new)
+        new.replace(path)
+        assert values(rows_of(path, spool=tmp_path)) == [{"text": text}]
+
+
 # -- every format gives the same rows
 
 

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.test_show import Page, assert_only_its_own_code_runs
+from tests.pages import assert_only_its_own_code_runs, read_page
+from tests.pages import said as said_on
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import Cause
 from tokentrace.demo.memory import RememberingEngine, RememberingScorer
+from tokentrace.demo.page import demo_page
 from tokentrace.demo.paths import ClientPath
 from tokentrace.demo.tasks import make_questions, solve
 from tokentrace.demo.trials import PRETRAINED, Demo, forgetful, forgetful_renderer, remarks, run_demo
-from tokentrace.demo.views import MEASURES, demo_json, demo_page, demo_text
+from tokentrace.demo.views import MEASURES, demo_json, demo_text
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import PocketModel, load_pocket
@@ -110,7 +112,7 @@ def test_the_other_paths_still_show_the_model_its_past_reasoning(demo: Demo) -> 
 
 
 def test_every_view_says_the_noise_and_what_it_does(demo: Demo) -> None:
-    text, page = printed(demo), "".join(Page(demo_page(demo, RENDERER)).text)
+    text, page = printed(demo), said_on(demo_page(demo, RENDERER))
     found = demo_json(demo)
     assert found["noise"] == asdict(NOISE)
     assert found["remarks"] == remarks(demo)
@@ -126,7 +128,7 @@ def test_every_view_says_the_noise_and_what_it_does(demo: Demo) -> None:
 
 
 def test_every_number_has_its_meaning_beside_it(demo: Demo) -> None:
-    text, page = printed(demo), "".join(Page(demo_page(demo, RENDERER)).text)
+    text, page = printed(demo), said_on(demo_page(demo, RENDERER))
     for measure in MEASURES:
         assert measure.about
         assert f"{measure.label}: {measure.about}" in text
@@ -148,8 +150,9 @@ def test_breaks_are_told_by_cause_for_every_trial(demo: Demo) -> None:
         for cause in trial.causes:
             numbers = [f"{one.causes.get(cause, 0)}" for one in trial.reports]
             assert any(line.split() == [*cause.split(), *numbers] for line in printed(demo).splitlines())
-            assert "".join(f"<td>{number}</td>" for number in numbers) in page
-    assert "stripped reasoning" in page.partition("What a break looks like")[2], "an example of it is shown, too"
+            assert any(row[0][0] == cause and row[1:] == numbers for row in read_page(page)["tables"][1]["rows"])
+    shown = [contrast["name"] for contrast in read_page(page)["contrasts"]]
+    assert any(name.startswith("stripped reasoning") for name in shown), "an example of it is shown, too"
 
 
 def test_questions_that_never_go_on_are_said_to_show_nothing_of_reasoning() -> None:

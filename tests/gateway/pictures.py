@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.gateway.browser import chromium
+from tests.browser import chromium
 from tests.gateway.server import gateway_server
 from tests.gateway.story import Script, hostile, interesting, many_turns
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.browser import CHROMIUM, Chromium, chromium
+from tests.browser import CHROMIUM, NO_CHROMIUM, Chromium, chromium
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.story import HOSTILE, Agent, Script, hostile, interesting, says, user
 from tokentrace.gateway.causes import BranchCause
@@ -221,7 +221,7 @@ def test_bad_questions_are_answered_in_words(served: Served, path: str, status: 
 
 # -- in a browser
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         assert "An earlier tool result was shortened or blanked." in panel
         assert "1638.5 [trimmed]" in panel
         shown = page.evaluate(
-            "[...document.querySelectorAll('.text s.sampled.chosen')].map((s) => s.textContent).join('')"
+            "[...document.querySelectorAll('.text s.k-sampled.chosen')].map((s) => s.textContent).join('')"
         )
         ids = got(served, "/sessions/interesting/tokens?branch=3")
         turn = state["tree"][8]
@@ -269,9 +269,9 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
 def test_a_token_says_what_it_is(served: Served, browser: Chromium) -> None:
     with browser.page() as page:
         page.open(f"{served.url}/#/interesting/branches/0")
-        page.until("document.querySelector('.text s.sampled i')")
+        page.until("document.querySelector('.text s.k-sampled i')")
         place = page.evaluate("""(() => {
-          const token = document.querySelector('.text s.sampled i');
+          const token = document.querySelector('.text s.k-sampled i');
           token.scrollIntoView({block: 'center'});
           const box = token.getBoundingClientRect();
           return [box.left + box.width / 2, box.top + box.height / 2];
@@ -323,7 +323,7 @@ def test_with_keys_a_browser_logs_in(script: Script, browser: Chromium, tmp_path
         agent.ask(user("one"), reply=says("first"))
         with browser.page() as page:
             page.open(server.url.replace("://", f"://admin:{key}@") + "/#/secret")
-            page.until("document.querySelector('.text s.sampled')?.textContent.startsWith('first')")
+            page.until("document.querySelector('.text s.k-sampled')?.textContent.startsWith('first')")
             assert "pulse" in page.evaluate("document.querySelector('[data-kind=live]').className")
 
 

@@ -35,7 +35,8 @@ from tokentrace.pocket import POCKET
 from tokentrace.rendering import lost
 from tokentrace.rendering.lost import find_lost
 from tokentrace.study.turns import TurnSpan, turn_spans
-from tokentrace.template.trace import Rendering
+from tokentrace.template import jsonify
+from tokentrace.template.spans import Rendering
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.positions import BytePositions
 
@@ -213,6 +214,38 @@ def test_there_is_something_to_compare() -> None:
     assert any(not rendered.text.isascii() and plain_spans(rendered) is not None for *_, rendered in seen)
     controls = set(create_renderer(POCKET).tokenizer.vocabulary.control)
     assert any(token in rendered.text for *_, rendered in seen for token in controls)
+
+
+# -- blocks
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm-4.5", "llama-3.1", "qwen3-coder"])
+def test_blocks_are_what_they_stand_for(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schemas as one span each, or as many: the same spans, tokens, masks, owners, and what is lost."""
+    tokenizer = make_renderer(family).tokenizer
+    talks = [conversation.messages for conversation in rotating(CONVERSATIONS.values(), family, 12)]
+    tools = [*TOOLS, {"type": "function", "function": {"name": "wide", "description": "日本 <|im_end|> é"}}]
+
+    def told(renderer: Renderer, talk: Any) -> Any:
+        rendered = renderer.render(talk, tools=tools)
+        closed = len(rendered.rendering.closed.ends)
+        arrays = (rendered.ids, rendered.mask, rendered.messages, rendered.span_indices)
+        told = ([array.tolist() for array in arrays], rendered.fields, rendered.lost, rendered.dropped)
+        return closed, (rendered.rendering.spans(), rendered.rendering.tail, rendered.turns, *told)
+
+    def all_told() -> list[Any]:
+        renderer = create_renderer(tokenizer, "default", lost="ignore")  # which has wrapped no tools yet
+        return [outcome(lambda talk=talk: told(renderer, talk)) for talk in talks]
+
+    as_blocks = all_told()
+    monkeypatch.setattr(jsonify, "known_runs", tuple)
+    as_spans = all_told()
+    assert [told[1] for told in as_blocks] == [told[1] for told in as_spans]
+    if family == "qwen3":
+        assert all(
+            told[0] < other[0] - 20 for told, other in zip(as_blocks, as_spans, strict=True) if type(told[0]) is int
+        )
+        assert any(isinstance(told[0], int) for told in as_blocks)
 
 
 # -- positions

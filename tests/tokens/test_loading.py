@@ -113,27 +113,29 @@ def install_hub(monkeypatch: pytest.MonkeyPatch, download: Any) -> None:
 
 
 def test_a_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str]]] = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns))
         return str(folder)
 
     install_hub(monkeypatch, download)
     loaded = load_tokenizer("someone/something")
     assert loaded.name == "someone/something"
-    ((name, patterns),) = asked
-    assert name == "someone/something"
+    load_tokenizer("someone/something@v1.0")
+    (name, revision, patterns), other = asked
+    assert (name, revision) == ("someone/something", None)
+    assert other[:2] == ("someone/something", "v1.0")
     assert "tokenizer.json" in patterns
     assert not any("safetensors" in pattern or pattern == "*" for pattern in patterns)
 
 
 def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, **_: Any) -> str:
         raise ConnectionError("no route")
 
     install_hub(monkeypatch, download)
-    with pytest.raises(TokenizerError, match=r"'a/b' is not a folder here and could not be fetched.*no route"):
+    with pytest.raises(TokenizerError, match=r"'a/b' is not a folder here; nor could it be fetched.*no route"):
         load_tokenizer("a/b")
 
 
@@ -282,6 +284,21 @@ def test_the_long_s_goes_to_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [f"it'{LONG_S}"]
     loaded.encode("it's é")
     assert len(asked) == 1
+
+
+def test_conversations_that_grow_are_kept_in_segments() -> None:
+    spec = byte_tokenizer_json([*CONTROLS, "<grown>"])
+    loaded, fresh = Tokenizer(spec), Tokenizer(spec, fast=False)
+    fast = loaded._core.encoder._fast
+    turns = [f"<|im_start|>{number} " * 1000 + "<|im_end|>" for number in range(4)]
+    assert loaded.encode(turns[0]).tolist() == fresh.encode(turns[0]).tolist()
+    assert fast.segment_cache_stats() is None
+    for count in range(2, 5):
+        text = "".join(turns[:count])
+        assert loaded.encode(text).tolist() == fresh.encode(text).tolist()
+    stats = fast.segment_cache_stats()
+    assert stats["hits"] > 0
+    assert stats["max_bytes"] == 32 * 2**20
 
 
 def test_bytes_and_text_of_tokens() -> None:

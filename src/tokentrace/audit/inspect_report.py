@@ -10,6 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..compare.causes import ADVICE, Cause
+from ..showing import ShowsItself
+from ..tokens.visible import counted
 from .dumps.calls import Fault, Finding, Unreadable
 from .inspect_calls import FoundBreak, InspectedRollout, Step
 from .inspect_scores import Scores
@@ -57,7 +59,7 @@ class CauseCount:
 
 
 @dataclass(slots=True)
-class Inspection:
+class Inspection(ShowsItself):
     """Counts over all rollouts, and the first few examples of each finding. Rollouts are added one at a time."""
 
     notes: list[str] = field(default_factory=list)
@@ -183,10 +185,12 @@ class Inspection:
             return "there are no rollouts"
         if self.broken:
             share = 100 * self.broken / self.rollouts
-            return f"{self.broken:,} of {self.rollouts:,} rollouts break ({share:.1f} %), {self.breaks:,} times"
+            times = counted(self.breaks, "time")
+            return f"{self.broken:,} of {self.rollouts:,} rollouts break ({share:.1f} %), {times}"
         if self.failing("any"):
-            return f"no prompt breaks in {self.rollouts:,} rollouts, but other things are wrong"
-        return f"every prompt extends its stream, in {self.rollouts:,} rollouts of {self.calls:,} calls"
+            return f"no prompt breaks in {counted(self.rollouts, 'rollout')}, but other things are wrong"
+        calls = counted(self.calls, "call")
+        return f"every prompt extends its stream, in {counted(self.rollouts, 'rollout')} of {calls}"
 
     def ranked_causes(self) -> list[tuple[Cause, CauseCount]]:
         """Causes, the most frequent first."""

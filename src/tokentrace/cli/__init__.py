@@ -13,9 +13,11 @@ from .options import DEBUG, debug_option
 
 COMMANDS: Final = {
     "render": "Render a conversation to tokens that know their origin.",
+    "view": "Show trajectories or rows in a browser.",
     "histories": "Show where production, rollout and training differ.",
     "explain": "Say where and why a prompt does not extend a stream.",
     "grammar": "Show what a model writes in its turn.",
+    "audit": "Certify a tokenizer and its template.",
     "tokenize": "Turn files of conversations into training rows.",
     "rollout": "Run agents on an engine and keep exact training rows.",
     "serve": "Record agents that speak OpenAI's or Anthropic's API.",
@@ -45,9 +47,21 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from ..settings import nearest
+
+            ctx.fail(f"there is no command {args[0]!r}; {nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         from ..errors import TokentraceError
+        from .output import is_plain
 
+        if is_plain():
+            ctx.color = False
         try:
             return super().invoke(ctx)
         except (TokentraceError, OSError) as error:
@@ -83,6 +97,7 @@ def main() -> None:
       tokentrace demo
       tokentrace render chat.json --tokenizer ./Qwen3-8B
       tokentrace render chat.json --format html -o report.html --open
+      tokentrace audit ./Qwen3-8B
       tokentrace histories chat.json --tokenizer ./Qwen3-8B
       tokentrace explain rollout.tt next_prompt.json --tokenizer ./Qwen3-8B
       tokentrace tokenize chats.jsonl -o rows.parquet --tokenizer ./Qwen3-8B

@@ -10,19 +10,21 @@ from typing import Any
 import click
 
 from .options import (
+    complete_files,
     debug_option,
     json_option,
     messages_column_option,
+    page_option,
     parse_arguments_option,
     split_option,
     supervision_options,
     template_options,
 )
-from .output import ProgressBars, show_view, write_file
+from .output import ProgressBars, show_view, write_file, write_page
 
 
 @click.command(short_help="Compare rows of ids with what a model's template makes.")
-@click.argument("rows", nargs=-1, required=True, metavar="ROWS...")
+@click.argument("rows", nargs=-1, required=True, metavar="ROWS...", shell_complete=complete_files)
 @template_options
 @supervision_options
 @click.option("--source", "sources", multiple=True, metavar="FILE", help="A file that the rows were made from.")
@@ -34,6 +36,7 @@ from .output import ProgressBars, show_view, write_file
 @split_option
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Look at the first N rows only.")
 @click.option("--allow-unchecked", is_flag=True, help="Exit with 0 even if some rows could not be checked.")
+@page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the report; .json: as JSON."
@@ -53,6 +56,7 @@ def check(
     split: str | None,
     limit: int | None,
     allow_unchecked: bool,
+    html: Path | None,
     as_json: bool,
     output: Path | None,
     **options: Any,
@@ -102,6 +106,8 @@ def check(
         click.echo(json.dumps(report.to_json()))
     else:
         show_view(text_view, plain_view, report)
+    if html is not None:
+        write_page(html, report)
     allowed = report.rows and allow_unchecked and not report.differing
     ctx.exit(0 if (report.rows and report.clean) or allowed else 1)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import one_blas_thread
-from .options import debug_option
-from .output import ProgressBars
+from .options import debug_option, json_option
+from .output import ProgressBars, make_console
 
 if TYPE_CHECKING:
     from ..demo.paths import PathReport
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 )
 @click.option("--render", "render_", is_flag=True, help="Render the shipped example instead, and explain it.")
 @click.option("--open", "open_", is_flag=True, help="Show the report in a browser.")
+@json_option("Print the table as JSON; what is written is the same.")
 @debug_option
-def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool) -> None:
+def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, as_json: bool) -> None:
     """Run agents on the embedded pocket model by three client paths, on the same questions with the same seeds.
 
     Two of them keep messages and encode them again for every turn; tokentrace keeps what was sampled. The table tells
@@ -45,33 +46,38 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool) 
     """
     one_blas_thread()
     output.mkdir(parents=True, exist_ok=True)
-    report = _show_example(output) if render_ else _compare(output, rollouts, seed)
+    if as_json and render_:
+        raise click.UsageError("--json is of the table; --render has none")
+    report = _show_example(output) if render_ else _compare(output, rollouts, seed, as_json)
     if open_:
         click.launch(str(report))
 
 
-def _compare(output: Path, rollouts: int, seed: int) -> Path:
+def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     import asyncio
 
-    from rich.console import Console
-
+    from ..demo.page import demo_page
     from ..demo.trials import run_demo
-    from ..demo.views import demo_json, demo_page, demo_text
+    from ..demo.views import demo_json, demo_text
     from ..pocket import POCKET
     from ..rendering.factory import create_renderer
 
     renderer = create_renderer(POCKET)
     with ProgressBars(transient=True, counts=True) as bars:
         found = asyncio.run(run_demo(renderer, rollouts=rollouts, seed=seed, progress=bars.show))
-    Console().print(demo_text(found), soft_wrap=True)
-    click.echo()
+    table = json.dumps(demo_json(found), indent=1)
+    if as_json:
+        click.echo(table)
+    else:
+        make_console().print(demo_text(found), soft_wrap=True)
+        click.echo()
     for wrote in (_write_rows(output, found.paths, seed), _write_trajectories(output, found.paths)):
-        click.echo(wrote)
-    (output / "summary.json").write_text(json.dumps(demo_json(found), indent=1) + "\n", encoding="utf-8")
+        click.echo(wrote, err=as_json)
+    (output / "summary.json").write_text(table + "\n", encoding="utf-8")
     page = output / "report.html"
     page.write_text(demo_page(found, renderer), encoding="utf-8")
-    click.echo(f"Table         {output / 'summary.json'}")
-    click.secho(f"Report        {page}", bold=True)
+    click.echo(f"Table         {output / 'summary.json'}", err=as_json)
+    click.secho(f"Report        {page}", bold=True, err=as_json)
     return page
 
 
@@ -125,7 +131,7 @@ def _show_example(output: Path) -> Path:
     """Render the shipped example, show it, and write an HTML report."""
     from ..pocket import EXAMPLE, POCKET
     from ..rendering.factory import create_renderer
-    from ..show.html import html_page
+    from ..show.viewing import html_page
     from .inputs import read_conversation
     from .render import write
 

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from .options import debug_option, json_option, tokenizer_option
+from .options import debug_option, json_option, page_option, tokenizer_option
+from .output import working, write_page
 
 
 @click.command(short_help="Say where and why a prompt does not extend a stream.")
@@ -17,9 +18,12 @@ from .options import debug_option, json_option, tokenizer_option
 @click.argument("prompt", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @tokenizer_option
 @click.option("--branch", type=int, metavar="N", help="The branch of a trajectory file.  [default: the last written]")
+@page_option("Write a page as well, if there is a break.")
 @json_option("Write JSON instead of text.")
 @debug_option
-def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch: int | None, as_json: bool) -> None:
+def explain(
+    *, stream: Path, prompt: Path | None, tokenizer: str | None, branch: int | None, html: Path | None, as_json: bool
+) -> None:
     """Say where and why the next prompt does not extend a stream, id for id.
 
     STREAM is a trajectory file, or JSON: a list of ids, or an object with "stream" and perhaps "next_prompt" and
@@ -47,13 +51,19 @@ def explain(*, stream: Path, prompt: Path | None, tokenizer: str | None, branch:
     sampled = known.get("sampled")
     if sampled is None and "prompt_length" in known:
         sampled = np.arange(len(ids)) >= int(known["prompt_length"])
-    found = explain_break(ids, asked, load_tokenizer(chosen_tokenizer(tokenizer)), sampled=sampled)
+    name = chosen_tokenizer(tokenizer)
+    with working(f"loading {name}"):
+        loaded = load_tokenizer(name)
+    with working("comparing"):
+        found = explain_break(ids, asked, loaded, sampled=sampled)
     if as_json:
         click.echo(json.dumps({"extends": found is None} | ({} if found is None else found.to_json())))
     elif found is None:
         click.echo(f"the prompt extends the stream: {len(ids):,} ids, and {len(asked) - len(ids):,} new ones")
     else:
         click.echo(str(found))
+    if html is not None and found is not None:
+        write_page(html, found, tokenizer=loaded)
     raise SystemExit(0 if found is None else 1)
 
 

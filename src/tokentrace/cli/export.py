@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .options import debug_option, quiet_option, trainer_option
-from .output import ProgressBars, note, short_number, show_advice
+from .options import complete_files, debug_option, json_option, quiet_option, trainer_option
+from .output import ProgressBars, advice_json, note, short_number, show_advice
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Write the rows of recorded sessions.")
-@click.argument("store", metavar="STORE")
+@click.argument("store", metavar="STORE", shell_complete=complete_files)
 @click.option(
     "-o",
     "--output",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
 @click.option("--overwrite", is_flag=True, help="Replace a folder that is there already; files are always replaced.")
 @click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")
+@json_option("Print what was written as JSON.")
 @quiet_option
 @debug_option
 def export(
@@ -48,6 +50,7 @@ def export(
     search: str,
     overwrite: bool,
     keep_state: bool,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Write the training rows of the sessions in STORE: what `tokentrace serve --store STORE` recorded.
@@ -90,7 +93,11 @@ def export(
             quiet,
         )
     )
-    if not quiet:
+    if as_json:
+        said = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
+        said |= {"output": str(output), "longest": longest}
+        click.echo(json.dumps(said | advice_json(trainer, output, longest)))
+    elif not quiet:
         _summarize(done, output)
         if trainer is not None:
             show_advice(trainer, output, longest)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ..errors import RendererError
-from .options import debug_option
+from ..settings import nearest
+from .options import complete_families, debug_option
+from .output import make_console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,8 +31,9 @@ GRAMMAR: Final = (("turn", "An assistant's turn"), ("tool", "A tool's result"))
 
 
 @click.command(short_help="Show what is known of each family of models.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_families)
 @click.option("-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @debug_option
 def families(*, name: str | None, form: str) -> None:
     """List the families of models that are known by how their templates behave, or show the one called NAME.
@@ -41,21 +44,18 @@ def families(*, name: str | None, form: str) -> None:
     Examples:
       tokentrace families
       tokentrace families qwen3
-      tokentrace families --format json
+      tokentrace families --json | jq .[].name
     """
-    from rich.console import Console
-
     from ..formats.families import FAMILIES
 
     known = [family for family in FAMILIES if name in (None, family.name)]
     if not known:
-        names = ", ".join(family.name for family in FAMILIES)
-        raise RendererError(f"there is no family {name!r}; there are: {names}")
+        raise RendererError(f"there is no family {name!r}; {nearest(name, [family.name for family in FAMILIES])}")
     if form == "json":
         rows = [as_row(family) for family in known]
         click.echo(json.dumps(rows if name is None else rows[0], indent=2, ensure_ascii=False))
         return
-    console = Console()
+    console = make_console()
     if name is not None:
         console.print(_details(known[0]))
     else:

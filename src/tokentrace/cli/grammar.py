@@ -7,13 +7,18 @@ from typing import Any
 
 import click
 
-from .options import debug_option, json_option, template_options
-from .output import show_view
+from .options import complete_dialects, debug_option, json_option, template_options
+from .output import make_console, show_view, working
 
 
 @click.command(short_help="Show what a model writes in its turn.")
 @template_options
-@click.option("--tool-parser", metavar="NAME", help="The dialect of tool calls, instead of the template's own.")
+@click.option(
+    "--tool-parser",
+    metavar="NAME",
+    shell_complete=complete_dialects,
+    help="The dialect of tool calls, instead of the template's own.",
+)
 @click.option("--reasoning-parser", metavar="NAME", help="How reasoning is set off, instead of the template's own.")
 @json_option("Print the grammar as JSON.")
 @debug_option
@@ -32,15 +37,14 @@ def grammar(*, tool_parser: str | None, reasoning_parser: str | None, as_json: b
       tokentrace grammar -t ./gemma-3-4b-it --tool-parser pythonic
       tokentrace grammar -t ./Qwen3-8B --json | jq .stop_token_ids
     """
-    from rich.console import Console
-
     from ..show.grammar import json_view, plain_view, text_view
     from ..show.sheet import make_sheet
     from .inputs import make_renderer, read_tools
 
     renderer = make_renderer(template, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
-    sheet = make_sheet(renderer, read_tools(template["tools"]))
+    with working("reading the template"):
+        sheet = make_sheet(renderer, read_tools(template["tools"]))
     if as_json:
         click.echo(json.dumps(json_view(sheet), indent=2, ensure_ascii=False))
     else:
-        show_view(text_view, plain_view, sheet, width=Console().width)
+        show_view(text_view, plain_view, sheet, width=make_console().width)

@@ -10,7 +10,7 @@ import click
 
 from ..errors import InputError
 from .options import debug_option, index_option, json_option, page_option, template_options
-from .output import note, show_view, write_file
+from .output import note, show_view, working, write_file
 
 
 @click.command(short_help="Show where production, rollout and training differ.")
@@ -69,7 +69,8 @@ def histories(
     """
     from ..compare.histories import compare_histories
     from ..pocket import EXAMPLE
-    from ..show.histories import html_page, plain_view, text_view
+    from ..show.histories import history_document, plain_view, text_view
+    from ..viewer.page import page_html
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
     if open_ and html is None:
@@ -78,7 +79,9 @@ def histories(
         note("no conversation given: using the shipped example")
     messages, own_tools = read_conversation(conversation or str(EXAMPLE), index)
     template = {"tokenizer": tokenizer, "kwargs": kwargs, "renderer": renderer, "chat_template": chat_template}
-    report = compare_histories(make_renderer(template, **settings), messages, tools=read_tools(tools, own_tools))
+    made = make_renderer(template, **settings)
+    with working("comparing"):
+        report = compare_histories(made, messages, tools=read_tools(tools, own_tools))
     if step is not None and step >= len(report.steps):
         raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
     if as_json:
@@ -86,5 +89,6 @@ def histories(
     else:
         show_view(text_view, plain_view, report, step=step)
     if html is not None:
-        write_file(html, html_page(report, conversation_title(conversation), step=step), launch=open_)
+        page = page_html(history_document(report, conversation_title(conversation), step=step))
+        write_file(html, page, launch=open_)
     ctx.exit(0 if report.equal else 1)

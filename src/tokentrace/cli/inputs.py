@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import InputError
-from .output import note
+from .output import note, working
 
 if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
@@ -34,13 +34,10 @@ def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
     """The renderer that `options.template_options` describe, with further settings."""
     from ..rendering.factory import create_renderer
 
-    return create_renderer(
-        chosen_tokenizer(template["tokenizer"]),
-        template["renderer"],
-        chat_template=read_template(template["chat_template"]),
-        **settings,
-        **parse_kwargs(template["kwargs"]),
-    )
+    name = chosen_tokenizer(template["tokenizer"])
+    source, variables = read_template(template["chat_template"]), parse_kwargs(template["kwargs"])
+    with working(f"loading {name}"):
+        return create_renderer(name, template["renderer"], chat_template=source, **settings, **variables)
 
 
 def read_template(given: str | None) -> str | None:

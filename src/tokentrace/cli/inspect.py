@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from . import one_blas_thread
-from .options import debug_option, json_option, quiet_option, renderer_options
-from .output import ProgressBars, note, show_view
+from .options import complete_files, debug_option, json_option, page_option, quiet_option, renderer_options
+from .output import ProgressBars, note, show_view, write_page
 
 SHAPES: Final = ("verifiers", "nemo-gym", "openenv", "trl", "verl", "rows", "calls")
 FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
 
 
 @click.command(short_help="Check the tokens of rollouts, whoever wrote them.")
-@click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
 @renderer_options
 @click.option("--shape", type=click.Choice(SHAPES), help="Whose shape a dump has.  [default: recognised]")
 @click.option(
@@ -26,6 +27,7 @@ FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
 @click.option(
     "--fail-on", multiple=True, type=click.Choice(FAIL_ON), help="Exit with 1 if there are any; may be repeated."
 )
+@page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
 @quiet_option
 @debug_option
@@ -39,6 +41,7 @@ def inspect(
     engine: str | None,
     limit: int | None,
     fail_on: tuple[str, ...],
+    html: Path | None,
     as_json: bool,
     quiet: bool,
     **template: Any,
@@ -80,6 +83,8 @@ def inspect(
         click.echo(json.dumps(report.to_json()))
     else:
         show_view(text_view, plain_view, report)
+    if html is not None:
+        write_page(html, report, tokenizer=known)
     ctx.exit(1 if report.unreadable or not report.rollouts or any(map(report.failing, fail_on)) else 0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEBUG: Final = "tokentrace.debug"
@@ -50,6 +51,35 @@ ray_option: Final = click.option(
 )
 
 
+def complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The families whose names begin so."""
+    from ..formats.families import FAMILIES
+
+    return [family.name for family in FAMILIES if family.name.startswith(incomplete)]
+
+
+def _complete_renderers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    others = [name for name in ("auto", "default") if name.startswith(incomplete)]
+    return [*others, *complete_families(ctx, parameter, incomplete)]
+
+
+def complete_dialects(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The dialects whose names begin so."""
+    from ..formats.dialects import DIALECTS
+
+    return [name for name in DIALECTS if name.startswith(incomplete)]
+
+
+def complete_folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Folders, by the shell itself."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def complete_files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files, by the shell itself."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 def json_option(text: str) -> Callable[[Any], Any]:
     """``--json``, with what it prints."""
     return click.option("--json", "as_json", is_flag=True, help=text)
@@ -70,7 +100,11 @@ trainer_option: Final = click.option(
     help="Write what this trainer reads, and say what to put into its configuration.",
 )
 tokenizer_option: Final = click.option(
-    "-t", "--tokenizer", metavar="PATH", help="A model's folder or hub name.  [default: the embedded pocket model]"
+    "-t",
+    "--tokenizer",
+    metavar="PATH",
+    shell_complete=complete_folders,
+    help="A model's folder or hub name.  [default: the embedded pocket model]",
 )
 index_option: Final = click.option(
     "--index", type=int, metavar="N", help="Take conversation N of a JSON Lines file (0 is the first)."
@@ -102,17 +136,25 @@ _kwargs_option: Final = click.option(
     "--kwargs", multiple=True, metavar="KEY=VALUE", help="A template variable, or a JSON object of them."
 )
 _renderer_option: Final = click.option(
-    "--renderer", default="auto", show_default=True, metavar="NAME", help="A family, auto or default."
+    "--renderer",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=_complete_renderers,
+    help="A family, auto or default.",
 )
 _chat_template_option: Final = click.option(
     "--chat-template",
     metavar="FILE",
+    shell_complete=complete_files,
     help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
 )
 _tools_option: Final = click.option(
     "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
 )
-renderer_options: Final = together(tokenizer_option, _kwargs_option, _renderer_option, _chat_template_option)
+audit_options: Final = together(_kwargs_option, _renderer_option, _chat_template_option)
+"""What a renderer is made of beside its tokenizer."""
+renderer_options: Final = together(tokenizer_option, audit_options)
 """What a renderer is made of: see `inputs.make_renderer`."""
 
 template_options: Final = together(

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import ProgressColumn, TaskID
+
+SOON: Final = 2.0
+"""Seconds that anything may take without a word."""
+
+
+def is_plain() -> bool:
+    """Whether colours and other styles are not wanted: https://no-color.org."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console of rich's: every view and every bar is printed by one of these."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, color_system=None if is_plain() else "auto")
 
 
 def note(text: str) -> None:
@@ -26,6 +45,13 @@ def write_file(path: Path, text: str, *, launch: bool = False) -> None:
         click.launch(str(path))
 
 
+def write_page(path: Path, result: Any, *, title: str = "", tokenizer: Any = None, launch: bool = False) -> None:
+    """Write a result as a page that needs nothing but itself."""
+    from ..show.viewing import html_page
+
+    write_file(path, html_page(result, title, tokenizer=tokenizer), launch=launch)
+
+
 def show_advice(trainer: str, path: Path, longest: int) -> None:
     """Print what to write into a trainer's configuration to train on a file."""
     from ..data.trainers import find_trainer
@@ -35,14 +61,19 @@ def show_advice(trainer: str, path: Path, longest: int) -> None:
     click.echo("".join(f"    {line}\n" for line in target.advised(path, longest).splitlines()), nl=False)
 
 
+def advice_json(trainer: str | None, path: Path, longest: int) -> dict[str, str]:
+    """The same for JSON; nothing where no trainer is named."""
+    from ..data.trainers import find_trainer
+
+    return {} if trainer is None else {"advice": find_trainer(trainer).advised(path, longest)}
+
+
 def show_view(
     coloured: Callable[..., Any], plain: Callable[..., str], shown: Any, *, fold: bool = False, **options: Any
 ) -> None:
     """Print a view: in colours where the terminal has them, else as plain lines. `fold` breaks long lines."""
-    from rich.console import Console
-
-    console = Console()
-    if console.is_terminal and not console.no_color and console.color_system:
+    console = make_console()
+    if console.is_terminal and console.color_system:
         console.print(coloured(shown, **options), soft_wrap=not fold)
     else:
         click.echo(plain(shown, **options))
@@ -60,8 +91,51 @@ def short_number(number: float) -> str:
     return f"{number:.0f}"
 
 
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on stderr that something is under way, if it takes a while: on a terminal as long as it does."""
+    context = click.get_current_context(silent=True)
+    if context is not None and context.params.get("quiet"):
+        yield
+        return
+    with _Patience(what):
+        yield
+
+
+class _Patience:
+    """Speaks up when something has not ended soon."""
+
+    def __init__(self, what: str) -> None:
+        self._console = make_console(stderr=True)
+        self._what, self._status = what, self._console.status(f"{what} …")
+        self._lock, self._ended = threading.Lock(), False
+        self._timer = threading.Timer(SOON, self._speak)
+        self._timer.daemon = True
+
+    def _speak(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            if self._console.is_terminal:
+                self._status.start()
+            else:
+                click.echo(f"{self._what} …", err=True)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._ended = True
+            self._timer.cancel()
+            self._status.stop()
+
+
 class ProgressBars:
-    """Progress on stderr: on a terminal a bar for each label, elsewhere a line now and then; nothing if `quiet`."""
+    """Progress on stderr: on a terminal a bar for each label, elsewhere a line now and then; nothing if `quiet`.
+
+    What comes before the first thing that is shown, loading most of all, is said to be under way if it takes long.
+    """
 
     _EVERY = 15.0
     """Seconds between two lines."""
@@ -74,13 +148,14 @@ class ProgressBars:
         counts: bool = False,
         columns: Sequence[ProgressColumn] = (),
     ) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
         from rich.progress import TimeRemainingColumn as TimeColumn
 
-        self._console = Console(stderr=True)
+        self._console = make_console(stderr=True)
         self._quiet = quiet
-        self._began = self._said = time.monotonic()
+        self._began = time.monotonic()
+        self._said = self._began - max(0.0, self._EVERY - SOON)
+        self._loading = None if quiet else _Patience("loading")
         self._tasks: dict[str, TaskID] = {}
         self._bars: Progress | None = None
         if not quiet and self._console.is_terminal:
@@ -96,20 +171,29 @@ class ProgressBars:
             )
 
     def __enter__(self) -> Self:
-        if self._bars is not None:
-            self._bars.start()
+        if self._loading is not None:
+            self._loading.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._loaded()
         if self._bars is not None:
             self._bars.stop()
 
+    def _loaded(self) -> None:
+        if self._loading is not None:
+            self._loading.__exit__()
+            self._loading = None
+            if self._bars is not None:
+                self._bars.start()
+
     def show(self, label: str, done: float, total: float, said: str = "", line: str | None = None) -> None:
-        """How far something is: a bar with `said` beside it, or `line` if it is time for one."""
+        """How far something is: a bar with `said` beside it, or a line if it is time for one."""
+        self._loaded()
         if self._bars is not None:
             if label not in self._tasks:
                 self._tasks[label] = self._bars.add_task(label, total=total, said="")
             self._bars.update(self._tasks[label], total=total, completed=done, said=said)
-        elif line is not None and not self._quiet and time.monotonic() - self._said >= self._EVERY:
+        elif not self._quiet and done < total and time.monotonic() - self._said >= self._EVERY:
             self._said = time.monotonic()
-            click.echo(line, err=True)
+            click.echo(line or f"{label}: {done:,.0f} of {total:,.0f}", err=True)

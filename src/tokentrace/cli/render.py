@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import control_tokens_option, debug_option, index_option, messages_option, template_options
-from .output import show_view, write_file
+from .output import show_view, working, write_file
 
 if TYPE_CHECKING:
     from ..rendering.rendered import RenderedTokens
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled.")
 @index_option
 @click.option("-f", "--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True)
+@click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @click.option("--open", "open_", is_flag=True, help="Show the HTML in a browser.")
 @debug_option
@@ -71,7 +72,8 @@ def render(
         lost="error" if fail_on_lost else "ignore",  # what is lost is shown
     )
     tools = read_tools(template["tools"], own_tools)
-    rendered = renderer.render(given, tools=tools, add_generation_prompt=generation_prompt)
+    with working("rendering"):
+        rendered = renderer.render(given, tools=tools, add_generation_prompt=generation_prompt)
     write(rendered, "html" if open_ else form, output, title=conversation_title(conversation), open_=open_)
 
 
@@ -89,7 +91,7 @@ def write(rendered: RenderedTokens, form: str, output: Path | None, *, title: st
 
         text = json.dumps(json_view(rendered)) + "\n"
     else:
-        from ..show.html import html_page
+        from ..show.viewing import html_page
 
         text = html_page(rendered, title)
     if open_ and output is None:

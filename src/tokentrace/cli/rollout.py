@@ -14,7 +14,7 @@ from ..errors import InputError, TokentraceError
 from ..rollout.ends import FAILED_ENDS, End
 from . import one_blas_thread
 from .options import debug_option, json_option, quiet_option, ray_option
-from .output import ProgressBars, note
+from .output import ProgressBars, note, working
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -97,7 +97,8 @@ def rollout(
     if continue_aborted and ray is not None:
         raise click.UsageError("--continue-aborted goes on with rollouts in this process: leave --ray out")
     options: dict[str, Any] = {"limit": limit, "concurrency": concurrency, "seed": seed, "sources": dict(SOURCES)}
-    run = read_run(config, output=output, **options)
+    with working("loading"):
+        run = read_run(config, output=output, **options)
     if fresh:
         discard_run(run.output)
     store = RolloutStore(run.output)  # it holds the folder: from here on no other process changes what is there
@@ -154,7 +155,8 @@ async def _run(
 
     if all(store.is_finished(task.name) for task in run.tasks):  # no engine is needed to say so
         return Summary.of(store), [], 0.0
-    engine = await run.connect()
+    with working("connecting to the engine"):
+        engine = await run.connect()
     try:
         with _Display(len(run.tasks), store, quiet, engine) as display:
             patience = Patience(run.patience, notice=display.outage)

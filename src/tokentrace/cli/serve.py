@@ -14,7 +14,7 @@ import click
 from ..errors import InputError
 from . import one_blas_thread
 from .options import control_tokens_option, debug_option, quiet_option, renderer_options
-from .output import note
+from .output import note, working
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -118,7 +118,8 @@ async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSett
 
     from ..gateway.serving import open_gateway, serve
 
-    connected = await _connect(engine, kind, renderer)
+    with working(f"connecting to {engine}"):
+        connected = await _connect(engine, kind, renderer)
     try:
         model = settings.model or connected.capabilities.model or renderer.tokenizer.name or "tokentrace"
         settings = replace(settings, model=model)

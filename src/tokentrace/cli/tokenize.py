@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from ..errors import InputError
 from ..tokens.visible import counted
 from .options import (
     debug_option,
+    json_option,
     messages_column_option,
     messages_option,
     page_option,
@@ -26,7 +29,7 @@ from .options import (
     template_options,
     trainer_option,
 )
-from .output import ProgressBars, short_number, show_advice, show_view, write_file
+from .output import ProgressBars, advice_json, make_console, short_number, show_advice, show_view, write_file
 
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
 @click.option("--stats", is_flag=True, help="Show lengths and a histogram.")
 @click.option("--show", type=click.IntRange(1), metavar="N", help="Show the first N rows; without -o only that.")
 @page_option("Show these rows as a page.")
+@json_option("Print the summary, and with --stats the statistics, as JSON.")
 @quiet_option
 @debug_option
 @click.pass_context
@@ -98,6 +102,7 @@ def tokenize(
     stats: bool,
     show: int | None,
     html: Path | None,
+    as_json: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -124,8 +129,8 @@ def tokenize(
 
     if output is None and show is None and html is None:
         raise click.UsageError("name the file to write with -o, or look at rows with --show")
-    if output is None and (stats or ray is not None):
-        raise click.UsageError("--stats and --ray are about the file that -o names")
+    if output is None and (stats or as_json or ray is not None):
+        raise click.UsageError("--stats, --json and --ray are about the file that -o names")
     if trainer is not None and (output is None or stats):
         what = "it has no columns for --stats" if stats else "name it with -o"
         raise click.UsageError(f"--for {trainer} is about the file that is written: {what}")
@@ -141,11 +146,14 @@ def tokenize(
             click.secho("\ninterrupted: what is done is kept; the same command goes on with it", fg="yellow", err=True)
             ctx.exit(130)
         bad = finished.counts.bad_rows + finished.counts.left_out
-        if not quiet:
+        if as_json:
+            said = _as_json(finished, seconds, output if stats else None)
+            click.echo(json.dumps(said | advice_json(trainer, finished.output, finished.longest)))
+        elif not quiet:
             _summarize(finished, seconds)
             if trainer is not None:
                 show_advice(trainer, finished.output, finished.longest)
-        if stats:
+        if stats and not as_json:
             _show_statistics(output)
     if show is not None or html is not None:
         _show_rows(inputs, split, job, show or 10, html)
@@ -244,6 +252,21 @@ class _Display(ProgressBars):
         )
 
 
+def _as_json(finished: Finished, seconds: float, stats: Path | None) -> dict[str, Any]:
+    """What was made, and the statistics of a file."""
+    from ..data.statistics import statistics
+
+    bad = None if finished.bad_rows is None else str(finished.bad_rows)
+    said = {"output": str(finished.output), "bad_rows_file": bad, **finished.counts.described()}
+    said |= {"longest": finished.longest, "seconds": seconds, "resumed_chunks": finished.resumed_chunks}
+    if stats is not None:
+        found = statistics(stats)
+        lengths = {name: getattr(found, name)() for name in ("lengths", "trained_lengths")}
+        said["statistics"] = {name: {str(at): one for at, one in of.items()} for name, of in lengths.items()}
+        said["statistics"]["histogram"] = [asdict(bar) for bar in found.histogram()]
+    return said
+
+
 def _summarize(finished: Finished, seconds: float) -> None:
     counts = finished.counts
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
@@ -273,13 +296,11 @@ def _as_options(note: str) -> str:
 
 
 def _show_statistics(path: Path) -> None:
-    from rich.console import Console
-
     from ..data.statistics import statistics
     from ..show.rows import statistics_text
 
     click.echo()
-    Console().print(statistics_text(statistics(path)))
+    make_console().print(statistics_text(statistics(path)))
 
 
 def _show_rows(
@@ -291,8 +312,8 @@ def _show_rows(
     from ..data.chunks import plan, read_rows
     from ..data.sources import find_sources
     from ..data.tokenizing import RowTokenizer
-    from ..show.html import rows_page
     from ..show.rows import rows_plain, rows_text
+    from ..show.viewing import html_page
 
     tokenizer = RowTokenizer(job)
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as folder:
@@ -304,7 +325,7 @@ def _show_rows(
         )
         shown = list(itertools.islice(itertools.chain.from_iterable(_shown(name, one) for name, one in rows), count))
     if html is not None:
-        write_file(html, rows_page(shown, f"{len(shown)} rows of {Path(inputs[0]).name}"))
+        write_file(html, html_page(shown, f"{len(shown)} rows of {Path(inputs[0]).name}"))
     else:
         show_view(rows_text, rows_plain, shown, fold=True)
 

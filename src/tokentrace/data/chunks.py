@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import mmap
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,30 @@ CHUNK_BYTES: Final = 1 << 20
 ROW_BYTES: Final = 8 << 20
 """A longer row is reported and left out, unless another limit is given."""
 
-_parquet = functools.lru_cache(maxsize=4)(parquet_file)
-_arrow = functools.lru_cache(maxsize=4)(arrow_table)
+
+def _state(path: str) -> tuple[int, ...]:
+    """What changes when a file is written anew: what was read of it before does not count then."""
+    try:
+        found = os.stat(path)
+    except OSError:  # whoever opens it says so
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@functools.lru_cache(maxsize=4)
+def _parquet_once(path: str, state: tuple[int, ...]) -> Any:
+    return parquet_file(path)
+
+
+@functools.lru_cache(maxsize=4)
+def _arrow_once(path: str, state: tuple[int, ...]) -> Any:
+    return arrow_table(path)
+
+
+@functools.lru_cache(maxsize=1)
+def _group_once(path: str, state: tuple[int, ...], group: int) -> Any:
+    """A row group. Chunks of one group are read one after another, so the last one is kept."""
+    return _parquet_once(path, state).read_row_group(group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +210,7 @@ def _plan_table(source: Source, limit: int) -> Iterator[dict[str, Any]]:
     if source.format is Format.ARROW:
         groups = [(-1, source.size)]
     else:
-        about = _parquet(source.path).metadata
+        about = _parquet_once(source.path, _state(source.path)).metadata
         groups = [(at, about.row_group(at).num_rows) for at in range(about.num_row_groups)]
     before = 0
     for group, rows in groups:
@@ -249,7 +272,8 @@ def _parsed(text: bytes, number: int, line: int) -> Row:
 def _read_table(chunk: Chunk, limit: int) -> Iterator[Row]:
     path, rows = chunk.source.path, chunk.stop - chunk.start
     try:
-        table = _group(path, chunk.group) if chunk.group >= 0 else _arrow(path)
+        state = _state(path)
+        table = _group_once(path, state, chunk.group) if chunk.group >= 0 else _arrow_once(path, state)
     except (OSError, ValueError) as error:
         raise InputError(f"{chunk.described} cannot be read: {error}") from error
     piece = table.slice(chunk.start, rows)
@@ -260,9 +284,3 @@ def _read_table(chunk: Chunk, limit: int) -> Iterator[Row]:
             yield _too_long(chunk.first + at, None, size, limit)
         else:
             yield Row(chunk.first + at, None, one.to_pylist()[0])
-
-
-@functools.lru_cache(maxsize=1)
-def _group(path: str, group: int) -> Any:
-    """A row group. Chunks of one group are read one after another, so the last one is kept."""
-    return _parquet(path).read_row_group(group)

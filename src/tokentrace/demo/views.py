@@ -1,35 +1,20 @@
-"""The views of the comparison of client paths: a table for terminals, a page for browsers, numbers for programs."""
+"""The views of the comparison of client paths: a table for terminals, numbers for programs; `page.py` has the page."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..compare.breaks import Break, Cause
-from ..compare.texts import DiffOp, token_text
 from ..pocket import NOISE
-from ..rendering.renderer import Renderer
-from ..rollout.loop import Rollout
-from ..show.page import Row, Stretch, Token, make_page
-from ..show.pieces import Kind, kind_of
-from ..tokens.alignment import align
-from ..tokens.kinds import Kind as Origin
-from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted, visible
-from .paths import ABOUT, TEMPERATURE, ClientPath, PathReport
+from ..tokens.visible import visible
+from .paths import ClientPath, PathReport
 from .trials import PRETRAINED, WORDS, Demo, Trial, remarks
-
-_EXAMPLES: Final = 4
-"""Breaks shown on the page."""
 
 NO_GAP: Final = 1e-4
 """Below this, two logprobs of one token are one number, computed in another order."""
@@ -198,7 +183,7 @@ def _json_breaks(report: PathReport) -> dict[str, Any]:
 # -- why streams broke: the same lines for terminals and browsers
 
 
-def _cause_lines(trial: Trial) -> list[tuple[str, str, list[str]]]:
+def cause_lines(trial: Trial) -> list[tuple[str, str, list[str]]]:
     """For each line of a trial its label, what it is, and a number for each path."""
     lines = [
         (cause, _words(cause), [f"{one.causes.get(cause, 0):,}" for one in trial.reports]) for cause in trial.causes
@@ -237,9 +222,9 @@ def demo_text(demo: Demo) -> RenderableType:
     ]
     for trial in demo.trials:
         parts += [Text(), Text.assemble(f"  {trial.name}", (f": {trial.about}", "dim")), _trial_table(trial)]
-    told = {label: words for trial in demo.trials for label, words, _ in _cause_lines(trial) if words}
+    told = {label: words for trial in demo.trials for label, words, _ in cause_lines(trial) if words}
     parts += [Text(), *(Text.assemble(f"  {label}: ", (words, "dim")) for label, words in told.items())]
-    shown = [(trial, *found) for trial in demo.trials for found in _examples_of(trial)]
+    shown = [(trial, *found) for trial in demo.trials for found in examples_of(trial)]
     if shown:
         trial, path, name, found = shown[0]
         parts += [Text(), Text(f"For example, {found.cause} ({trial.name}, {path}, {visible(name)})", "bold")]
@@ -260,7 +245,7 @@ def _columns(heads: Sequence[str]) -> Table:
 def _trial_table(trial: Trial) -> Table:
     table = _columns([str(one.path) for one in trial.reports])
     table.show_header = False
-    for label, _, numbers in _cause_lines(trial):
+    for label, _, numbers in cause_lines(trial):
         table.add_row(Text(f"  {label}"), *numbers)
     return table
 
@@ -268,55 +253,10 @@ def _trial_table(trial: Trial) -> Table:
 _STYLES: Final = {"": "", "good": "bold green", "bad": "bold red"}
 
 
-# -- for browsers
+# -- examples
 
 
-def demo_page(demo: Demo, renderer: Renderer) -> str:
-    """The demo as a page that needs nothing but itself; every text escaped."""
-    reports = demo.paths
-    longest = max((len(one.trajectory) for report in reports for one in report.rollouts), default=1)
-    return make_page(
-        "demo.html",
-        "Three ways to the next turn",
-        "tokentrace demo",
-        scripted=False,
-        seed=demo.seed,
-        temperature=f"{TEMPERATURE:g}",
-        rollouts=counted(len(reports[0].rollouts), "rollout"),
-        remarks=remarks(demo),
-        measures=MEASURES,
-        reports=reports,
-        paths={report.path: ABOUT[report.path] for report in reports},
-        trials=[(trial, _cause_lines(trial)) for trial in demo.trials],
-        figures=[_figure(report, longest) for report in reports],
-        examples=_example_rows(demo, renderer.tokenizer),
-        whole=_whole(reports, renderer),
-    )
-
-
-def _figure(report: PathReport, longest: int) -> dict[str, Any]:
-    """The streams of a path as bars, one line for each rollout."""
-    bars: list[tuple[str, object, int, object, int]] = []
-    step = 8
-    wide = max(2.0, longest / 130)
-    for at, rollout in enumerate(report.rollouts):
-        trajectory, y = rollout.trajectory, at * step + 3
-        bars.append(("s", 0, y, len(trajectory), 5))
-        edges = np.flatnonzero(np.diff(trajectory.loss_mask(once=False), prepend=False, append=False)).tolist()
-        bars += [("w", start, y, stop - start, 5) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-        bars += [("x", f"{one.start - wide / 2:.1f}", y - 1, f"{wide:.1f}", 7) for one in trajectory.branches[1:]]
-    return {
-        "path": report.path,
-        "about": f"{counted(report.num_breaks, 'break')}, {counted(report.samples, 'sample')}",
-        "bars": bars,
-        "wide": f"{wide:.1f}",
-        "width": f"{longest + 2 * wide:.1f}",
-        "high": len(report.rollouts) * step + 4,
-        "height": max(60, min(420, 6 * len(report.rollouts))),
-    }
-
-
-def _examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
+def examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
     """For each cause the shortest break of the first path that has one, with the name of its rollout."""
     found: dict[str, tuple[ClientPath, str, Break]] = {}
     for report in trial.reports:
@@ -325,109 +265,4 @@ def _examples_of(trial: Trial) -> list[tuple[ClientPath, str, Break]]:
     return list(found.values())
 
 
-def _example_rows(demo: Demo, tokenizer: Tokenizer) -> list[tuple[Break, str, list[Row]]]:
-    """For a few causes a break, where it is, and both of its sides."""
-    shown: dict[str, tuple[Break, str, list[Row]]] = {}
-    for trial in demo.trials:
-        for path, name, found in _examples_of(trial):
-            if found.cause not in shown and len(shown) < _EXAMPLES:
-                place = f"{trial.name}, {path}, {name}, token {found.position:,} of {found.stream_length:,}"
-                sides = (("sampled", DiffOp.REMOVED, "del"), ("next prompt", DiffOp.ADDED, "ins"))
-                shown[found.cause] = found, place, [_side(found, tokenizer, *side) for side in sides]
-    return list(shown.values())
-
-
-def _side(found: Break, tokenizer: Tokenizer, label: str, own: DiffOp, tag: str) -> Row:
-    """One side of a break: what both have, and what only this side has."""
-    control = tokenizer.vocabulary.is_control
-    row, last = Row(-1, label), DiffOp.EQUAL
-    for part in found.tokens:
-        if part.op is DiffOp.SKIPPED:
-            if last is own:
-                row.parts.append(counted(part.count))
-            continue
-        last = part.op
-        if part.op in (DiffOp.EQUAL, own):
-            tokens = [Token(text, bool(control[index])) for text, index in zip(part.texts, part.ids, strict=True)]
-            row.parts.append(Stretch(Kind.SCAFFOLD, 0, tokens, tag=tag if part.op is own else ""))
-    return row
-
-
-# -- one rollout
-
-
-def _whole(reports: Sequence[PathReport], renderer: Renderer) -> dict[str, Any] | None:
-    """A rollout of tokentrace; where some broke by another path, one of those."""
-    ours = next((one for one in reports if one.path is ClientPath.TOKENTRACE), None)
-    if ours is None or not ours.rollouts:
-        return None
-    chosen, differs = min(
-        ((one, _respelled(one, renderer)) for one in ours.rollouts),
-        key=lambda pair: (not pair[1].any(), pair[0].turns < 3, len(pair[0].trajectory)),
-    )
-    return {
-        "name": chosen.task.name,
-        "turns": counted(chosen.turns, "turn"),
-        "differs": bool(differs.any()),
-        "rows": _stream_rows(chosen, renderer.tokenizer, differs),
-    }
-
-
-def _respelled(rollout: Rollout, renderer: Renderer) -> npt.NDArray[np.bool_]:
-    """True where the stream has other tokens than a render of its final messages."""
-    stream = rollout.trajectory.stream()
-    rendered = renderer.render(rollout.messages, tools=rollout.schemas)
-    differs = np.zeros(len(stream), np.bool_)
-    for start, stop, _, _ in align(stream, rendered.ids):
-        differs[start:stop] = True
-    return differs
-
-
-def _stream_rows(rollout: Rollout, tokenizer: Tokenizer, framed: npt.NDArray[np.bool_]) -> list[Row]:
-    """The stream message by message, tokens coloured by who they are from."""
-    trajectory = rollout.trajectory
-    kinds, owners = trajectory.kinds(), trajectory.message_indices()
-    tokens = _stream_tokens(rollout, tokenizer)
-    rows = []
-    for first, last in itertools.pairwise(_cuts(owners, 0, len(owners))):
-        message = int(owners[first])
-        role = str(rollout.messages[message]["role"]) if message >= 0 else "template"
-        drawn = int(np.count_nonzero(kinds[first:last] == Origin.SAMPLED))
-        row = Row(message, role, [counted(last - first), *([f"{drawn:,} sampled"] if drawn else [])])
-        for start, stop in itertools.pairwise(_cuts(2 * kinds + framed, first, last)):
-            origin = Origin(int(kinds[start]))
-            row.parts.append(
-                Stretch(
-                    _KINDS.get(origin) or (kind_of(role, "content") if message >= 0 else Kind.SCAFFOLD),
-                    start,
-                    tokens[start:stop],
-                    marked=origin is Origin.SAMPLED,
-                    tag="mark" if framed[start] else "",
-                )
-            )
-        rows.append(row)
-    return rows
-
-
-def _cuts(values: npt.NDArray[Any], start: int, stop: int) -> list[int]:
-    """The places from `start` to `stop` between which all values are the same."""
-    return [start, *(np.flatnonzero(np.diff(values[start:stop])) + start + 1).tolist(), stop]
-
-
-_KINDS: Final = {Origin.SCAFFOLD: Kind.SCAFFOLD, Origin.SYNTHETIC: Kind.UNKNOWN}
-
-
-def _stream_tokens(rollout: Rollout, tokenizer: Tokenizer) -> list[Token]:
-    """Each token of the stream; a sampled one with a title."""
-    trajectory, vocabulary = rollout.trajectory, tokenizer.vocabulary
-    return [
-        Token(
-            token_text(vocabulary, index),
-            bool(vocabulary.is_control[index]),
-            "" if math.isnan(logprob) else f"{index} · {logprob:.4f}",
-        )
-        for index, logprob in zip(trajectory.stream().tolist(), trajectory.logprobs().tolist(), strict=True)
-    ]
-
-
-__all__ = ["MEASURES", "Measure", "demo_json", "demo_page", "demo_text"]
+__all__ = ["MEASURES", "Measure", "cause_lines", "demo_json", "demo_text", "examples_of"]

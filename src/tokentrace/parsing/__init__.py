@@ -2,7 +2,8 @@
 
 Tokens become bytes in which control tokens cannot be confused with text (`marked`). A `reader` holds those that have
 arrived; a grammar compiled for the vocabulary (`compiled`) says which delimiters to look for. `parser` runs a
-generator over them: `turn`, or `channels` for Harmony. A turn leaves calls to `calls`, which reads arguments by the
+generator over them: `turn`, or `channels` for Harmony. Text in which nothing can happen goes by in `lanes` without
+waking it. A turn leaves calls to `calls`, which reads arguments by the
 style of the grammar: `jsonreading`, `pairs` between tags, `bracketed`. `values` says what bare text means. What is
 found goes to `output` and comes out as `events` or as a whole `response`; `shapes`, `sse` and `responses_sse` write
 these as clients know them. `unreadable` says what of a message cannot be read back, `proof` whether a grammar reads

@@ -8,10 +8,16 @@ delimiters can be searched for as bytes, and only a control token matches a cont
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
+from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
+from .lanes import Lanes
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
@@ -36,6 +42,45 @@ class _Known(dict[int, bytes]):
         return found
 
 
+class _Table:
+    """The bytes of tokens one after another in one array, to be picked from without a step for each token.
+
+    It holds those that have been asked for. What is in it stays where it is, so that threads can share it.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], size: int) -> None:
+        self._piece = piece
+        self._unknown = size
+        self._starts = np.full(size + 1, -1, np.int64)
+        self._lengths = np.zeros(size + 1, np.int64)
+        self._bytes = np.zeros(0, np.uint8)
+        self._lock = threading.Lock()
+
+    def many(self, ids: Ids) -> tuple[bytes, npt.NDArray[np.int64]]:
+        index = np.minimum(ids.astype(np.int64), self._unknown)
+        index[index < 0] = self._unknown
+        starts = self._starts[index]
+        if (starts < 0).any():
+            self._learn(np.unique(index))
+            starts = self._starts[index]
+        lengths = self._lengths[index]
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
+        places = np.repeat(starts - begins, lengths)
+        places += np.arange(len(places))
+        return self._bytes[places].tobytes(), begins
+
+    def _learn(self, index: npt.NDArray[np.int64]) -> None:
+        with self._lock:
+            new = index[self._starts[index] < 0]
+            pieces = [self._piece(one if one < self._unknown else -1) for one in new.tolist()]
+            lengths = np.array([len(piece) for piece in pieces], np.int64)
+            begins = len(self._bytes) + np.cumsum(lengths) - lengths
+            self._bytes = np.concatenate([self._bytes, np.frombuffer(b"".join(pieces), np.uint8)])
+            self._lengths[new] = lengths
+            self._starts[new] = begins  # last: who finds a start finds the rest
+
+
 class MarkedBytes:
     """Tokens and scaffold as marked bytes."""
 
@@ -45,6 +90,8 @@ class MarkedBytes:
         self._texts: dict[bytes, bytes] = {
             mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
         }
+        self._table = _Table(self.token, vocabulary.size)
+        self.lanes = Lanes(self.token)
 
     def token(self, index: int) -> bytes:
         """One token. An id that the vocabulary does not have is U+FFFD."""
@@ -54,6 +101,10 @@ class MarkedBytes:
         """Many tokens."""
         known = self._known
         return [known[index] for index in ids]
+
+    def many(self, ids: Ids) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """Many tokens at once: their bytes, and where each of them begins."""
+        return self._table.many(ids)
 
     def scaffold(self, text: str) -> bytes:
         """Text as the template would write it: names of control tokens are the tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import codecs
+import functools
 import json
 import re
 from collections import Counter
@@ -12,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
+from .lanes import Lane
 from .marked import MarkedBytes
-from .reader import Reader, Say
+from .reader import Reader, Say, Waiting
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, TokenRange
 from .values import Tools, read_json
 
@@ -103,7 +105,10 @@ class Output:
 
     def text(self, start: int, stop: int) -> str:
         """Bytes as people read them."""
-        return self._marked.visible(self.reader.data[start:stop]).decode("utf-8", "replace")
+        return self.visible(start, stop).decode("utf-8", "replace")
+
+    def visible(self, start: int, stop: int) -> bytes:
+        return self._marked.visible(self.reader.data[start:stop])
 
     def span(self, start: int, stop: int) -> TokenRange:
         """The tokens that bytes touch."""
@@ -127,7 +132,7 @@ class Output:
             self.end_text()
             self._kind, self._begun = kind, start
         self._stop = stop
-        self._tell(self._decoder.decode(self._marked.visible(self.reader.data[start:stop])))
+        self._tell(self._decoder.decode(self.visible(start, stop)))
 
     def _tell(self, delta: str) -> None:
         if delta:
@@ -183,20 +188,38 @@ class Output:
         attempt.said.append(text)
         self.events.append(ArgumentsDelta(attempt.index, text))
 
-    def arguments_sink(self, attempt: Attempt, *, quoted: bool = False) -> tuple[Say, Callable[[], None]]:
+    def arguments_sink(self, attempt: Attempt, *, quoted: bool = False) -> tuple[ArgumentsSink, Callable[[], None]]:
         """Two functions: one takes bytes of the arguments' JSON, the other says that there are no more.
 
         `quoted`: the bytes are the text of a string, and are reported as JSON would write them.
         """
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        sink = ArgumentsSink(self, attempt, quoted)
+        return sink, sink.done
 
-        def add(text: str) -> None:
-            self.add_arguments(attempt, json.dumps(text, ensure_ascii=False)[1:-1] if quoted else text)
+    # -- text that goes by
 
-        def say(start: int, stop: int) -> None:
-            add(decoder.decode(self._marked.visible(self.reader.data[start:stop])))
+    def lane(self, waiting: Waiting) -> Lane | None:
+        """Where plain tokens can go by from here on; None where what is said next is not just more of the same."""
+        say, begun, lanes = waiting.say, bytes(self.reader.data[waiting.held :]), self._marked.lanes
+        if isinstance(say, ArgumentsSink):
+            if not say.attempt.named or not say.is_settled:
+                return None
+            make = functools.partial(ArgumentsDelta, say.attempt.index)
+            written = in_json if say.quoted else None
+            return lanes.lane(waiting.plain, (say.attempt.index, say.quoted), begun, make, written)
+        kind = PartKind.REASONING if say == self.reasoning else PartKind.CONTENT
+        if self._kind is not kind or self._stop != waiting.held or self._decoder.getstate()[0]:
+            return None
+        return lanes.lane(waiting.plain, kind, begun, ReasoningDelta if kind is PartKind.REASONING else ContentDelta)
 
-        return say, lambda: add(decoder.decode(b"", final=True))
+    def pass_on(self, say: Say, start: int, stop: int) -> None:
+        """Text that went by, and was reported."""
+        text = self.reader.data[start:stop].decode()
+        if isinstance(say, ArgumentsSink):
+            say.attempt.said.append(say.written(text))
+        else:
+            self._texts.append(text)
+            self._stop = stop
 
     def finish_call(self, attempt: Attempt, stop: int) -> None:
         """A call has ended, well or not: give it its status. One that the prompt wrote to its end is left out."""
@@ -235,6 +258,39 @@ class Output:
         self.parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
         self._stop = stop
         self.events.append(CallFinished(call.index, call, lead))
+
+
+def in_json(text: str) -> str:
+    """Text as it stands between the quotes of a string in JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+class ArgumentsSink:
+    """Takes bytes of a call's arguments."""
+
+    def __init__(self, output: Output, attempt: Attempt, quoted: bool) -> None:
+        self.attempt = attempt
+        self.quoted = quoted
+        self._output = output
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, start: int, stop: int) -> None:
+        self._add(self._decoder.decode(self._output.visible(start, stop)))
+
+    def done(self) -> None:
+        self._add(self._decoder.decode(b"", final=True))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no character is half written."""
+        return not self._decoder.getstate()[0]
+
+    def written(self, text: str) -> str:
+        """Text as it stands in the arguments' JSON."""
+        return in_json(text) if self.quoted else text
+
+    def _add(self, text: str) -> None:
+        self._output.add_arguments(self.attempt, self.written(text))
 
 
 def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:

@@ -10,11 +10,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
 from ..errors import InputError
 from ..tokens.tokenizer import Ids
 from .channels import ChannelParser
 from .compiled import Compiled
 from .events import Done, Event
+from .lanes import Lane
 from .output import Output
 from .reader import Found, Reader
 from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, ReadAs, TokenRange
@@ -23,6 +26,8 @@ from .values import Tools
 
 _SERVED: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
 """The calls that servers pass on to an agent."""
+_FEW: Final = 64
+"""So many tokens are looked up one by one; more are picked from a table."""
 
 
 class StreamingParser:
@@ -48,27 +53,75 @@ class StreamingParser:
         self._found: Found | None = None
         self._over = False
         self._count = 0
+        self._lane: Lane | None = None
+        self._passed: list[int] = []
+        """Ids that went by in the lane, and that the parser has not seen."""
         self._response: ParsedResponse | None = None
         self._served: ParsedResponse | None = None
         self._read_on()
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and say what has become certain."""
+        lane = self._lane
         try:
-            pieces = self._compiled.marked.tokens(ids)
+            if lane is not None and (type(ids) is list or type(ids) is tuple):
+                if len(ids) == 1:  # nearly all of a stream comes this way
+                    if (step := lane[ids[0]]) is not None:
+                        self._passed.append(ids[0])
+                        delta, self._lane = step
+                        return [] if delta is None else [delta]
+                elif (events := self._pass(lane, ids)) is not None:
+                    return events
+            self._wake()
+            self._take(ids)
         except (TypeError, ValueError, OverflowError, KeyError) as error:
             raise InputError(f"must be token ids: {error}", field="ids") from None
-        if pieces:
-            data, starts = self._reader.data, self._output.starts
-            starts += itertools.accumulate(map(len, pieces[:-1]), initial=len(data))
+        events = self._go_on()
+        waiting = self._reader.waiting
+        self._lane = self._output.lane(waiting) if waiting is not None else None
+        return events
+
+    def _pass(self, lane: Lane, ids: list[int] | tuple[int, ...]) -> list[Event] | None:
+        """Let ids go by that only say more of the same, and report them; None if the parser has to look at them."""
+        texts: list[str] = []
+        for index in ids:
+            step = lane[index]
+            if step is None:
+                return None
+            delta, lane = step
+            if delta is not None:
+                texts.append(delta.text)
+        self._passed += ids
+        self._lane = lane
+        return [lane.make("".join(texts))] if texts else []
+
+    def _wake(self) -> None:
+        """Take the ids that went by, before the parser looks at others."""
+        waiting, lane, passed = self._reader.waiting, self._lane, self._passed
+        if passed and waiting is not None and lane is not None:
+            self._passed = []
+            self._take(passed)
+            self._reader.passed = len(self._reader.data) - len(lane.held)
+            self._output.pass_on(waiting.say, waiting.held, self._reader.passed)
+
+    def _take(self, ids: Iterable[int]) -> None:
+        data, marked = self._reader.data, self._compiled.marked
+        if isinstance(ids, np.ndarray) and len(ids) > _FEW and ids.dtype.kind in "iu":
+            more, begins = marked.many(ids)
+            self._output.starts += (begins + len(data)).tolist()
+            data += more
+            self._count += len(begins)
+        elif pieces := marked.tokens(ids):
+            self._output.starts += itertools.accumulate(map(len, pieces[:-1]), initial=len(data))
             data += b"".join(pieces)
             self._count += len(pieces)
-        return self._go_on()
 
     def finish(self) -> list[Event]:
         """No more ids come: say what is left, and `Done`."""
         if self._response is not None:
             return []
+        self._wake()
+        self._lane = None
         self._reader.ended = True
         events = self._go_on()
         self._response = self._settled()
@@ -87,11 +140,13 @@ class StreamingParser:
         return self._served or self.response
 
     def _read_on(self) -> None:
+        self._reader.waiting = None
         if not self._over:
             try:
                 next(self._reading)
             except StopIteration as end:
                 self._over, self._found = True, end.value
+        self._reader.passed = 0
 
     def _go_on(self) -> list[Event]:
         self._read_on()
@@ -164,13 +219,13 @@ def called_functions(compiled: Compiled, ids: Ids, prompt_ids: Sequence[int] | I
     """The names of the functions that a completion calls, in order; None where the grammar has no calls."""
     if compiled.grammar.calls is None and compiled.grammar.channels is None:
         return None
-    parsed = parse(compiled, ids.tolist(), prompt=compiled.prompt_bytes(prompt_ids))
+    parsed = parse(compiled, ids, prompt=compiled.prompt_bytes(prompt_ids))
     return [call.name for call in parsed.tool_calls if call.name is not None]
 
 
 def parse(
     compiled: Compiled,
-    ids: Iterable[int],
+    ids: Iterable[int] | Ids,
     tools: Tools | None = None,
     prompt: bytes | None = None,
     read_as: ReadAs = ReadAs.STRICT,

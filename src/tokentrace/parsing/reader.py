@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
@@ -19,6 +19,7 @@ Say = Callable[[int, int], None]
 """Takes bytes ``start`` to ``stop`` that are certain."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
+_BACKSLASH: Final = bytes([_ESCAPE])
 _SPACES: Final = re.compile(rb"\s*")
 
 
@@ -44,6 +45,37 @@ class Brackets(NamedTuple):
     """Whether a control token outside of strings is an error; else only one that ends calls."""
 
 
+class Plain(Protocol):
+    """Says which pieces of text change nothing about how a parser reads on."""
+
+    def step(self, held: bytes, piece: bytes) -> bytes | None:
+        """What is held back after a piece, where `held` was before; None if the parser has to look at the piece."""
+
+
+class Enclosed(NamedTuple):
+    """Text inside of a string, or between strings, of a notation."""
+
+    pattern: re.Pattern[bytes]
+    quoted: bool
+
+    def step(self, held: bytes, piece: bytes) -> bytes | None:
+        if not self.quoted:
+            return None if self.pattern.search(piece) else b""
+        data = held + piece
+        match = self.pattern.match(data)
+        rest = data[match.end() :] if match is not None else data
+        return rest if rest in (b"", _BACKSLASH) else None  # half of an escape is held back
+
+
+class Waiting(NamedTuple):
+    """What a parser does with more text while it waits: pieces that are plain are said, up to what is held back."""
+
+    plain: Plain
+    say: Say
+    held: int
+    """From where on bytes have not been said."""
+
+
 class Marks:
     """A set of marks to look for, each with a kind and with the white space that belongs to it when it is before it."""
 
@@ -59,9 +91,23 @@ class Marks:
         whole = {self.pads.get(kind, b"") + mark for mark, kind in self.kinds.items()} | set(self.kinds)
         self._begun = {mark[:length] for mark in whole for length in range(1, len(mark))}
         self._longest = max(map(len, self._begun), default=0)
+        self._lasts = frozenset(mark[-1] for mark in self._begun)
 
-    def held(self, data: bytearray, start: int) -> int:
+    def step(self, held: bytes, piece: bytes) -> bytes | None:
+        """See `Plain`: a piece is plain if no mark ends in it.
+
+        What is held is the longest end of all that came before which may begin a mark, so what is held next is an end
+        of that and the piece.
+        """
+        data = held + piece
+        if self.pattern is not None and self.pattern.search(data):
+            return None
+        return data[self.held(data, 0) :]
+
+    def held(self, data: bytearray | bytes, start: int) -> int:
         """From where on `data` may be the beginning of a mark that has not arrived in full."""
+        if not data or data[-1] not in self._lasts:
+            return len(data)
         for length in range(min(self._longest, len(data) - start), 0, -1):
             if bytes(data[-length:]) in self._begun:
                 return len(data) - length
@@ -83,6 +129,10 @@ class Reader:
         self.data = bytearray()
         self.at = 0
         self.ended = False
+        self.waiting: Waiting | None = None
+        """Set where text may go by without waking the parser."""
+        self.passed = 0
+        """How far it went by, for the parser that wakes."""
 
     def sees(self, mark: bytes, at: int | None = None) -> Reading[bool]:
         """Whether `mark` stands at a position."""
@@ -167,10 +217,14 @@ class Reader:
                 return None
             else:
                 scan = held
-                if match is None and say is not None and held > said:  # else a longer mark may come of the one found
-                    say(said, held)
-                    said = held
+                if match is None and say is not None:  # else a longer mark may come of the one found
+                    if held > said:
+                        say(said, held)
+                        said = held
+                    self.waiting = Waiting(marks, say, held)
             yield
+            if self.passed > said:
+                said = scan = self.passed
 
     def enclosed(self, notation: Brackets, ends: Iterable[bytes], say: Say | None = None) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; whether it is closed.
@@ -190,7 +244,12 @@ class Reader:
                 self.at = said = stop
                 if self.ended:
                     return False
+                if say is not None:
+                    pattern = inside[quote] if quote else outside
+                    self.waiting = Waiting(Enclosed(pattern, bool(quote)), say, stop)
                 yield
+                if self.passed > said:
+                    self.at = said = at = self.passed
                 continue
             byte, here, at = data[at], at, at + 1
             if byte == _CONTROL and (quote or not strict) and not (yield from self.sees_any(ends, here)):

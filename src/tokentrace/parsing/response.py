@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from ..showing import ShowsItself
+
 
 class CallStatus(StrEnum):
     """What became of one attempt to call a tool."""
@@ -102,7 +104,7 @@ class ParsedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedResponse:
+class ParsedResponse(ShowsItself):
     """A completion: what it says, what it calls, how it ended, and which tokens say so."""
 
     content: str

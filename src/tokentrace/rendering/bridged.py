@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..conversation.forms import Change
 from ..errors import InputError
+from ..showing import ShowsItself
 from ..tokens.ids import check_ids
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
@@ -20,7 +21,7 @@ LOOK_BACK: Final = 64
 """How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
 
 
-class BridgedTokens(Sequence[int]):
+class BridgedTokens(ShowsItself, Sequence[int]):
     """The next prompt: the stream so far, id for id, and what comes after it.
 
     `prompt` and `completion` are the stream as it was given, `new_ids` (int32) is what was added; `kinds` (uint8, see

@@ -31,7 +31,7 @@ from ..errors import InputError, LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
-from ..template.trace import Rendering
+from ..template.spans import Block, Rendering
 
 BOOKKEEPING: Final = frozenset(
     {
@@ -129,11 +129,13 @@ class _Account:
         self._lost: list[Lost] = []
         self._dropped: list[Lost] = []
         lengths, start, tool = self._lengths, 0, None
-        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+        for end, origin in zip(rendering.closed.ends, rendering.closed.origins, strict=True):
             if origin is not None:
                 source = origin[0]
                 if source == "messages":
                     lengths[origin] = lengths.get(origin, 0) + end - start
+                elif type(origin) is Block:
+                    self._tools |= origin.tools
                 elif source == "tools":
                     if origin[1:2] != tool:
                         tool = origin[1:2]
@@ -328,7 +330,7 @@ class _Account:
     def _texts(self) -> dict[FieldPath, list[str]]:
         texts: dict[FieldPath, list[str]] = {}
         whole, start = self._rendering.text, 0
-        for end, origin in zip(self._rendering.ends, self._rendering.origins, strict=True):
+        for end, origin in zip(self._rendering.closed.ends, self._rendering.closed.origins, strict=True):
             if origin is not None and origin[0] in ("messages", UNKNOWN.source):
                 texts.setdefault(origin, []).append(whole[start:end])
             start = end

@@ -24,8 +24,8 @@ def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> li
     if not encoded.rendering.generation:
         return []
     tagged = np.zeros(len(mask), np.bool_)
-    for start, end in encoded.rendering.generation:
-        first, stop = encoded.tokens_touching(start, end)
+    (firsts, _), (_, stops) = encoded.places(*zip(*encoded.rendering.generation, strict=True))
+    for first, stop in zip(firsts, stops, strict=True):
         tagged[first:stop] = True
     if np.array_equal(tagged, mask):
         return []

@@ -17,11 +17,12 @@ from ..conversation.forms import Change
 from ..conversation.messages import ROLES
 from ..errors import RendererError, SampleError, shown
 from ..settings import flag, whole
+from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
-from ..template.trace import Rendering
-from ..tokens.encoding import Encoded
+from ..template.spans import Rendering, Spans
+from ..tokens.encoding import Encoded, Number
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import Lost
 
@@ -52,7 +53,7 @@ class TokenSpan:
     field: str
 
 
-class RenderedTokens:
+class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
     Arrays: `ids` (int32), `messages` (int32; -1 for tokens that belong to no message), `mask` (bool; True where
@@ -102,6 +103,11 @@ class RenderedTokens:
         return self._encoded.rendering
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """What it was encoded with."""
+        return self._tokenizer
+
+    @property
     def text(self) -> str:
         """The rendered text."""
         return self._encoded.rendering.text
@@ -110,6 +116,10 @@ class RenderedTokens:
     def span_indices(self) -> npt.NDArray[np.int32]:
         """Which span of `rendering` each token begins in."""
         return self._encoded.spans
+
+    def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """What is known of each closed span of `rendering`, for each token that begins in it."""
+        return self._encoded.per_token(of_spans)
 
     def find_lost_with(self, find: Callable[[], tuple[list[Lost], list[Lost]]]) -> None:
         """Let `lost` and `dropped` be found so, where the rendering was put together of several."""
@@ -132,8 +142,9 @@ class RenderedTokens:
 
     @functools.cached_property
     def messages(self) -> npt.NDArray[np.int32]:
-        owners = np.asarray(span_messages(self.rendering, self._conversation), np.int32)
-        messages = owners[self._encoded.spans] if len(owners) else np.zeros(0, np.int32)
+        rendering = self.rendering
+        owners = np.asarray(span_messages(rendering, self._conversation, rendering.closed), np.int32)
+        messages = self._encoded.per_token(owners)
         for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
             messages[turn.start : turn.stop] = turn.message
         return messages
@@ -299,11 +310,6 @@ class RenderedTokens:
     def __repr__(self) -> str:
         return f"RenderedTokens({len(self.ids)} tokens, {int(self.mask.sum())} sampled)"
 
-    def _repr_html_(self) -> str:
-        from ..show import html_fragment
-
-        return html_fragment(self)
-
 
 _FIELDS: Final = frozenset(
     {"content", *REASONING_FIELDS, "tool_calls", "name", "tool_call_id", "role", "scaffold", "generation_prompt"}
@@ -341,8 +347,10 @@ def field_name(origin: Origin | None) -> str:
     return ".".join(map(str, origin.path if origin.source == "messages" else origin))
 
 
-def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The message each span belongs to.
+def span_messages(
+    rendering: Rendering, conversation: Sequence[Mapping[str, Any]], spans: Spans | None = None
+) -> list[int]:
+    """The message each span belongs to: of all, or of the closed ones.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
     that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
@@ -350,14 +358,13 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
     quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
     to the message if that is a system message.
     """
-    owners: list[int] = []
-    for turn, origin in zip(rendering.turns, rendering.origins, strict=True):
-        source = origin.message if origin is not None else None
-        if source is not None and (turn < 0 or turn == source or conversation[source]["role"] != "assistant"):
-            owners.append(source)
-        else:
-            owners.append(turn)
-    first = next((k for k, turn in enumerate(rendering.turns) if turn >= 0), len(owners))
+    ends, turns, origins = spans or (rendering.ends, rendering.turns, rendering.origins)
+    owners = list(turns)
+    for span, origin in enumerate(origins):
+        source = None if origin is None else origin.message
+        if source is not None and (turns[span] < 0 or conversation[source]["role"] != "assistant"):
+            owners[span] = source
+    first = next((k for k, turn in enumerate(turns) if turn >= 0), len(owners))
     quoted = list(dict.fromkeys(owner for owner in owners[:first] if owner >= 0))
     if not quoted:
         return owners
@@ -365,8 +372,8 @@ def span_messages(rendering: Rendering, conversation: Sequence[Mapping[str, Any]
     start = 0 if conversation[quoted[0]]["role"] in ("system", "developer") else begins
     stop = first if len(quoted) == 1 else begins  # Llama's, with tools, quotes the first user's message as well
     for k in range(start, stop):
-        before_prompt = rendering.tail == 0 or rendering.ends[k] <= rendering.tail
-        origin = rendering.origins[k]
+        before_prompt = rendering.tail == 0 or ends[k] <= rendering.tail
+        origin = origins[k]
         if owners[k] < 0 and (origin is None or origin.source == "kwargs") and before_prompt:
             owners[k] = quoted[0]
     return owners

@@ -395,7 +395,7 @@ class Renderer:
         """
         read_as = choose(ReadAs, "reading", reading)
         compiled, schemas, prompt = self._parsing(tools, prompt_ids)
-        return parse(compiled, check_ids(token_ids, "token_ids").tolist(), schemas, prompt, read_as)
+        return parse(compiled, check_ids(token_ids, "token_ids"), schemas, prompt, read_as)
 
     def streaming_parser(
         self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"

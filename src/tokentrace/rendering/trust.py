@@ -85,7 +85,7 @@ def encode_trusted(
     Raises ControlTokenError or InputError, naming message and field.
     """
     of_origin = functools.partial(trust_of, messages=messages, trusted=trusted, roles=roles)
-    trust = SpanTrust(rendering.origins, of_origin)
+    trust = SpanTrust(rendering, of_origin)
     try:
         return encode_spans(tokenizer, rendering, trust, policy, inner)
     except ForgedControl as forged:

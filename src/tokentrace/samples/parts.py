@@ -18,10 +18,17 @@ from ..tokens.tokenizer import Ids
 
 Parts = npt.NDArray[np.uint8]
 
-_BY_FIELD: Final = {"role": Part.SCAFFOLD, "content": Part.CONTENT, "tool_calls": Part.TOOL_CALLS} | dict.fromkeys(
-    REASONING_FIELDS, Part.REASONING
-)
+_BY_FIELD: Final[dict[str, int]] = {
+    "role": int(Part.SCAFFOLD),
+    "content": int(Part.CONTENT),
+    "tool_calls": int(Part.TOOL_CALLS),
+    **dict.fromkeys(REASONING_FIELDS, int(Part.REASONING)),
+}
+_SCAFFOLD_CODE: Final = int(Part.SCAFFOLD)
+_OTHER_CODE: Final = int(Part.OTHER)
 _SCAFFOLD: Final = bytes([Part.SCAFFOLD])
+_KIND_OF_PART: Final = np.asarray([Kind.SCAFFOLD if part is Part.SCAFFOLD else Kind.CONTEXT for part in Part], np.uint8)
+"""The kind of a token that nobody samples."""
 
 
 class PartFinder:
@@ -40,17 +47,22 @@ class PartFinder:
 
     def find(self, rendered: RenderedTokens, *, tools: bool = False) -> tuple[Parts, Kinds]:
         """The `Part` and the `Kind` of each token."""
-        codes = np.asarray([_field_part(origin) for origin in rendered.rendering.origins], np.uint8)
-        parts: Parts = codes.take(rendered.span_indices) if len(codes) else np.zeros(0, np.uint8)
-        kinds = np.where(parts == Part.SCAFFOLD, Kind.SCAFFOLD, Kind.CONTEXT).astype(np.uint8)
+        codes = bytes(
+            _SCAFFOLD_CODE if origin is None else _field_part(origin) for origin in rendered.rendering.closed.origins
+        )
+        parts: Parts = rendered.per_token(np.frombuffer(codes, np.uint8))
+        kinds = _KIND_OF_PART.take(parts)
         kinds[rendered.mask] = Kind.SAMPLED
+        reasoning = self._grammar(tools).reasoning if rendered.turns else None
+        is_inline = reasoning is not None and bool(reasoning.close) and reasoning.close in rendered.text
         for turn in rendered.turns:
             stop = turn.stop
             if turn.stop_token is not None and turn.start < stop:
                 stop -= 1
                 parts[stop] = Part.STOP
             ids, own = rendered.ids[turn.start : stop], parts[turn.start : stop]
-            self._mark_inline(rendered, turn.start, own, tools)
+            if is_inline:
+                self._mark_inline(rendered, turn.start, own, tools)
             self._settle_scaffold(ids, own, tools)
         return parts, kinds
 
@@ -133,9 +145,7 @@ class PartFinder:
         return self._grammars[tools]
 
 
-def _field_part(origin: Origin | None) -> Part:
-    if origin is None:
-        return Part.SCAFFOLD
+def _field_part(origin: Origin) -> int:
     if origin.field is not None:
-        return _BY_FIELD.get(origin.field, Part.OTHER)
-    return Part.TOOLS if origin.source == "tools" else Part.OTHER
+        return _BY_FIELD.get(origin.field, _OTHER_CODE)
+    return Part.TOOLS if origin.source == "tools" else _OTHER_CODE

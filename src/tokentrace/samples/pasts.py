@@ -75,14 +75,18 @@ class PastTurns:
         last_user = max((at for at, row in enumerate(messages) if row["role"] == "user"), default=-1)
         answers = (at for at, row in enumerate(messages) if row["role"] == "assistant" and not row.get("tool_calls"))
         last_answer = max(answers, default=-1)
-        shown = {(origin.message, origin.field) for origin in rendered.rendering.origins if origin is not None}
+        shown: set[tuple[Any, ...]] | None = None
         for at in chosen:
             message = messages[at]
             if message["role"] != "assistant":
                 continue
             thought = reasoning_of(message)
             is_past = at < len(messages) - 1
-            is_hidden = thought is not None and not _is_shown(at, thought, shown, rendered)
+            if thought is not None and shown is None:
+                shown = {
+                    origin[1:3] for origin in rendered.rendering.closed.origins if origin and origin[0] == "messages"
+                }
+            is_hidden = thought is not None and not _is_shown(at, thought, shown or set(), rendered)
             if is_hidden and is_past and thought is not None and self._can_think(message, thought[1], tools):
                 silent.append(at)
                 continue

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import SampleError, shown
 from ..settings import as_float, items
+from ..showing import ShowsItself
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
 from ..trajectory.channels import Channel
@@ -52,7 +53,7 @@ class CompletionSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
+class Sample(ShowsItself):
     """One row: ids, which of them carry loss, and where each came from. All arrays have one entry per token.
 
     `logprobs` are those of the engine and NaN where nothing was sampled; `advantages` are 0 where there is no loss.
@@ -99,7 +100,7 @@ class Sample:
                 raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {_described(array)}")
             if array.shape != self.ids.shape:
                 raise SampleError(f"{name} has {len(array)} entries, and there are {len(self.ids)} ids")
-        if len(self.ids) and (self.ids.min() < 0 or self.ids.max() > 2**31 - 1):
+        if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):
             raise SampleError("ids are 0 to 2**31 - 1")
         if self.reward is not None and (not is_number(self.reward) or as_float(self.reward) is None):
             raise SampleError(f"reward must be a finite number or None, not {shown(self.reward)}")

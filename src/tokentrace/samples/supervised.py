@@ -8,6 +8,7 @@ decides, and `HistoryWarning` says where that makes a difference.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class Past(StrEnum):
 
 TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
 """All that an assistant samples."""
+TRAINED_ROLES: Final = ("assistant",)
+_ALL_PARTS: Final = frozenset(TRAINED_PARTS)
+_ALL_ROLES: Final = frozenset(TRAINED_ROLES)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -73,7 +77,7 @@ class SampleSettings:
         *,
         turns: str = Turns.ALL,
         parts: Iterable[Part | str] = TRAINED_PARTS,
-        roles: Iterable[str] = ("assistant",),
+        roles: Iterable[str] = TRAINED_ROLES,
         past: str | None = None,
         final_stop: bool = False,
     ) -> None:
@@ -91,6 +95,11 @@ class SampleSettings:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether all parts of assistants' turns carry loss, and nothing else does."""
+        return self.parts == _ALL_PARTS and self.roles == _ALL_ROLES
+
     def described(self) -> dict[str, Any]:
         """The settings as JSON can hold them; ``SampleSettings(**described)`` gives them back."""
         return {
@@ -100,6 +109,22 @@ class SampleSettings:
             "past": None if self.past is None else str(self.past),
             "final_stop": self.final_stop,
         }
+
+
+def _settings(turns: Any, parts: Any, roles: Any, past: Any, final_stop: Any) -> SampleSettings:
+    """The settings of a call, checked: once, where parts and roles are those that nearly all calls have."""
+    given = {"turns": turns, "past": past, "final_stop": final_stop}
+    if parts is TRAINED_PARTS and roles is TRAINED_ROLES and all(type(one) in _HASHABLE for one in given.values()):
+        return _usual_settings(**given)
+    return SampleSettings(parts=parts, roles=roles, **given)
+
+
+_HASHABLE: Final = frozenset({str, Turns, Past, bool, type(None)})
+
+
+@functools.lru_cache(maxsize=64, typed=True)
+def _usual_settings(turns: Any, past: Any, final_stop: Any) -> SampleSettings:
+    return SampleSettings(turns=turns, past=past, final_stop=final_stop)
 
 
 _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
@@ -119,7 +144,7 @@ def build_supervised_sample(
     tools: Any = None,
     turns: str = "all",
     parts: Iterable[Any] = TRAINED_PARTS,
-    roles: Iterable[str] = ("assistant",),
+    roles: Iterable[str] = TRAINED_ROLES,
     past: str | None = None,
     final_stop: bool = False,
     since: int = 0,
@@ -148,7 +173,7 @@ def build_supervised_sample(
     '4<|end|>'
     >>> ids, mask = sample
     """
-    settings = SampleSettings(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
+    settings = _settings(turns, parts, roles, past, final_stop)
     if settings.past is Past.EXPAND:
         raise SampleError("past='expand' makes several rows: call build_supervised_samples")
     return _built(renderer, settings, messages, tools, since)[0]
@@ -168,14 +193,14 @@ def build_supervised_samples(
 def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
     """The rows, after the first warning of each kind was given to the caller of the public function."""
     builder = renderer.once(settings, lambda: SampleBuilder(renderer, settings))  # it learns about the template
-    samples = builder.build(messages, tools, since)
+    samples = builder.build(messages, tools, since, keep=False)
     first: dict[type[Warning], Warning] = {}
     for sample in samples:
         for warning in sample.warnings:
             first.setdefault(type(warning), warning)
     for warning in first.values():
         warnings.warn(warning, stacklevel=3)
-    return [sample.replace(rendered=None) for sample in samples]
+    return samples
 
 
 def build_prompt_response_sample(
@@ -229,19 +254,21 @@ class SampleBuilder:
         self._finder = PartFinder(self.renderer)
         self._pasts = PastTurns(self.renderer)
 
-    def build(self, messages: Any, tools: Any = None, since: int = 0) -> list[Sample]:
-        """The rows of one conversation, with what they were rendered from: one, or several where it is expanded."""
+    def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
+        """The rows of one conversation: one, or several where it is expanded. With what they were rendered from, unless
+        that is not to be kept."""
         checked = self.renderer.check_messages(messages, tools=tools)
         chosen, notes = self._chosen(checked, whole("since", since, error=SampleError))
         if self.settings.turns is Turns.FLAGGED:
             checked = [{key: value for key, value in row.items() if key not in FLAGS} for row in checked]
         if self.settings.past is Past.EXPAND:
-            return self._expanded(checked, tools, chosen, notes)
+            rows = self._expanded(checked, tools, chosen, notes)
+            return rows if keep else [row.replace(rendered=None) for row in rows]
         rendered = self.renderer.render(checked, tools=tools)
         remarks = self._pasts.remarks(rendered, checked, tools, chosen)
         if self.settings.past is not None:  # the user chose how the past is shown
             remarks = [one for one in remarks if not isinstance(one, HistoryWarning)]
-        return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks])]
+        return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks], keep)]
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         """The messages that carry loss, assistant's and others'."""
@@ -285,7 +312,13 @@ class SampleBuilder:
         return out
 
     def _sample(
-        self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: list[int], remarks: Sequence[Remark]
+        self,
+        rendered: RenderedTokens,
+        messages: Messages,
+        tools: Any,
+        chosen: list[int],
+        remarks: Sequence[Remark],
+        keep: bool = True,
     ) -> Sample:
         notes = [*rendered.notes, *map(str, remarks)]
         added: int | None = None
@@ -308,7 +341,7 @@ class SampleBuilder:
             parts=parts,
             notes=tuple(notes),
             warnings=tuple(one for one in remarks if isinstance(one, Warning)),
-            rendered=rendered,
+            rendered=rendered if keep else None,
         )
         if last is None or added is None:
             return sample
@@ -317,11 +350,13 @@ class SampleBuilder:
     def _mask(
         self, rendered: RenderedTokens, messages: Messages, parts: npt.NDArray[np.uint8], chosen: Sequence[int]
     ) -> npt.NDArray[np.bool_]:
+        if self.settings.is_usual and len(chosen) == sum(row["role"] == "assistant" for row in messages):
+            return rendered.mask.copy()  # all that is sampled
         by_message = np.zeros(len(messages) + 1, np.bool_)  # the last is for tokens of no message, -1
         by_message[list(chosen)] = True
         picked = by_message[rendered.messages]
         mask: npt.NDArray[np.bool_] = rendered.mask & picked
-        if self.settings.parts != frozenset(TRAINED_PARTS):
+        if self.settings.parts != _ALL_PARTS:
             wanted = np.zeros(max(Part) + 1, np.bool_)
             wanted[list(self.settings.parts)] = True
             wanted[Part.OTHER] = wanted[Part.CONTENT]

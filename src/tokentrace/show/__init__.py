@@ -1,7 +1,5 @@
-"""Renderings for people to look at: in a terminal, in a notebook, as a page, as JSON."""
+"""Results for people to look at: in a terminal, in a notebook, as a page, as JSON."""
 
-from .arrays import json_view
-from .html import html_fragment, html_page
-from .terminal import plain_view, text_view
+from ..lazy import load_on_use
 
-__all__ = ["html_fragment", "html_page", "json_view", "plain_view", "text_view"]
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

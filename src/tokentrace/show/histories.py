@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View
-from ..tokens.tokenizer import Tokenizer
+from ..tokens.alignment import Hunk
 from ..tokens.visible import counted, listed, visible
-from .page import Card, Row, Stretch, Token, make_fragment, make_page
-from .pieces import kind_of, texts_of
+from ..viewer.document import Card, Cell, Document, Table, Track, token_columns
+from ..viewer.document import Contrast as SideBySide
+from .pieces import hue_of
 from .terminal import flat, laid_out, plain_lines
 
 if TYPE_CHECKING:
     from ..compare.histories.differences import Step
     from ..compare.histories.report import HistoryReport
 
-PAGE_LIMIT: Final = 6_000
-FRAGMENT_LIMIT: Final = 1_500
-"""Tokens shown of one step before a view stops and says so."""
-
-_AROUND: Final = 24
-"""Equal tokens shown before and after a difference."""
 _PART: Final = 48
 """Tokens shown of one part of a difference in a terminal."""
 
@@ -170,8 +165,8 @@ def _parts(report: HistoryReport, only: int | None) -> Iterator[RenderableType]:
             yield Text(f"step {step.index}, {report.place(step)}: all hold the same {counted(len(step.rollout))}")
 
 
-def _table(report: HistoryReport) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+def _table(report: HistoryReport) -> Grid:
+    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("step", justify="right")
     table.add_column("asks for")
     for view in View:
@@ -211,14 +206,14 @@ def _contrast_head(report: HistoryReport, step: Step, contrast: Contrast, known:
     )
 
 
-def _differences(report: HistoryReport, fresh: Sequence[Difference]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
+def _differences(report: HistoryReport, fresh: Sequence[Difference]) -> Grid:
+    grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(justify="right", min_width=9)
     for _ in ("whose", "field", "in the turn"):
         grid.add_column(style="dim", min_width=4)
     for difference in fresh:
         for sign, run, style in (("−", difference.left, "red"), ("+", difference.right, "green")):
-            texts = _texts(report.tokenizer, np.asarray(run.ids, np.int32))
+            texts = token_columns(report.tokenizer, np.asarray(run.ids, np.int32))["texts"]
             for part in run.parts:
                 shown = texts[part.start - run.start : part.stop - run.start]
                 said = "│".join(repr(visible(text))[1:-1] for text in shown[:_PART])
@@ -234,45 +229,128 @@ def _differences(report: HistoryReport, fresh: Sequence[Difference]) -> Table:
     return grid
 
 
-def _texts(tokenizer: Tokenizer, ids: Any) -> list[str]:
-    return texts_of(ids, lambda chosen: tokenizer.decode(ids[chosen].tolist()))
-
-
 # -- for browsers
 
 
-def html_fragment(report: HistoryReport, *, limit: int = FRAGMENT_LIMIT) -> str:
-    """A report for a notebook's cell: styles inline, no scripts."""
-    return make_fragment("histories_fragment.html", **_contents(report, limit, None))
+def history_document(report: HistoryReport, title: str = "Histories", *, step: int | None = None) -> Document:
+    """A report as a document: the rollout's streams, the training row, and what differs from them at each step.
+    `step` is shown first.
+
+    A step is the beginning of a stream. What production shows is that, but for what differs, which is kept once for all
+    the steps at which it differs in the same way.
+    """
+    streams = {step.branch: step.rollout for step in report.steps}
+    places = {branch: at for at, branch in enumerate(streams)}
+    row = Shown(report.row.ids, report.row.messages, np.array(report.row.fields, object), len(report.row))
+    tracks = [
+        _history_track(f"rollout, stream {at}" if at else "rollout", shown, report)
+        for at, shown in enumerate(streams.values())
+    ]
+    tracks.append(_history_track("training row", row, report, report.row.mask))
+    pool = _Pool()
+    contrasts: list[SideBySide] = []
+    rows: list[list[str | Cell]] = []
+    start = ""
+    for one in report.steps:
+        links = {}
+        for view in (View.PRODUCTION, View.TRAINING):
+            compared = one.compare(View.ROLLOUT, view)
+            if compared is None or compared.equal:
+                continue
+            links[view] = f"diff={len(contrasts)}"
+            contrasts.append(_side_by_side(report, one, compared, places[one.branch], len(tracks), pool))
+            start = links[view] if not start or (one.index == step and len(links) == 1) else start
+        rows.append(_step_row(report, one, links))
+    if contrasts:
+        tracks.append(_history_track("", pool.shown(), report))
+    head = ["step", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS)]
+    return Document(
+        title,
+        "tokentrace histories",
+        said=report.sentences(),
+        cards=_cards(report),
+        notes=report.notes,
+        tables=[Table("Steps", head, rows, "A difference with the rollout can be clicked.")] if rows else [],
+        tracks=tracks,
+        contrasts=contrasts,
+        start=start or "track=0",
+    )
 
 
-def html_page(
-    report: HistoryReport, title: str = "Histories", *, step: int | None = None, limit: int = PAGE_LIMIT
-) -> str:
-    """A report as a page of its own: no link to anything outside, every text escaped. `step` is shown unfolded."""
-    return make_page("histories.html", title, "tokentrace histories", **_contents(report, limit, step))
+class _Pool:
+    """Tokens that production shows instead of the rollout's, each stretch of them once."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.messages: list[int] = []
+        self.fields: list[str] = []
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def place(self, run: Run) -> int:
+        """Where the tokens of one side of a difference are."""
+        whose = tuple((part.start - run.start, part.message, part.field) for part in run.parts)
+        start = self._known.setdefault((run.ids, whose), len(self.ids))
+        if start == len(self.ids):
+            self.ids += run.ids
+            for part in run.parts:
+                self.messages += [part.message] * len(part)
+                self.fields += [part.field] * len(part)
+        return start
+
+    def shown(self) -> Shown:
+        return Shown(np.array(self.ids, np.int32), np.array(self.messages, np.int32), np.array(self.fields, object), 0)
 
 
-def _contents(report: HistoryReport, limit: int, step: int | None) -> dict[str, Any]:
-    first = next((found.index for found in report.steps if not found.equal), None) if step is None else step
-    return {
-        "report": report,
-        "cards": _cards(report),
-        "views": [str(view) for view in View],
-        "pairs": PAIRS,
-        "steps": [
-            {
-                "step": found,
-                "place": report.place(found),
-                "sizes": _sizes(found),
-                "compared": [found.compare(*pair) for pair in PAIRS],
-                "unfolded": found.index == first,
-                "held": counted(len(found.rollout)),
-                "contrasts": [_contrast(report, found, contrast, limit) for contrast in contrasts(found)],
-            }
-            for found in report.steps
-        ],
-    }
+def _history_track(name: str, shown: Shown, report: HistoryReport, mask: Any = None) -> Track:
+    hues = np.zeros(len(shown), np.uint8)
+    for start, stop, message, field in shown.parts(0, len(shown)):
+        hues[start:stop] = hue_of(report.roles[message] if message >= 0 else None, field)
+    columns = token_columns(report.tokenizer, shown.ids)
+    return Track(name, shown.ids, hues, shown.messages, **columns, fields=shown.fields, mask=mask, roles=report.roles)
+
+
+def _side_by_side(
+    report: HistoryReport, step: Step, compared: Comparison, base: int, row: int, pool: _Pool
+) -> SideBySide:
+    """What one view has otherwise than the rollout at a step. `row` is the track of the training row."""
+    left = compared.left is View.ROLLOUT
+    hunks = []
+    for found in compared.differences:
+        ours, theirs = (found.left, found.right) if left else (found.right, found.left)
+        start = pool.place(theirs) if not left else theirs.start
+        hunks.append(Hunk(ours.start, ours.stop, start, start + len(theirs)))
+    return SideBySide(
+        f"step {step.index}: {compared.left} → {compared.right}",
+        base,
+        len(step.rollout),
+        row - 1 if left else row,
+        hunks,
+        (str(compared.left), str(compared.right)),
+        flipped=not left,
+        about=f"{report.place(step)}: {_changed(compared)} tokens",
+    )
+
+
+def _changed(compared: Comparison | None) -> str:
+    if compared is None:
+        return "?"
+    counts = (("−", compared.left_tokens), ("+", compared.right_tokens))
+    return " ".join(f"{sign}{count:,}" for sign, count in counts if count)
+
+
+def _step_row(report: HistoryReport, step: Step, links: Mapping[View, str]) -> list[str | Cell]:
+    refusal = "" if step.refusal is None else f"break: {step.refusal.reason}"
+    cells: list[str | Cell] = [
+        Cell(f"{step.index}: {report.place(step)}", "poor" if refusal else "", refusal),
+        *_sizes(step),
+    ]
+    for left, right in PAIRS:
+        compared = step.compare(left, right)
+        other = right if left is View.ROLLOUT else left
+        link = links.get(other, "") if View.ROLLOUT in (left, right) else ""
+        equal = compared is not None and compared.equal
+        cells.append(Cell("equal" if equal else _changed(compared), "dim" if equal else "bad", link=link))
+    return cells
 
 
 def _cards(report: HistoryReport) -> list[Card]:
@@ -282,104 +360,8 @@ def _cards(report: HistoryReport) -> list[Card]:
         differ = len(report.differing(left, right))
         name = f"{str(left).capitalize()} and {right}"
         cards.append(
-            Card(name, "differ", f"at {differ} of {total} steps", "differs")
+            Card(name, "differ", f"at {differ} of {total} steps", "bad")
             if differ
-            else Card(name, "equal", "at every step", "same")
+            else Card(name, "equal", "at every step", "good")
         )
     return cards
-
-
-def _contrast(report: HistoryReport, step: Step, contrast: Contrast, limit: int) -> dict[str, Any]:
-    compared = contrast.compared
-    left, right = step.shown(compared.left), step.shown(compared.right)
-    assert left is not None and right is not None  # noqa: PT018 they were compared
-    rows, cut = _merged(report, compared, left, right, limit)
-    return {
-        "left": listed(contrast.left),
-        "right": listed(contrast.right),
-        "band": _band(compared, len(left)),
-        "total": len(left) + compared.right_tokens,
-        "rows": rows,
-        "cut": cut,
-        "fields": compared.lines(),
-    }
-
-
-def _band(compared: Comparison, left: int) -> list[tuple[int, int, str]]:
-    """Both sides as one band of (start, width, class): what they share, what only the left has, what only the right."""
-    rects, at, x = [], 0, 0
-    for found in compared.differences:
-        for width, name in ((found.left.start - at, ""), (len(found.left), "out"), (len(found.right), "in")):
-            if width:
-                rects.append((x, width, name))
-                x += width
-        at = found.left.stop
-    return [*rects, (x, left - at, "")]
-
-
-class _Cut(NamedTuple):
-    """Tokens `start` to `stop` of one side: shown inside of an element ``del`` or ``ins``, as they are, or left out."""
-
-    how: str
-    side: Shown
-    start: int
-    stop: int
-
-
-def _merged(
-    report: HistoryReport, compared: Comparison, left: Shown, right: Shown, limit: int
-) -> tuple[list[Row], str]:
-    """Both sides in one text, message by message, equal tokens far from a difference left out; and what to say then."""
-    rows: list[Row] = []
-    used = 0
-    control = report.tokenizer.vocabulary.is_control
-
-    def row(message: int) -> Row:
-        if not rows or rows[-1].message != message:
-            rows.append(Row(message, "template" if message < 0 else report.roles[message]))
-        return rows[-1]
-
-    for how, side, start, end in _cuts(compared, left, right):
-        if how == "skip":
-            last = rows[-1] if rows else row(int(side.messages[start]))
-            last.parts.append(counted(end - start, "equal token"))
-            continue
-        stop = min(end, start + limit - used)
-        ids = side.ids[start:stop]
-        tokens = list(map(Token, _texts(report.tokenizer, ids), control[ids].tolist()))
-        for first, past, message, name in side.parts(start, stop):
-            role = report.roles[message] if message >= 0 else None
-            whose = "no message" if role is None else f"message {message} ({role})"
-            title = f"{whose} · {name} · tokens {first}–{past - 1}"
-            shown = tokens[first - start : past - start]
-            row(message).parts.append(Stretch(kind_of(role, name), first, shown, title=title, tag=how))
-        used += stop - start
-        if stop < end:
-            return rows, f"Showing the first {limit:,} tokens. The table and the band above cover all of them."
-    return rows, ""
-
-
-def _cuts(compared: Comparison, left: Shown, right: Shown) -> Iterator[_Cut]:
-    at = 0
-    for number, found in enumerate(compared.differences):
-        yield from _shared(left, at, found.left.start, before=number > 0, after=True)
-        if len(found.left):
-            yield _Cut("del", left, found.left.start, found.left.stop)
-        if len(found.right):
-            yield _Cut("ins", right, found.right.start, found.right.stop)
-        at = found.left.stop
-    yield from _shared(left, at, len(left), before=True, after=False)
-
-
-def _shared(side: Shown, start: int, stop: int, *, before: bool, after: bool) -> Iterator[_Cut]:
-    """Equal tokens: those next to a difference, and how many were left out."""
-    head = start + _AROUND if before else start
-    tail = stop - _AROUND if after else stop
-    while after and head < tail and stop - tail < 2 * _AROUND and side.messages[tail - 1] == side.messages[tail]:
-        tail -= 1  # back to where the message begins, if that is near
-    if tail - head <= 8:
-        yield _Cut("", side, start, stop)
-        return
-    yield _Cut("", side, start, head)
-    yield _Cut("skip", side, head, tail)
-    yield _Cut("", side, tail, stop)

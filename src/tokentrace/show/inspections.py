@@ -11,8 +11,12 @@ from rich.text import Text
 from ..audit.dumps.calls import Fault
 from ..audit.inspect_calls import FoundBreak, Step
 from ..audit.inspect_report import Inspection
-from ..tokens.visible import visible
+from ..compare.causes import ADVICE
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.visible import counted, visible
+from ..viewer.document import Card, Cell, Contrast, Document, Table, Track
 from .checks import word_table
+from .contrasts import break_contrast
 from .terminal import flat, laid_out, plain_lines
 
 
@@ -149,3 +153,73 @@ def _example(one: FoundBreak) -> Iterator[Text]:
         yield Text(f"  recorded: {flat(one.recorded)}")
     cost = f"{one.reprefilled:,} tokens read again, {one.lost:,} sampled tokens gone"
     yield Text(f"  costs {cost}", "dim")
+
+
+# -- for browsers
+
+
+def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) -> Document:
+    """A report as a document: the same tables, and each example of a break as a difference."""
+    tracks: list[Track] = []
+    contrasts: list[Contrast] = []
+    examples: list[list[str | Cell]] = []
+    for _, count in report.ranked_causes():
+        for one in count.examples:
+            name, link = f"{one.where}, call {one.call} of {one.rollout}", ""
+            if one.explained is not None:
+                link = f"diff={len(contrasts)}"
+                sides, contrast = break_contrast(one.explained, len(tracks), f"{one.cause}: {name}", tokenizer)
+                tracks += sides
+                contrasts.append(contrast)
+            why = one.explained.detail if one.explained is not None else f"at token {one.position:,}"
+            told = "; ".join(filter(None, [one.history.detail if one.history is not None else "", one.recorded]))
+            examples.append([Cell(name, link=link), Cell(why, small=told), f"{one.reprefilled:,}", f"{one.lost:,}"])
+    causes: list[list[str | Cell]] = [
+        [
+            Cell(str(cause), small=ADVICE[cause]),
+            f"{n.breaks:,}",
+            f"{n.rollouts:,}",
+            f"{n.rollouts / report.rollouts:.1%}",
+        ]
+        for cause, n in report.ranked_causes()
+    ]
+    faults = [
+        [str(fault), fault.group, f"{n.places:,}", f"{n.tokens:,}", f"{n.rollouts:,}"]
+        for fault, n in report.faults.items()
+    ]
+    wrong = [
+        [str(fault), finding.where, finding.detail] for fault, n in report.faults.items() for finding in n.examples
+    ]
+    tables = [
+        Table("What there is", ["", ""], list(figures(report)) if report.rollouts else [], words=2),
+        Table("Why prompts broke off", ["cause", "breaks", "rollouts", "of all"], causes),
+        Table(
+            "Examples", ["where", "what", "read again", "sampled, gone"], examples, "Tokens; a few of each cause.", 2
+        ),
+        Table("What was trained wrongly", ["", "", "tokens"], list(training_rows(report)), words=2),
+        Table("What else is wrong", ["fault", "in", "places", "tokens", "rollouts"], faults, words=2),
+        Table("Where", ["fault", "where", "what"], wrong, words=3),
+        Table("Could not be read", ["where", "why"], [[lost.where, lost.problem] for lost in report.unread], words=2),
+    ]
+    if report.scores is not None:
+        tables.append(
+            Table("Logprobs beside an engine's", ["", ""], list(score_rows(report.scores.to_json())), words=2)
+        )
+    fine = bool(report.rollouts) and not report.failing("any")
+    return Document(
+        "What happened to the tokens",
+        "tokentrace inspect",
+        said=[report.verdict],
+        notes=report.notes,
+        cards=[
+            Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", "good" if fine else "bad"),
+            Card("Breaks", f"{report.breaks:,}", f"of {counted(report.calls, 'call')}"),
+            Card("Rows", f"{report.samples:,}", f"{report.samples_per_rollout:.2f} a rollout"),
+            Card("Tokens", f"{report.tokens:,}", f"{report.sampled:,} sampled"),
+            Card("Read again", f"{report.reprefilled:,}", f"{report.repeated:,} repeated in rows"),
+        ],
+        tables=[table for table in tables if table.rows],
+        tracks=tracks,
+        contrasts=contrasts,
+        start="diff=0" if contrasts else "",
+    )

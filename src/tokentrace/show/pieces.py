@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..rendering.rendered import RenderedTokens
 from ..template.chat_template import REASONING_FIELDS
-from ..tokens.tokenizer import Ids
+from ..viewer.document import HUES, token_columns
 
 
 class Kind(StrEnum):
@@ -91,6 +91,12 @@ def kind_of(role: str | None, field: str) -> Kind:
     return known or (Kind.UNKNOWN if role is None else _BY_ROLE.get(role, Kind.USER))
 
 
+def hue_of(role: str | None, field: str) -> int:
+    """The colour of such a token on a page."""
+    kind = kind_of(role, field)
+    return HUES["generation" if kind is Kind.PROMPT else kind.name.lower()]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Consecutive pieces of one message."""
@@ -164,30 +170,8 @@ def message_count(rendered: RenderedTokens) -> int:
 
 def token_texts(rendered: RenderedTokens, limit: int | None = None) -> list[str]:
     """The text to show for each token of a rendering."""
-    return texts_of(rendered.ids[:limit], rendered.decode)
-
-
-def texts_of(ids: Ids, decode: Callable[[slice], str]) -> list[str]:
-    """The text to show for each id; `decode` gives the text of those in a slice.
-
-    Where several tokens spell one character, the first shows it and the others show nothing.
-    """
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    alone = [decode(slice(at, at + 1)) for at in first.tolist()]
-    texts = [alone[index] for index in inverse.tolist()]
-    at = 0
-    while at < len(texts):
-        stop = _character_end(len(ids), decode, at) if "\ufffd" in texts[at] else 0
-        if stop:
-            texts[at:stop] = [decode(slice(at, stop)), *[""] * (stop - at - 1)]
-        at = max(stop, at + 1)
+    texts: list[str] = token_columns(rendered.tokenizer, rendered.ids[:limit])["texts"]
     return texts
-
-
-def _character_end(total: int, decode: Callable[[slice], str], at: int) -> int:
-    """Where the tokens end that together with token `at` spell whole characters; 0 if none do."""
-    stops = range(at + 2, min(at + 9, total + 1))
-    return next((stop for stop in stops if "\ufffd" not in decode(slice(at, stop))), 0)
 
 
 def edited(before: str, after: str, around: int = 40) -> tuple[str, str, str, str]:

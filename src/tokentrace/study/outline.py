@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RendererError
 from ..formats.families import BY_NAME, FAMILIES
+from ..settings import nearest
 from ..template.chat_template import REASONING_FIELDS, PythonFormat
 from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
@@ -109,8 +110,7 @@ def recognise(study: TemplateStudy, renderer: str) -> str:
     With the name of a family as `renderer`, RendererError says where the template does not behave like it.
     """
     if renderer not in BY_NAME and renderer != "auto":
-        known = ", ".join(["auto", "default", *BY_NAME])
-        raise RendererError(f"there is no renderer {renderer!r}; known are {known}")
+        raise RendererError(f"there is no renderer {renderer!r}; {nearest(renderer, ['auto', 'default', *BY_NAME])}")
     template = study.template
     if isinstance(template, PythonFormat):
         return next((family.name for family in FAMILIES if family.format is template), "default")

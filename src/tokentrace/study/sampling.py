@@ -92,16 +92,18 @@ def _sampled_turns(
 ) -> list[SampledTurn]:
     """The turns, each from where its text begins (in characters) to its stop token."""
     out: list[SampledTurn] = []
-    count, text = len(turns), encoded.rendering.text
-    touching = encoded.first_touching([*begins, *(turn.body_end for turn in turns)])
-    after = encoded.first_after([*begins, *(turn.end for turn in turns)])
-    for at, (turn, prompt, start) in enumerate(zip(turns, prompts, touching, strict=False)):
-        close, stop = touching[count + at], after[count + at]
+    rows = (begins, [turn.body_end for turn in turns], [turn.end for turn in turns])
+    (starts, aligned), (closes, _), (_, stops) = encoded.places(*rows)
+    text, before = encoded.rendering.text, -1
+    for turn, prompt, begin, start, own, close, stop in zip(
+        turns, prompts, begins, starts, aligned, closes, stops, strict=True
+    ):
         sampled = _ended(encoded, turn.message, start, max(start, close), max(start, stop), endings)
-        if prompt is not None and prompt.texts and (not out or out[-1].message != turn.message):
-            is_asked = text.endswith(prompt.texts, 0, begins[at])
-            sampled.other_prompt = "" if is_asked and after[at] == start else prompt.texts[0]
+        if prompt is not None and turn.message != before and prompt.texts:
+            is_asked = own == start and text.endswith(prompt.texts, 0, begin)
+            sampled.other_prompt = "" if is_asked else prompt.texts[0]
         out.append(sampled)
+        before = turn.message
     return out
 
 

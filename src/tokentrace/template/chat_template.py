@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -107,10 +108,11 @@ class ChatTemplate:
         patch: Patch | None = None,
     ) -> Rendering:
         """Render `messages` (validated) with the template. TemplateError names the message it was at."""
-        wrapped, trace = wrap_messages(messages, patch), Trace(len(messages))
+        given: list[Any] = _given(messages) if patch is None else wrap_messages(messages, patch)
+        trace = Trace(len(messages), given if patch is None else None)
         context = self._template.new_context(
             {
-                "messages": wrapped,
+                "messages": given,
                 "tools": tools,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
@@ -118,48 +120,50 @@ class ChatTemplate:
             }
         )
         context.trace = trace  # type: ignore[attr-defined]
-        return run(self._template.root_render_func(context), trace, self._line)
-
-    def _line(self, error: BaseException) -> int | None:
-        """The template line an exception came from."""
-        line, frame = None, error.__traceback__
-        while frame is not None:
-            if frame.tb_frame.f_code.co_filename == "<template>":
-                line = self._template.get_corresponding_lineno(frame.tb_lineno)
-            frame = frame.tb_next
-        return line
+        with told(trace, self._template), charging(trace.budget):
+            for _ in self._template.root_render_func(context):
+                pass
+            return collect(trace.out)
 
 
-def run(
-    pieces: Iterable[Any], trace: Trace, line_of: Callable[[BaseException], int | None] = lambda _: None
-) -> Rendering:
-    """Collect the pieces of a running template; whatever it raises becomes a TemplateError."""
+@contextlib.contextmanager
+def told(trace: Any, template: jinja2.Template | None = None) -> Iterator[None]:
+    """Whatever a running template raises becomes a TemplateError that names the message, and the line."""
 
-    def at() -> int | None:
-        return trace.current if trace.current >= 0 else None
+    def place(error: BaseException) -> dict[str, int | None]:
+        return {"message": trace.current if trace.current >= 0 else None, "line": _line(error, template)}
 
     try:
-        with charging(trace.budget):
-            return collect(pieces)
+        yield
     except TemplateError:
         raise
     except TooLarge as error:
-        raise TemplateLimitError(str(error), message=at(), line=line_of(error)) from None
+        raise TemplateLimitError(str(error), **place(error)) from None
     except (RecursionError, MemoryError) as error:
         problem = "the template recurses too deeply" if isinstance(error, RecursionError) else "out of memory"
-        raise TemplateLimitError(problem, message=at()) from None
+        raise TemplateLimitError(problem, message=place(error)["message"]) from None
     except jinja2.exceptions.UndefinedError as error:
         problem = f"the template needs something that is not there: {_plain_names(str(error))}"
-        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+        raise TemplateError(problem, **place(error)) from error
     except jinja2.exceptions.SecurityError as error:
         problem = f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
-        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+        raise TemplateError(problem, **place(error)) from error
     except jinja2.exceptions.TemplateError as error:
         problem = f"the template refused the conversation: {error.message}"
-        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+        raise TemplateError(problem, **place(error)) from error
     except Exception as error:
         problem = f"the template failed on this conversation: {type(error).__name__}: {_plain_names(str(error))}"
-        raise TemplateError(problem, message=at(), line=line_of(error)) from error
+        raise TemplateError(problem, **place(error)) from error
+
+
+def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
+    """The template line an exception came from."""
+    line, frame = None, error.__traceback__
+    while frame is not None and template is not None:
+        if frame.tb_frame.f_code.co_filename == "<template>":
+            line = template.get_corresponding_lineno(frame.tb_lineno)
+        frame = frame.tb_next
+    return line
 
 
 def _plain_names(said: str) -> str:
@@ -167,8 +171,31 @@ def _plain_names(said: str) -> str:
     return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
 
 
+def _given(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Messages as templates read them: plain, with the reasoning of each under each of its names."""
+    given: list[Any] = []
+    for index, message in enumerate(messages):
+        item = message if type(message) is dict else dict(message)
+        for name in REASONING_FIELDS:
+            if item.get(name) is not None:
+                if name != "reasoning_content" or "thinking" not in item:
+                    item, own = dict(item), item[name]
+                    _name_reasoning(item, wrap(own, Origin(("messages", index, name))))
+                    item[name] = own  # which is where it is looked for
+                break
+        given.append(item)
+    return given
+
+
+def _name_reasoning(message: dict[Any, Any], reasoning: Any) -> None:
+    """Reasoning is offered under both names that templates know, as transformers does."""
+    if "thinking" not in message:
+        dict.__setitem__(message, "thinking", reasoning)
+    dict.__setitem__(message, "reasoning_content", reasoning)
+
+
 def wrap_messages(messages: Sequence[Mapping[str, Any]], patch: Patch | None = None) -> TracedList:
-    """Messages with their origins. Reasoning is offered under each of its names, as transformers does."""
+    """Messages with their origins, boxed, as a format written in Python reads them."""
     wrapped = TracedList()
     wrapped.origin = Origin(("messages",))
     for index, message in enumerate(messages):
@@ -178,10 +205,7 @@ def wrap_messages(messages: Sequence[Mapping[str, Any]], patch: Patch | None = N
         for name in REASONING_FIELDS:
             value = message.get(name)
             if value is not None:
-                value = wrap(value, Origin(("messages", index, name)))
-                if "thinking" not in message:
-                    dict.__setitem__(item, "thinking", value)
-                dict.__setitem__(item, "reasoning_content", value)
+                _name_reasoning(item, wrap(value, Origin(("messages", index, name))))
                 break
         wrapped.append(item)
     return wrapped if patch is None else patch(wrapped)
@@ -364,9 +388,12 @@ class PythonFormat:
         variables: Mapping[str, Any] | None = None,
         patch: Patch | None = None,
     ) -> Rendering:
-        wrapped, trace = wrap_messages(messages, patch), Trace(len(messages))
-        pieces = self._function(wrapped, tools, add_generation_prompt, trace, **(variables or {}))
-        return run(pieces, trace)
+        trace = Trace(len(messages))
+        with told(trace), charging(trace.budget):
+            wrapped = wrap_messages(messages, patch)
+            for piece in self._function(wrapped, tools, add_generation_prompt, trace, **(variables or {})):
+                trace.out += (piece, None)
+            return collect(trace.out)
 
 
 __all__ = [

@@ -1,259 +1,398 @@
-"""How a chat template is compiled: Jinja's code generator, so that what is printed keeps its trace.
+"""How a chat template is compiled: to code that works on plain values, with their origins beside them.
 
-- What is printed is handed over as it is, not turned into a plain ``str`` first.
-- Loops tell the trace whose turn is being written (`mark_turns`).
-- Comparisons, sums, slices and containers go through the environment, which keeps their trace and charges for them.
+Jinja's own code generator decides on scopes, macros and blocks. What differs from it:
+
+- beside each variable ``l_1_x`` stands ``o_1_x``, the origin of what it holds (`expressions.py`, `pairs.py`);
+- what is printed goes to a flat list of values and origins, not joined and not turned into ``str``;
+- a loop runs over plain items, and tells the trace whose turn is being written;
+- what is compared, cut or made is charged for by its size (`budget.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Final
 
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame, operators
+from jinja2.compiler import Frame
+from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE
 
-DICT_ATTRIBUTES: Final = frozenset(dir(dict))
-_LITERALS: Final = (nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair)
-_MARKING_HOOKS: Final = frozenset({"turn", "leave", "assigned"})
+from .expressions import Expressions
+from .sources import Pair, beside, flattened
 
-
-def _flatten(node: nodes.Expr, kind: type[nodes.Expr]) -> list[nodes.Expr]:
-    if type(node) is kind and isinstance(node, nodes.BinExpr):
-        return [*_flatten(node.left, kind), node.right]
-    return [node]
-
-
-def _spelled_out(node: nodes.Node) -> int:
-    """The bytes of a container that a template spells out, about: each item, and each container in it."""
-    if isinstance(node, nodes.Const):
-        return _constant_size(node.value)
-    if not isinstance(node, _LITERALS):
-        return 0
-    items = list(node.iter_child_nodes())
-    return 64 + 16 * len(items) + sum(map(_spelled_out, items))
-
-
-def _constant_size(value: Any) -> int:
-    if isinstance(value, dict):
-        return 64 + sum(16 + _constant_size(key) + _constant_size(item) for key, item in value.items())
-    return 64 + sum(16 + _constant_size(item) for item in value) if isinstance(value, (list, tuple)) else 0
+_IMPORTS: Final = {
+    "pairs": {
+        **{"box": "tt_box", "inside": "tt_inside", "of_item": "tt_of_item", "of_get": "tt_of_get"},
+        **{"of_slice": "tt_of_slice", "paid": "tt_paid", "pieces_of": "tt_pieces_of", "parts_of": "tt_parts"},
+        **{"rows": "tt_rows", "each": "tt_each", "length_of": "tt_length", "is_last": "tt_is_last"},
+        **{"neighbour": "tt_neighbour", "of_neighbour": "tt_of_neighbour", "items_of": "tt_items"},
+        **{"PLAIN": "tt_plain", "SIZED": "tt_sized", "TEXT": "tt_text", "PRINTED": "tt_printed"},
+    },
+    "traced": {"TracedNone": "tt_none"},
+    "environment": {"TemplateNamespace": "tt_namespace", "attributes_of": "tt_attributes"},
+}
+_COUNTS: Final = frozenset(
+    ("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem")
+)
+"""What a loop knows without an object of its own."""
 
 
-class TracingGenerator(CodeGenerator):
-    """Generates code that prints traced values instead of strings."""
+_PRINTING: Final[tuple[type[nodes.Node], ...]] = (
+    *(nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Macro, nodes.Block, nodes.Include),
+    *(nodes.Import, nodes.FromImport, nodes.Extends),
+)
 
-    _pays = True
+
+class TracingGenerator(Expressions):
+    """Generates the code of a chat template."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counted_loops = {}
+        self._bound: frozenset[str] = frozenset()
+        self._index = ""
+        self._has_blocks = False
+
+    # -- frames and variables
+
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
+        self._has_blocks = node.find(nodes.Block) is not None
+        self.namespaces = _namespaces(node)
+        for module, names in _IMPORTS.items():
+            spelled = ", ".join(f"{name} as {short}" for name, short in names.items())
+            self.writeline(f"from tokentrace.template.{module} import {spelled}")
+        super().visit_Template(node, frame)
+
+    def write_commons(self) -> None:
+        super().write_commons()
+        self.writeline("trace = context.trace")
+        self.writeline("concat = environment.joined")
+        self.writeline("given = context.parent.get")
+
+    def enter_frame(self, frame: Frame) -> None:
+        if frame.buffer is None:  # of the template, or of a block
+            frame.buffer = "out"
+            self.writeline("out = []" if frame.block_frame else "out = trace.out")
+        for target, (action, param) in frame.symbols.loads.items():
+            origin, value = "None", "missing"
+            if action == VAR_LOAD_PARAMETER:
+                if target not in self._bound:
+                    self.writeline(f"{beside(target)} = None")
+                continue
+            if action == VAR_LOAD_ALIAS:
+                value, origin = str(param), beside(str(param))
+            elif action == VAR_LOAD_RESOLVE:  # where there are blocks, the context also has what the template set
+                value = f"{self.get_resolve_func()}({param!r})" if self._has_blocks else f"given({param!r}, missing)"
+                origin = f"trace.origin_of({target})" if param == "messages" else "None"
+            self.writeline(f"{target} = {value}")
+            self.writeline(f"{beside(target)} = {origin}")
+
+    def leave_frame(self, frame: Frame, with_python_scope: bool = False) -> None:
+        super().leave_frame(frame, with_python_scope)
+        if with_python_scope and frame.block_frame and frame.buffer == "out":
+            self.writeline("yield from environment.pieces(out)")
+
+    def dump_local_context(self, frame: Frame) -> str:
+        stores = frame.symbols.dump_stores().items()
+        return f"{{{', '.join(f'{name!r}: tt_box({target}, {beside(target)})' for name, target in stores)}}}"
+
+    def pop_assign_tracking(self, frame: Frame) -> None:
+        """Only blocks look into the context for what the template around them has set."""
+        names = self._assign_stack.pop()
+        if frame.toplevel and self._has_blocks:
+            for name in sorted(names):
+                ref = frame.symbols.ref(name)
+                self.writeline(f"context.vars[{name!r}] = tt_box({ref}, {beside(ref)})")
+
+    def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
+        if not isinstance(node.target, nodes.Name):
+            super().visit_Assign(node, frame)
+            self._forget_origins(node.target, frame)
+            return
+        self.push_assign_tracking()
+        pair = self.pair(node.node, frame).stored
+        self.newline(node)
+        self.visit(node.target, frame)
+        self.write(f" = {pair.code}")
+        ref = frame.symbols.ref(node.target.name)
+        self.writeline(f"{beside(ref)} = {pair.origin}", node)
+        self.pop_assign_tracking(frame)
+        key = node.node.arg if isinstance(node.node, nodes.Getitem) else None
+        if isinstance(key, nodes.Name) and key.name == self._index:
+            self.writeline(f"trace.assigned({ref}, {beside(ref)}, {frame.buffer})", node)
+
+    def _forget_origins(self, target: nodes.Node, frame: Frame) -> None:
+        """What was stored is boxed."""
+        names = [target] if isinstance(target, nodes.Name) else list(target.find_all(nodes.Name))
+        for name in names:
+            self.writeline(f"{beside(frame.symbols.ref(name.name))} = None")
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
+        super().visit_AssignBlock(node, frame)
+        self._forget_origins(node.target, frame)
+
+    def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
+        super().visit_Macro(node, frame)
+        self.writeline(f"{beside(frame.symbols.ref(node.name))} = None")
+
+    def macro_body(self, node: Any, frame: Frame) -> Any:
+        node.body = [_line("trace.enter_macro()"), *node.body]
+        return super().macro_body(node, frame)
+
+    # -- output
+
+    def start_write(self, frame: Frame, node: nodes.Node | None = None) -> None:
+        self.writeline(f"{frame.buffer} += (", node)
+
+    def end_write(self, frame: Frame) -> None:
+        self.write(", None)")
 
     def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
-        hook = getattr(node, "trace_hook", None)
-        if hook is not None:
-            self._call_hook(hook, node, frame)
+        if hasattr(node, "line"):
+            self.writeline(node.line.replace("OUT", str(frame.buffer)))
             return
         if frame.require_output_check:
             if self.has_known_extends:
                 return
             self.writeline("if parent_template is None:")
             self.indent()
+        self.writeline(f"{frame.buffer} += (", node)
+        self.indent()
         finalize = self._make_finalize()
-        group: list[str] = []
+        constant: list[str] = []
         for child in node.nodes:
             try:
-                group.append(self._output_child_to_const(child, frame, finalize))
+                constant.append(self._output_child_to_const(child, frame, finalize))
                 continue
             except Exception:  # not a constant, or one that fails: both are a matter for the run
-                self._emit_constants(group, frame)
-                group = []
-            self._emit_expression(child, frame)
-        self._emit_constants(group, frame)
+                self._print_constant(constant)
+                constant = []
+            self.newline(child)
+            for piece in self._pieces(child, frame):
+                self.write(f"{piece}, ")
+        self._print_constant(constant)
+        self.outdent()
+        self.writeline(")")
         if frame.require_output_check:
             self.outdent()
 
-    def buffer(self, frame: Frame) -> None:
-        frame.buffer = self.temporary_identifier()
-        self.writeline(f"{frame.buffer} = environment.buffer()")
+    def _print_constant(self, texts: list[str]) -> None:
+        text = "".join(texts)
+        if text:
+            self.writeline(f"{text!r}, None,")
 
-    def _call_hook(self, hook: str, node: nodes.Output, frame: Frame) -> None:
-        """Call ``context.trace.<hook>``; print the mark that it returns, if it returns one."""
-        mark = self.temporary_identifier()
-        self.writeline(f"{mark} = context.trace.{hook}(")
-        if node.nodes:
-            self.visit(node.nodes[0], frame)
-        self.write(")")
-        if hook in _MARKING_HOOKS:
-            self.writeline(f"if {mark} is not None: ")
-            self.write(f"yield {mark}" if frame.buffer is None else f"{frame.buffer}.append({mark})")
-
-    def _emit_start(self, frame: Frame, unbuffered: str, buffered: str, node: nodes.Node | None = None) -> None:
-        self.writeline(unbuffered if frame.buffer is None else f"{frame.buffer}{buffered}", node)
-
-    def _emit_constants(self, group: list[str], frame: Frame) -> None:
-        if group:
-            self._emit_start(frame, "yield ", ".append(")
-            self.write(repr("".join(group)) + ("" if frame.buffer is None else ")"))
-
-    def _emit_expression(self, node: nodes.Expr, frame: Frame) -> None:
-        """Print one expression. ``a + b + c`` is printed part by part: nothing is joined to be cut again."""
-        parts = node.nodes if isinstance(node, nodes.Concat) else _flatten(node, nodes.Add)
-        if len(parts) > 1:
-            self._emit_start(frame, "yield from ", ".extend(", node)
-            self._wrapped("" if isinstance(node, nodes.Concat) else "environment.summands", parts, frame)
-        else:
-            self._emit_start(frame, "yield ", ".append(", node)
-            self.visit(node, frame)
-        if frame.buffer is not None:
-            self.write(")")
-
-    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self._wrapped("environment.add", _flatten(node, nodes.Add), frame)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self._wrapped("environment.concat(", node.nodes, frame)
-        self.write(")")
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """What is compared is weighed first, unless it is compared with a constant, which costs next to nothing."""
-        operands = [node.expr, *(operand.expr for operand in node.ops)]
-        within = any(operand.op in ("in", "notin") for operand in node.ops)
-        if _fixed(operands[-1]) if within else any(map(_scalar, operands)) and len(operands) == 2:
-            kept, self._pays = self._pays, not within  # what is looked into is gone again at once
-            super().visit_Compare(node, frame)
-            self._pays = kept
-        elif within and len(operands) == 2:
-            self.write("(not " if node.ops[0].op == "notin" else "(")
-            self._wrapped("environment.within", operands, frame)
-            self.write(")")
-        else:
-            self.write("(")
-            self._wrapped("environment.weighed", operands[:1], frame)
-            for operand in node.ops:
-                self.write(f" {operators[operand.op]} ")
-                self._wrapped("environment.weighed", [operand.expr], frame)
-            self.write(")")
-
-    def _wrapped(self, function: str, parts: list[nodes.Expr], frame: Frame) -> None:
-        self.write(f"{function}(")
-        for part in parts:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write(")")
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        if isinstance(node.arg, nodes.Slice):
-            self._wrapped("environment.sliced", [node.node], frame)
-            self.write("[")
-            self.visit(node.arg, frame)
-            self.write("]")
-        else:
-            super().visit_Getitem(node, frame)
-
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        self._paid(node, lambda: super(TracingGenerator, self).visit_List(node, frame))
-
-    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-        if node.ctx == "load" and node.items:
-            self._paid(node, lambda: super(TracingGenerator, self).visit_Tuple(node, frame))
-        else:
-            super().visit_Tuple(node, frame)
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self._paid(node, lambda: self._write_dict(node, frame))
-
-    def _paid(self, node: nodes.Expr, write: Callable[[], None]) -> None:
-        """A container that is spelled out is made anew each time it is reached, and paid for then."""
-        if not self._pays:
-            write()
+    def _pieces(self, node: nodes.Node, frame: Frame) -> Iterator[str]:
+        """What an expression prints. A sum of texts is printed part by part: nothing is joined to be cut again."""
+        if isinstance(node, nodes.Concat):
+            for operand in node.nodes:
+                yield from self._piece(self.pair(operand, frame), operand)
             return
-        self.write(f"environment.spelled({_spelled_out(node)}, ")
-        write()
-        self.write(")")
-
-    def _write_dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self.write("{")
-        for index, item in enumerate(node.items):
-            if index:
-                self.write(", ")
-            if _scalar(item.key):
-                self.visit(item.key, frame)
-            else:
-                self._wrapped("environment.key", [item.key], frame)
-            self.write(": ")
-            self.visit(item.value, frame)
-        self.write("}")
-
-    def write_commons(self) -> None:
-        super().write_commons()
-        self.writeline("tt_dict, tt_types, tt_get = environment.fast_access")
-
-    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
-        """``message.role``: where the field was looked at before, it is at hand without a call."""
-        if node.attr in DICT_ATTRIBUTES:
-            super().visit_Getattr(node, frame)
-            return
-        self.write("(tt_v if type(tt_o := ")
-        self.visit(node.node, frame)
-        self.write(f") is tt_dict and type(tt_v := tt_get(tt_o, {node.attr!r})) in tt_types ")
-        self.write(f"else environment.getattr(tt_o, {node.attr!r}))")
-
-    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
-        target = node.node
-        if isinstance(target, nodes.Getattr) and not forward_caller:
-            self.write("environment.method(context, ")
-            self.visit(target.node, frame)
-            self.write(f", {target.attr!r}")
-            self.signature(node, frame)
-            self.write(")")
+        summands = flattened(node)
+        parts = [self.pair(part, frame) for part in summands]
+        if len(parts) == 1:
+            yield from self._piece(parts[0], node)
+        elif any(part.is_count or part.is_split for part in parts):
+            yield from self._piece(self.pair(node, frame), node)
         else:
-            super().visit_Call(node, frame, forward_caller=forward_caller)
+            checks, printed, boxed = [], [], []
+            for part, summand in zip(parts, summands, strict=True):
+                if isinstance(summand, nodes.Const) and type(summand.value) is str:
+                    printed += [part.code, "None"]
+                    boxed.append(part.code)
+                else:
+                    name = self.temporary_identifier()
+                    checks.append(f"(type({name} := {part.code}) in tt_text)")
+                    printed += [name, part.origin]
+                    boxed.append(Pair(name, part.origin).boxed)
+            whole = f"(environment.add({', '.join(boxed)}), None)"
+            yield f"*(({', '.join(printed)}) if {' & '.join(checks)} else {whole})"
 
-    def macro_body(self, node: Any, frame: Frame) -> Any:
-        node.body = [_hook("enter_macro"), *node.body]
-        return super().macro_body(node, frame)
+    def _piece(self, pair: Pair, node: nodes.Node) -> Iterator[str]:
+        pair = pair.stored
+        if pair.is_count or isinstance(node, (nodes.Const, nodes.TemplateData)):
+            yield f"{pair.code}, None"
+            return
+        value = self.temporary_identifier()
+        check = f"type({value} := {pair.code}) in tt_printed"
+        if pair.origin == "None":
+            yield f"({value} if {check} else environment.shown({value}, None)[0]), None"
+        else:
+            yield f"*(({value}, {pair.origin}) if {check} else environment.shown({value}, {pair.origin}))"
+
+    # -- conditions and loops
+
+    def visit_If(self, node: nodes.If, frame: Frame) -> None:
+        inner = frame.soft()
+        for word, branch in [("if", node), *(("elif", branch) for branch in node.elif_)]:
+            self.writeline(f"{word} {self.condition(branch.test, inner)}:", branch)
+            self.indent()
+            self.blockvisit(branch.body, inner)
+            self.outdent()
+        if node.else_:
+            self.writeline("else:")
+            self.indent()
+            self.blockvisit(node.else_, inner)
+            self.outdent()
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        kept, self._index = self._index, node.target.name if isinstance(node.target, nodes.Name) else ""
+        is_silent = self._is_silent(node, frame)
+        self.writeline("trace.enter()")
+        targets = _targets(node)
+        if targets is not None and not node.recursive and node.test is None and _counts_only(node):
+            self._plain_loop(node, targets, is_silent, frame)
+        else:
+            self._boxed_loop(node, is_silent, frame)
+        self.writeline("trace.looked()" if is_silent else f"trace.left({frame.buffer})")
+        self._index = kept
+
+    def _is_silent(self, node: nodes.For, frame: Frame) -> bool:
+        """Whether a loop only looks: it prints nothing, and so needs no marks."""
+        if frame.buffer != "out" or node.recursive or next(node.find_all(_PRINTING), None) is not None:
+            return False
+        keys = [assign.node.arg for assign in node.find_all(nodes.Assign) if isinstance(assign.node, nodes.Getitem)]
+        return not any(isinstance(key, nodes.Name) for key in keys)  # `messages[i]` may begin a turn
+
+    def _boxed_loop(self, node: nodes.For, is_silent: bool, frame: Frame) -> None:
+        """A loop as Jinja has it, over boxed items."""
+        level = frame.inner().symbols.level
+        self.counted_loops.pop(f"l_{level}_loop", None)
+        item = f"l_{level}_{node.target.name}" if isinstance(node.target, nodes.Name) else "None"
+        hook = f"trace.look({item}, None)" if is_silent else f"trace.round({item}, None, OUT)"
+        node.body = [_line(hook), *node.body]
+        if node.test is not None:  # a round that the test skips is a round
+            node.test = nodes.And(nodes.EnvironmentAttribute("round"), node.test)
+        super().visit_For(node, frame)
+
+    def _plain_loop(self, node: nodes.For, targets: list[nodes.Name], is_silent: bool, frame: Frame) -> None:
+        """A loop over plain items, which needs no object to count them."""
+        inner, otherwise = frame.inner(), frame.inner()
+        inner.loop_frame = True
+        counted = _uses_loop(node)
+        index, found, origins = (self.temporary_identifier() for _ in range(3))
+        self._write_rows(node, found, origins, counted, frame)
+        if counted:
+            self.counted_loops[inner.symbols.declare_parameter("loop")] = index, found, origins
+        inner.symbols.analyze_node(node, for_branch="body")
+        if node.else_:
+            otherwise.symbols.analyze_node(node, for_branch="else")
+            never = self.temporary_identifier()
+            self.writeline(f"{never} = True")
+        refs = [inner.symbols.ref(target.name) for target in targets]
+        bound = ", ".join(f"{ref}, {beside(ref)}" for ref in refs)
+        rounds = f"tt_each({found}, {origins})" if len(refs) == 1 else found
+        self.writeline(f"for {f'{index}, ({bound})' if counted else bound} in ", node)
+        self.write(f"enumerate({rounds}):" if counted else f"{rounds}:")
+        self.indent()
+        self._bound = frozenset((*refs, *(name for name in self.counted_loops)))
+        self.enter_frame(inner)
+        self._bound = frozenset()
+        item = f"{refs[0]}, {beside(refs[0])}" if len(refs) == 1 else "None, None"
+        self.writeline(f"trace.look({item})" if is_silent else f"trace.round({item}, {frame.buffer})")
+        self.blockvisit(node.body, inner)
+        if node.else_:
+            self.writeline(f"{never} = False")
+        self.outdent()
+        self.leave_frame(inner)
+        if node.else_:
+            self.writeline(f"if {never}:")
+            self.indent()
+            self.enter_frame(otherwise)
+            self.blockvisit(node.else_, otherwise)
+            self.leave_frame(otherwise)
+            self.outdent()
+        if self._assign_stack:
+            self._assign_stack[-1].difference_update(inner.symbols.stores)
+
+    def _write_rows(self, node: nodes.For, found: str, origins: str, counted: bool, frame: Frame) -> None:
+        """What the loop runs over."""
+        items = _items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
+        if items is None:
+            pair = self.pair(node.iter, frame).stored
+            self.writeline(
+                f"{found}, {origins} = tt_rows({pair.code}, {pair.origin}, undefined, counted={counted})", node
+            )
+            return
+        pair = self.pair(items, frame).stored
+        boxed = "environment.method(context, boxed, 'items')"
+        if isinstance(node.iter, nodes.Filter):
+            boxed = f"{self.filters['items']}(boxed)"
+        self.writeline(f"{origins} = None")
+        self.writeline(
+            f"{found} = tt_items({pair.code}, {pair.origin}, lambda boxed: {boxed}, counted={counted})", node
+        )
 
 
-def _scalar(node: nodes.Expr) -> bool:
-    return isinstance(node, nodes.Const)
+def _namespaces(tree: nodes.Template) -> frozenset[str]:
+    """Variables that are set to ``namespace(…)``, and to nothing else anywhere."""
+    stores: dict[str, int] = {}
+    for name in tree.find_all(nodes.Name):
+        if name.ctx != "load":
+            stores[name.name] = stores.get(name.name, 0) + 1
+    for assign in tree.find_all(nodes.Assign):
+        target, call = assign.target, assign.node
+        made = isinstance(call, nodes.Call) and isinstance(call.node, nodes.Name) and call.node.name == "namespace"
+        if made and isinstance(target, nodes.Name):
+            stores[target.name] -= 1
+    return frozenset(name for name, others in stores.items() if not others)
 
 
-def _fixed(node: nodes.Expr) -> bool:
-    """A constant, or a list of constants, as it stands in the template."""
-    return _scalar(node) or (isinstance(node, (nodes.List, nodes.Tuple)) and all(map(_scalar, node.items)))
-
-
-def _hook(name: str, *arguments: nodes.Expr) -> nodes.Output:
-    """A statement that calls ``context.trace.<name>``."""
-    node = nodes.Output(list(arguments))
-    node.trace_hook = name  # type: ignore[attr-defined]
+def _line(code: str) -> nodes.Output:
+    """A line of Python as a statement of a template; OUT stands for where its statements write to."""
+    node = nodes.Output([])
+    node.line = code  # type: ignore[attr-defined]
     return node
 
 
-def mark_turns(node: nodes.Node, index: str = "") -> None:
-    """Put a hook at the head of every loop's body, and around the loop, so that turns are known.
-
-    `index` is the variable of the loop around `node`: ``{% set message = messages[index] %}`` begins a turn too.
-    """
-    for name in ("body", "else_", "elif_"):
-        children = getattr(node, name, None)
-        if not isinstance(children, list):
-            continue
-        marked: list[nodes.Node] = []
-        for child in children:
-            if isinstance(child, nodes.For):
-                target = child.target
-                item = nodes.Name(target.name, "load") if isinstance(target, nodes.Name) else nodes.Const(None)
-                mark_turns(child, getattr(item, "name", ""))
-                child.body.insert(0, _hook("turn", item))
-                if child.test is not None:  # a round that the test skips is a round
-                    child.test = nodes.And(nodes.EnvironmentAttribute("round"), child.test)
-                marked += [_hook("enter"), child, _hook("leave")]
-                continue
-            mark_turns(child, index)
-            marked.append(child)
-            if isinstance(child, nodes.Assign) and isinstance(child.target, nodes.Name) and _indexed(child.node, index):
-                marked.append(_hook("assigned", nodes.Name(child.target.name, "load")))
-        setattr(node, name, marked)
+def _targets(node: nodes.For) -> list[nodes.Name] | None:
+    """The variables of a loop that may run over plain items."""
+    if isinstance(node.target, nodes.Name):
+        return [node.target]
+    items = node.target.items if isinstance(node.target, nodes.Tuple) else []
+    names = [name for name in items if isinstance(name, nodes.Name)]
+    return names if len(items) == len(names) == 2 and _items_of(node.iter) is not None else None
 
 
-def _indexed(node: nodes.Node, index: str) -> bool:
-    """Whether an expression is ``something[index]``."""
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Name) and node.arg.name == index
+def _items_of(node: nodes.Node) -> nodes.Expr | None:
+    """The ``x`` of ``x.items()`` or ``x|items``."""
+    if isinstance(node, nodes.Filter) and node.name == "items" and not (node.args or node.kwargs or node.dyn_args):
+        return node.node
+    plain = isinstance(node, nodes.Call) and not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
+    if plain and isinstance(node.node, nodes.Getattr) and node.node.attr == "items":  # type: ignore[attr-defined]
+        return node.node.node  # type: ignore[attr-defined]
+    return None
+
+
+def _loop_names(node: nodes.Node) -> Iterator[nodes.Node]:
+    """The places below `node` where its ``loop`` is read: as ``loop.something``, or (a bare name) in another way."""
+    for child in node.iter_child_nodes():
+        if isinstance(child, nodes.For):  # its body has a ``loop`` of its own
+            parts = [child.iter, *child.else_] + ([child.test] if child.test is not None else [])
+            yield from _loop_names(nodes.Scope(parts))
+        elif (
+            isinstance(child, nodes.Getattr) and isinstance(child.node, nodes.Name) and child.node.name == "loop"
+        ) or (isinstance(child, nodes.Name) and child.name == "loop"):
+            yield child
+        else:
+            yield from _loop_names(child)
+
+
+def _body(node: nodes.For) -> nodes.Node:
+    return nodes.Scope(list(node.body))
+
+
+def _uses_loop(node: nodes.For) -> bool:
+    return next(_loop_names(_body(node)), None) is not None
+
+
+def _counts_only(node: nodes.For) -> bool:
+    """Whether a loop's body asks its ``loop`` for nothing but counts and neighbours."""
+    if node.find(nodes.Block) is not None or any(_uses_loop_name(macro) for macro in node.find_all(nodes.Macro)):
+        return False
+    if any(name.name == "loop" and name.ctx == "store" for name in node.find_all(nodes.Name)):
+        return False  # which Jinja refuses
+    return all(isinstance(found, nodes.Getattr) and found.attr in _COUNTS for found in _loop_names(_body(node)))
+
+
+def _uses_loop_name(node: nodes.Node) -> bool:
+    return any(found.name == "loop" for found in node.find_all(nodes.Name))

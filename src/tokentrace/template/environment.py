@@ -2,8 +2,9 @@
 
 Four things differ from a plain sandbox, none of them visible in the text:
 
-- what is printed is handed over as it is, not turned into a plain ``str`` first (`compiling.py`);
-- loops tell the trace whose turn is being written (`mark_turns`);
+- templates are compiled to code on plain values with origins beside them (`compiling.py`); what that code has no
+  plain form for is done here, on boxed values;
+- loops tell the trace whose turn is being written;
 - what a filter, a call, a method or an operator makes out of traced values is of unknown origin, unless it is one of
   the few that are proven to keep the trace (`filters.py`, `method`, `call`);
 - each is charged by the size of what it touches (`budget.py`).
@@ -20,8 +21,7 @@ from typing import Any, Final, cast
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.runtime import BlockReference, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
@@ -40,11 +40,14 @@ from .budget import (
     weigh,
     weigh_key,
 )
-from .compiling import DICT_ATTRIBUTES, TracingGenerator, mark_turns
+from .compiling import TracingGenerator
+from .expressions import DICT_ATTRIBUTES
 from .markup import TracedMarkup, as_markup
 from .origin import Origin
+from .pair_environment import PairEnvironment
+from .pairs import pieces
 from .strings import TracedStr, join_traced, plain_text, promoted, traced
-from .trace import Buffer, Generated, join_buffer
+from .trace import Generated, Trace, join_buffer
 from .traced import (
     TRACED_TYPES,
     TracedBool,
@@ -130,13 +133,24 @@ class _GenerationTag(Extension):
         return result
 
 
-class TracingEnvironment(ImmutableSandboxedEnvironment):
+class TracingContext(Context):
+    """A context that knows the trace of its run."""
+
+    trace: Trace
+
+    def derived(self, locals: dict[str, Any] | None = None) -> TracingContext:
+        context = cast(TracingContext, super().derived(locals))
+        context.trace = self.trace
+        return context
+
+
+class TracingEnvironment(PairEnvironment):
     """Compiles chat templates as transformers does; see the module's own words for what differs."""
 
     code_generator_class = TracingGenerator
+    context_class = TracingContext
     concat = staticmethod(join_buffer)
-    fast_access = (TracedDict, TRACED_TYPES, dict.get)
-    buffer = Buffer
+    pieces = staticmethod(pieces)
     within = staticmethod(filters.within)
     key = staticmethod(_as_key)
     intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
@@ -149,13 +163,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             raise_exception=_raise_exception,
             strftime_now=_strftime_now,
             dict=_TemplateDict(),
-            namespace=_TemplateNamespace,
+            namespace=TemplateNamespace,
             lipsum=_lipsum,
         )
-
-    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        mark_turns(source)
-        return super()._generate(source, *args, **kwargs)
 
     # -- what is charged for
 
@@ -198,8 +208,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         elif kind is LoopContext:
             if attribute in _LOOP_ATTRIBUTES:
                 return getattr(obj, attribute)
-        elif kind is _TemplateNamespace:
-            value = object.__getattribute__(obj, "_Namespace__attrs").get(attribute, _MISSING)
+        elif kind is TemplateNamespace:
+            value = attributes_of(obj).get(attribute, _MISSING)
             if value is not _MISSING:
                 return value
         elif kind is TracedMarkup and (attribute in _STR_METHODS or attribute in ("unescape", "striptags")):
@@ -271,7 +281,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             kwargs.pop("_block_vars", None)
             return __obj(__context.eval_ctx, *args, **kwargs)
         spend(1)
-        if kind in _HANDING_OUT_WHEN_CALLED or __obj is _TemplateNamespace or __obj is Cycler or __obj is Joiner:
+        if kind in _HANDING_OUT_WHEN_CALLED or __obj is TemplateNamespace or __obj is Cycler or __obj is Joiner:
             return super().call(__context, __obj, *args, **kwargs)
         owner = __obj.__self__ if isinstance(__obj, _BOUND) else None
         given = (owner, *args, *(value for name, value in kwargs.items() if name not in _JINJAS_OWN))
@@ -306,13 +316,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             elif isinstance(total, (str, bytes)):
                 check_size(len(total))
         return total
-
-    def summands(self, *parts: Any) -> tuple[Any, ...]:
-        """What printing ``a + b + …`` prints: the parts themselves if all are text, else their sum."""
-        for part in parts:
-            if type(part) not in _PLAIN_TEXT:
-                return (self.add(*parts),)
-        return parts
 
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
         if name == "%":
@@ -410,8 +413,10 @@ class _TemplateDict:
         return dict.fromkeys(map(_as_key, listed(keys)), value)
 
 
-class _TemplateNamespace(Namespace):
+class TemplateNamespace(Namespace):
     """``namespace(…)``; names with a leading underscore are refused, as in transformers."""
+
+    __slots__ = ("attributes",)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, arguments = args[0], args[1:]
@@ -419,10 +424,16 @@ class _TemplateNamespace(Namespace):
         for name in attributes:
             _check_name(name)
         Namespace.__init__(self, attributes)
+        _set_attributes(self, object.__getattribute__(self, "_Namespace__attrs"))
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         Namespace.__setitem__(self, name, value)
+
+
+attributes_of: Final[Callable[[TemplateNamespace], dict[str, Any]]] = TemplateNamespace.attributes.__get__  # type: ignore[attr-defined]
+"""What a namespace holds; a name of the template's own hides nothing of it."""
+_set_attributes: Final = TemplateNamespace.attributes.__set__  # type: ignore[attr-defined]
 
 
 def _check_name(name: Any) -> None:

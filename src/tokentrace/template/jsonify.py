@@ -10,8 +10,9 @@ from json import encoder as json_encoder
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any, Final
 
-from .budget import MAX_PIECES, TooLarge, check_pieces, check_size
+from .budget import MAX_PIECES, TooLarge, check_pieces, check_size, made
 from .origin import KEY, Origin
+from .spans import known_runs
 from .strings import TracedStr, traced, with_runs
 from .traced import (
     TracedBool,
@@ -56,10 +57,27 @@ def dumps(
     writer = _Writer(*options, whole_arguments=indent is None and not own_options)
     writer.value(value, "\n", None)
     check_pieces(len(writer.texts))
-    result = with_runs("".join(writer.texts), tuple(writer.runs))
+    runs = tuple(writer.runs) if memo is None else known_runs(writer.runs)
+    result = with_runs("".join(writer.texts), runs)
     if memo is not None:
         memo[options] = result
     return result
+
+
+def plain_dumps(value: Any, origin: Origin, options: tuple[Any, ...]) -> str | None:
+    """The JSON of a plain value, where all of it has the value's origin: a text, or the arguments of a call."""
+    if type(value) is str and value:  # an empty text has no origin: its quotes are whose they are
+        text: str = (encode_basestring_ascii if options[0] else encode_basestring)(value)
+    elif type(value) is dict and origin[-1] == "arguments":
+        try:
+            text = _encoder(*options)(value)
+        except (TypeError, RecursionError):
+            return None
+    else:
+        return None
+    check_size(len(text))
+    made(len(text))
+    return text
 
 
 def _arguments(value: Any, options: tuple[Any, ...]) -> str | None:

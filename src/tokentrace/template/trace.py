@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ..errors import TemplateLimitError
-from .budget import MAX_PIECES, Budget, check_size
+from .budget import MAX_PIECES, Budget, TooLarge
 from .origin import Origin, TurnScaffold
+from .spans import KnownRuns, Rendering, Span
 from .strings import TracedStr, join_traced, traced
-from .traced import TracedDict, text_of
+from .traced import TracedDict, text_of, wrap
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
@@ -41,17 +40,50 @@ class Generated(TracedStr):
     __slots__ = ()
 
 
+class _Kept:
+    """What is the same in every render, for as many messages as any had. Only ever replaced by more."""
+
+    marks: ClassVar[list[Mark]] = []
+    origins: ClassVar[list[Origin]] = []
+
+
+def message_marks(count: int) -> list[Mark]:
+    """The marks of the turns of so many messages, or of more: first that of none, then those of messages 0, 1, …"""
+    marks = _Kept.marks
+    if count >= len(marks):
+        marks = _Kept.marks = [mark(number) for number in range(-1, 2 * count + 64)]
+    return marks
+
+
+def message_origins(count: int) -> list[Origin]:
+    """The origins of so many messages, or of more."""
+    origins = _Kept.origins
+    if count > len(origins):
+        origins = _Kept.origins = [Origin(("messages", number)) for number in range(2 * count + 64)]
+    return origins
+
+
 class Trace:
-    """The state of one run: whose turn is being written, and what it may still do."""
+    """The state of one run: what it wrote, whose turn is being written, and what it may still do.
 
-    __slots__ = ("budget", "current", "marks", "rounds", "stack")
+    What is written is a flat list: a value, what stands beside it (see `pairs`), the next value, and so on.
+    """
 
-    def __init__(self, messages: int) -> None:
-        self.marks = [mark(i) for i in range(-1, messages)]
+    __slots__ = ("budget", "current", "marks", "messages", "out", "rounds", "stack")
+
+    def __init__(self, count: int, messages: list[Any] | None = None) -> None:
+        """A run on so many messages. `messages` are those that stand in it as they were given."""
+        self.messages = messages
+        self.marks = message_marks(count)
         self.current = -1
         self.rounds = -1
         self.stack: list[int] = []
         self.budget = Budget()
+        self.out: list[Any] = []
+
+    def origin_of(self, value: Any) -> Origin | None:
+        """What stands beside a variable of the template's context."""
+        return _MESSAGES if value is self.messages and value is not None else None
 
     def enter_macro(self) -> None:
         self.budget.step()
@@ -68,13 +100,57 @@ class Trace:
         self.current = before
         return self.marks[before + 1] if before >= -1 else mark(before)
 
+    def left(self, out: list[Any]) -> None:
+        """A loop that may have written something ends."""
+        found = self.leave()
+        if found is not None:
+            out += (found, None)
+
+    def looked(self) -> None:
+        """A loop that wrote nothing ends."""
+        self.current = self.stack.pop()
+
+    def round(self, item: Any, origin: Any, out: list[Any]) -> None:
+        """A loop's next round, with `item` as its variable; its mark is written to `out`."""
+        budget = self.budget
+        budget.steps -= 1
+        budget.unchecked += 1
+        if budget.unchecked >= 32 or budget.steps < 0:
+            budget.step(0)
+            if len(out) > _MAX_ENTRIES:
+                raise TooLarge(f"the template printed more than {_MAX_ENTRIES // 2} times")
+        if type(item) is dict and origin is not None:
+            if len(origin) != 2 or origin[0] != "messages":
+                return
+            found = self._begin(origin[1], item)
+        else:
+            found = self._turn(item)
+        if found is not None:
+            out += (found, None)
+
+    def look(self, item: Any, origin: Any) -> None:
+        """The next round of a loop that writes nothing: only an error would name the message."""
+        budget = self.budget
+        budget.steps -= 1
+        budget.unchecked += 1
+        if budget.unchecked >= 32 or budget.steps < 0:
+            budget.step(0)
+        if type(item) is dict and origin is not None:
+            if len(origin) == 2 and origin[0] == "messages":
+                self._begin(origin[1], item)
+        elif type(item) is dict or type(item) is TracedDict:
+            self._turn(item)
+
     def turn(self, item: Any) -> Mark | None:
-        """A loop's next round, with `item` as its variable."""
+        """A loop's next round, with a boxed `item` as its variable."""
         self.budget.step()
+        return self._turn(item)
+
+    def _turn(self, item: Any) -> Mark | None:
         kind = type(item)
         if kind is TracedDict:
             origin = item.origin
-            if len(origin) == 2 and origin[0] == "messages":  # `origin.message`, spelled out: the hottest line there is
+            if len(origin) == 2 and origin[0] == "messages":
                 return self._begin(origin[1], item)
         elif kind is dict:
             return self._rebuilt(item)
@@ -84,7 +160,7 @@ class Trace:
             return mark(self.rounds)
         return None
 
-    def _begin(self, message: int, item: TracedDict) -> Mark | None:
+    def _begin(self, message: int, item: dict[Any, Any]) -> Mark | None:
         """The turn of `message` begins. Inside another's turn only later messages have one (results, written with
         the call they answer); a look back, or at what an assistant said, is a look and no turn."""
         around = self.stack[-1] if self.stack else -1
@@ -95,9 +171,10 @@ class Trace:
         self.current = message
         return self.marks[message + 1]
 
-    def assigned(self, value: Any) -> Mark | None:
+    def assigned(self, value: Any, origin: Any, out: list[Any]) -> None:
         """``{% set message = messages[i] %}`` inside a loop over ``i`` begins a turn as well."""
-        return self.turn(value) if type(value) is TracedDict else None
+        if type(value) is TracedDict or (type(value) is dict and origin is not None):
+            self.round(value, origin, out)
 
     def _rebuilt(self, item: dict[Any, Any]) -> Mark | None:
         """A message that the template itself put together, out of fields of one of ours."""
@@ -110,24 +187,13 @@ class Trace:
         return None
 
 
-class Buffer(list[Any]):
-    """Where a macro or a set block writes. It may not grow without bounds."""
-
-    size = 0
-
-    def append(self, piece: Any) -> None:
-        if isinstance(piece, str):
-            self.size += len(piece)
-            check_size(self.size)
-        list.append(self, piece)
-
-    def extend(self, pieces: Iterable[Any]) -> None:
-        for piece in pieces:
-            self.append(piece)
+_MESSAGES: Final = Origin(("messages",))
+_MAX_ENTRIES: Final = 4 * MAX_PIECES
+"""Values and origins that may be written before they are laid out as spans, or joined."""
 
 
 def join_buffer(parts: Iterable[Any]) -> TracedStr:
-    """The contents of a template's buffer (a macro, a set block). Marks inside become the origin of scaffold."""
+    """Pieces of text after one another. Marks among them become the origin of scaffold."""
     pieces: list[str] = []
     owner: Origin | None = None
     for part in parts:
@@ -145,154 +211,84 @@ def join_buffer(parts: Iterable[Any]) -> TracedStr:
     return join_traced(pieces)
 
 
-Span = tuple[str, int, Origin | None]
-"""A piece of text, the message in whose turn it was written, and where it came from."""
-
-
-@dataclass(slots=True)
-class Rendering:
-    """Rendered text as spans. Span k is ``text[ends[k-1]:ends[k]]``.
-
-    `turns[k]` is the message in whose turn the span was written (-1: outside every turn), `origins[k]` the
-    field its text came from (None: the template wrote it). `generation` holds the character ranges that the
-    template's own ``{% generation %}`` tags enclose. `tail` is where the text after the last turn begins:
-    the generation prompt, if one was asked for.
-    """
-
-    text: str
-    ends: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    origins: list[Origin | None] = field(default_factory=list)
-    generation: list[tuple[int, int]] = field(default_factory=list)
-    tail: int = 0
-    wide: list[int] | None = None
-    """The spans that hold more than ASCII, where that is known."""
-
-    @property
-    def last_field(self) -> int:
-        """Where the last text that came from a message ends."""
-        for end, origin in zip(reversed(self.ends), reversed(self.origins), strict=True):
-            if origin is not None and origin.source == "messages":
-                return end
-        return 0
-
-    def begin_tail(self, position: int) -> None:
-        """Let the tail begin at `position`, in the middle of a span if need be."""
-        self.tail = position
-        self.wide = None
-        at = bisect.bisect_left(self.ends, position)
-        if position > 0 and at < len(self.ends) and self.ends[at] != position:
-            self.ends.insert(at, position)
-            self.turns.insert(at, self.turns[at])
-            self.origins.insert(at, self.origins[at])
-
-    def until(self, stop: int) -> Rendering:
-        """The rendering without what comes after `stop`."""
-        count = bisect.bisect_left(self.ends, stop) + 1
-        return Rendering(
-            self.text[:stop],
-            [min(end, stop) for end in self.ends[:count]] if stop else [],
-            self.turns[:count] if stop else [],
-            self.origins[:count] if stop else [],
-            [(start, min(end, stop)) for start, end in self.generation if start < stop],
-            min(self.tail, stop),
-        )
-
-    def spans(self, start: int = 0, stop: int | None = None) -> list[Span]:
-        """``[(text, turn, origin), …]`` of the text from `start` to `stop`."""
-        text, ends = self.text, self.ends
-        if start <= 0 and stop is None:  # every render asks for all of them
-            rows = zip([0, *ends], ends, self.turns, self.origins, strict=False)  # one start too many
-            return [(text[begin:end], turn, origin) for begin, end, turn, origin in rows]
-        stop = len(text) if stop is None else stop
-        some = slice(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1)
-        rows = zip([start, *ends[some]], ends[some], self.turns[some], self.origins[some], strict=False)
-        return [(text[begin : min(end, stop)], turn, origin) for begin, end, turn, origin in rows if begin < stop]
-
-    @classmethod
-    def of(cls, spans: Iterable[Span]) -> Rendering:
-        """A rendering that is put together from spans; its tail begins after the last turn."""
-        made = cls("")
-        texts: list[str] = []
-        end = 0
-        for text, turn, origin in spans:
-            if text:
-                end += len(text)
-                texts.append(text)
-                made.ends.append(end)
-                made.turns.append(turn)
-                made.origins.append(origin)
-                made.tail = end if turn >= 0 else made.tail
-        made.text = "".join(texts)
-        return made
-
-
-def collect(pieces: Iterable[Any]) -> Rendering:
-    """Run a template (or a Python format) to its end and lay its pieces out as spans."""
+def collect(written: Iterable[Any]) -> Rendering:
+    """Lay out what a template wrote (values and their origins, in turn) as spans."""
     texts: list[str] = []
     ends: list[int] = []
     turns: list[int] = []
     origins: list[Origin | None] = []
     generation: list[tuple[int, int]] = []
     wide: list[int] = []
-    at = 0
-    tail = 0
+    at = tail = 0
+    inside = 0  # how many runs are in blocks
     current = -1
     last_turn: int | None = None
-    last_origin: Any = None
-    for piece in pieces:
-        kind = type(piece)
-        if kind is str:
-            if not piece:
+    last: Any = None
+    entries = iter(written)
+    for value, origin in zip(entries, entries, strict=True):
+        kind = type(value)
+        if kind is not str:
+            if kind is Mark:
+                current = value.message
                 continue
-            at += len(piece)
-            texts.append(piece)
-            if current >= 0:
-                tail = at
-            if last_origin is None and last_turn == current:
-                ends[-1] = at
-            else:
-                ends.append(at)
-                turns.append(current)
-                origins.append(None)
-                last_origin, last_turn = None, current
-            if not piece.isascii():
-                wide.append(len(ends) - 1)
-            if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
-                raise TemplateLimitError(_TOO_MUCH)
+            if kind is not TracedStr:
+                if kind is Generated:
+                    generation.append((at, at + len(value)))
+                else:
+                    value = text_of(value if origin is None else wrap(value, origin))
+                origin = None
+            if isinstance(value, TracedStr):
+                if not value:
+                    continue
+                texts.append(value)
+                is_wide = not value.isascii()
+                if type(value.runs) is KnownRuns:  # one span for all of them
+                    at += len(value)
+                    ends.append(at)
+                    turns.append(current)
+                    origins.append(value.runs.block)
+                    inside += len(value.runs)
+                    last, last_turn = value.runs, current  # no origin is equal to that
+                    if is_wide:
+                        wide.append(len(ends) - 1)
+                    if current >= 0:
+                        tail = at
+                    continue
+                for end, origin in value.runs:
+                    turn = current
+                    if type(origin) is TurnScaffold:
+                        turn, origin = origin.turn, None
+                    if origin == last and turn == last_turn:
+                        ends[-1] = at + end
+                    else:
+                        ends.append(at + end)
+                        turns.append(turn)
+                        origins.append(origin)
+                        last, last_turn = origin, turn
+                    if is_wide:
+                        wide.append(len(ends) - 1)
+                    if turn >= 0:
+                        tail = at + end
+                at += len(value)
+                continue
+        if not value:
             continue
-        if kind is Mark:
-            current = piece.message
-            continue
-        if kind is Generated:
-            generation.append((at, at + len(piece)))
-        elif kind is not TracedStr:
-            piece = text_of(piece)
-            if type(piece) is str:
-                piece = traced(piece, None)
-        if not piece:
-            continue
-        texts.append(piece)
-        is_wide = not piece.isascii()
-        for end, origin in piece.runs:
-            turn = current
-            if type(origin) is TurnScaffold:
-                turn, origin = origin.turn, None
-            if origin == last_origin and turn == last_turn:
-                ends[-1] = at + end
-            else:
-                ends.append(at + end)
-                turns.append(turn)
-                origins.append(origin)
-                last_origin, last_turn = origin, turn
-            if is_wide:
-                wide.append(len(ends) - 1)
-            if turn >= 0:
-                tail = at + end
-        at += len(piece)
-        if at > MAX_OUTPUT or len(ends) > MAX_PIECES:
-            raise TemplateLimitError(_TOO_MUCH)
-    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide)
+        at += len(value)
+        texts.append(value)
+        if last_turn == current and (origin is last or origin == last):
+            ends[-1] = at
+        else:
+            ends.append(at)
+            turns.append(current)
+            origins.append(origin)
+            last, last_turn = origin, current
+        if current >= 0:
+            tail = at
+        if not value.isascii():
+            wide.append(len(ends) - 1)
+    if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
+        raise TemplateLimitError(_TOO_MUCH)
+    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide, blocks=inside > 0)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
     return rendering
@@ -311,3 +307,16 @@ def _settle_rounds(rendering: Rendering) -> None:
     rendering.tail = max(
         (end for end, turn in zip(rendering.ends, rendering.turns, strict=True) if turn >= 0), default=0
     )
+
+
+__all__ = [
+    "MAX_OUTPUT",
+    "Generated",
+    "Mark",
+    "Rendering",
+    "Span",
+    "Trace",
+    "collect",
+    "join_buffer",
+    "mark",
+]

@@ -17,6 +17,7 @@ from typing import Any, Final, overload
 import numpy as np
 
 from ..template.origin import Origin
+from ..template.spans import Rendering
 from .positions import Positions
 from .vocabulary import ControlToken, Vocabulary
 
@@ -44,12 +45,12 @@ class SpanTrust(Sequence[Trust]):
     Scaffold, which has no origin, may hold anything.
     """
 
-    def __init__(self, origins: Sequence[Origin | None], trust_of: Callable[[Origin], Trust]) -> None:
-        self._origins = origins
+    def __init__(self, rendering: Rendering, trust_of: Callable[[Origin], Trust]) -> None:
+        self._rendering = rendering
         self._of = trust_of
 
     def __len__(self) -> int:
-        return len(self._origins)
+        return len(self._rendering.origins)
 
     @overload
     def __getitem__(self, span: int) -> Trust: ...
@@ -58,13 +59,14 @@ class SpanTrust(Sequence[Trust]):
 
     def __getitem__(self, span: int | slice) -> Trust | list[Trust]:
         if isinstance(span, slice):
-            return [Trust.ANY if origin is None else self._of(origin) for origin in self._origins[span]]
-        origin = self._origins[span]
+            return [Trust.ANY if origin is None else self._of(origin) for origin in self._rendering.origins[span]]
+        origin = self._rendering.origins[span]
         return Trust.ANY if origin is None else self._of(origin)
 
     def doubtful(self, spans: Iterable[int]) -> dict[int, Trust]:
-        """Those of the spans that may not hold anything, and what they may hold."""
-        given = {span: origin for span in spans if (origin := self._origins[span]) is not None}
+        """Those of the closed spans that may not hold anything, and what they may hold: a block is of one source."""
+        origins = self._rendering.closed.origins
+        given = {span: origin for span in spans if (origin := origins[span]) is not None}
         return {span: held for span, origin in given.items() if (held := self._of(origin)) is not Trust.ANY}
 
 

@@ -9,10 +9,10 @@ tokenizer that has no control tokens at all.
 
 from __future__ import annotations
 
-import functools
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from ..template.trace import Rendering
 from .control import Found, Plain, Spans, SpanTrust, Trust, split
 from .positions import BytePositions, Positions
 from .tokenizer import Ids, Tokenizer
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 class ControlPolicy(StrEnum):
@@ -60,7 +62,7 @@ class Encoded:
         *,
         units: BytePositions | None = None,
         starts: Positions | None = None,
-        spans: npt.NDArray[np.int32] | None = None,
+        begins: Positions | None = None,
     ) -> None:
         self.ids = ids
         self.ends = ends
@@ -69,7 +71,12 @@ class Encoded:
         self._units = units
         """Of what `ends` are positions in bytes; None if they are positions of characters."""
         self._starts = starts
-        self._spans = spans
+        self._begins = begins
+        """Where what each token spells begins, without white space that it absorbs; None if it absorbs none."""
+        self._control_at: npt.NDArray[np.intp] | None = None
+        self._control_tokens: tuple[list[int], list[int]] | None = None
+        self._counts: npt.NDArray[np.intp] | None = None
+        self._spans: npt.NDArray[np.int32] | None = None
 
     @property
     def starts(self) -> Positions:
@@ -82,16 +89,45 @@ class Encoded:
     def spans(self) -> npt.NDArray[np.int32]:
         """The span in which each token begins."""
         if self._spans is None:
-            begins = self._positions([0, *self.rendering.ends])
-            counts = np.diff(self.starts.searchsorted(begins[:-1], "left"), append=len(self.ids))
-            self._spans = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+            ends = self.rendering.ends
+            self._spans = self._of_tokens(np.arange(len(ends), dtype=np.int32), ends, self._tokens_in(ends))
         return self._spans
 
-    @functools.cached_property
+    def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """What is known of each closed span of the rendering, for each token that begins in it."""
+        ends = self.rendering.closed.ends
+        if self._counts is None:
+            self._counts = self._tokens_in(ends)
+        return self._of_tokens(of_spans, ends, self._counts)
+
+    def _of_tokens(
+        self, of_spans: npt.NDArray[Number], ends: list[int], counts: npt.NDArray[np.intp]
+    ) -> npt.NDArray[Number]:
+        if self._begins is None:
+            return np.repeat(of_spans, counts)
+        last = max(len(ends) - 1, 0)
+        return of_spans[np.minimum(np.searchsorted(np.asarray(ends, np.int64), self._begins, "right"), last)]
+
+    def _tokens_in(self, ends: list[int]) -> npt.NDArray[np.intp]:
+        """How many tokens begin in each of the spans that end there, where tokens follow one another."""
+        bounds = np.empty(len(ends) + 1, np.intp)
+        bounds[:1], bounds[1:] = 0, self._after(self._positions(ends))
+        bounds[-1] = len(self.ids) if ends else 0
+        return bounds[1:] - bounds[:-1]
+
+    @property
+    def control_at(self) -> npt.NDArray[np.intp]:
+        """Which tokens are control tokens."""
+        if self._control_at is None:
+            self._control_at = self.control.nonzero()[0]
+        return self._control_at
+
+    @property
     def control_tokens(self) -> tuple[list[int], list[int]]:
         """Which tokens are control tokens, and what their ids are."""
-        at = self.control.nonzero()[0]
-        return at.tolist(), self.ids[at].tolist()
+        if self._control_tokens is None:
+            self._control_tokens = self.control_at.tolist(), self.ids[self.control_at].tolist()
+        return self._control_tokens
 
     def position(self, token: int) -> int:
         """Where a token begins, as a character position of the text; one past the last is where the text ends."""
@@ -102,15 +138,28 @@ class Encoded:
 
     def first_touching(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that ends after it."""
-        return self.ends.searchsorted(self._positions(positions), "right").tolist()  # type: ignore[no-any-return]
+        return self._touching(self._positions(positions)).tolist()  # type: ignore[no-any-return]
 
     def first_after(self, positions: Sequence[int]) -> list[int]:
         """For each character position, the first token that begins at it or later."""
-        wanted = self._positions(positions)
+        return self._after(self._positions(positions)).tolist()  # type: ignore[no-any-return]
+
+    def places(self, *rows: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """Both for several rows of positions of the same length: one look-up is dearer than many positions."""
+        wanted = self._positions([position for row in rows for position in row])
+        touching, after = (
+            found.reshape(len(rows), -1).tolist() for found in (self._touching(wanted), self._after(wanted))
+        )
+        return zip(touching, after, strict=True)
+
+    def _touching(self, positions: Positions) -> npt.NDArray[np.intp]:
+        return self.ends.searchsorted(positions, "right")
+
+    def _after(self, positions: Positions) -> npt.NDArray[np.intp]:
         if self._starts is not None:
-            return self._starts.searchsorted(wanted, "left").tolist()  # type: ignore[no-any-return]
-        found = self.ends.searchsorted(wanted, "left") + (wanted > 0)  # it begins where one ends
-        return np.minimum(found, len(self.ids)).tolist()  # type: ignore[no-any-return]
+            return self._starts.searchsorted(positions, "left")
+        found = self.ends.searchsorted(positions, "left") + (positions > 0)  # it begins where one ends
+        return np.minimum(found, len(self.ids), out=found)
 
     def _positions(self, characters: Sequence[int]) -> Positions:
         """Positions of characters as `ends` counts them."""
@@ -161,14 +210,15 @@ def _is_forged(
     inner: Callable[[], frozenset[int]],
 ) -> bool:
     """Whether a control token touches a span that may not hold it."""
-    at, tokens = encoded.control_tokens
-    if not at:
+    at = encoded.control_at
+    if not len(at):
         return False
     stops = encoded.ends[at]
-    starts = stops - lengths[at]
-    places = (starts, stops - 1) if units is None else (units.near(starts), units.near(stops - 1))
-    span_ends = np.asarray(encoded.rendering.ends, np.int32)
-    first, last = (span_ends.searchsorted(place, "right").tolist() for place in places)
+    places = np.concatenate((stops - lengths[at], stops - 1))
+    is_known = isinstance(trust, SpanTrust)
+    span_ends = np.asarray(encoded.rendering.closed.ends if is_known else encoded.rendering.ends, np.int32)
+    found = span_ends.searchsorted(places if units is None else units.near(places), "right").tolist()
+    first, last = found[: len(at)], found[len(at) :]
     touched = set(first)
     if first != last:
         touched.update(*(range(one, other + 1) for one, other in zip(first, last, strict=True)))
@@ -183,7 +233,7 @@ def _is_forged(
     allowed = inner()
     return any(
         token not in allowed and not doubtful.keys().isdisjoint(range(one, other + 1))
-        for token, one, other in zip(tokens, first, last, strict=True)
+        for token, one, other in zip(encoded.control_tokens[1], first, last, strict=True)
     )
 
 
@@ -215,10 +265,8 @@ def _encode_apart(
         ids, offsets = tokenizer.reference(text)
         starts, ends = _ordered(offsets)
         begins = starts
-    last = max(len(rendering.ends) - 1, 0)
-    places = np.minimum(np.searchsorted(np.asarray(rendering.ends, np.int64), begins, "right"), last).astype(np.int32)
     control = tokenizer.vocabulary.is_control[ids]
-    return Encoded(ids, ends, control, rendering, starts=starts, spans=places)
+    return Encoded(ids, ends, control, rendering, starts=starts, begins=begins)
 
 
 def _tokens(parts: Sequence[Found | Plain]) -> list[Found]:

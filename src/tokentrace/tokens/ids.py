@@ -46,7 +46,7 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
             where = next(at for at, one in enumerate(value) if type(one) is kind)
             raise _error(error, name, f"is {shown(value[where])}; give a list of token ids: integers", where)
     try:
-        return np.array(value, np.int64)
+        return np.fromiter(value, np.int64, len(value))
     except OverflowError:
         where = next(at for at, one in enumerate(value) if not -(2**63) <= int(one) < 2**63)
         raise _error(error, name, f"is {shown(value[where])}, larger than any token id", where) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import TokenizerError
+from .nearest import folders_in, meant
 from .tokenizer import Tokenizer
 
 _FILES: Final = (
@@ -48,28 +49,34 @@ def load_tokenizer(source: Any) -> Tokenizer:
 
 
 def _from_hub(name: str) -> Path:
+    """The files of a model, of one of its revisions if it is ``name@revision``."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_like_path or not name:
-        raise TokenizerError(f"there is no folder {name!r}")
+        raise TokenizerError(f"there is no folder {name!r}{meant(name)}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise TokenizerError(
-            f"{name!r} is not a folder here; to fetch it from the hub, install tokentrace[hub]"
+            f"{name!r} is not a folder here{meant(name)}; to fetch it from the hub, install tokentrace[hub]"
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        model, _, revision = name.partition("@")
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
     except Exception as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise TokenizerError(
-            f"{name!r} is not a folder here and could not be fetched from the hub: {type(error).__name__}: {error}"
+            f"{name!r} is not a folder here{meant(name)}; nor could it be fetched from the hub: {why}"
         ) from error
 
 
 def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Tokenizer:
     path = folder / file
     if not path.is_file():
-        others = sorted(entry.name for entry in folder.glob("*token*"))
+        others = sorted(entry.name for entry in folder.glob("*token*") if entry.is_file())
         found = f" (found {', '.join(others)}; convert it to tokenizer.json first)" if others else ""
+        inner = [one.name for one in folders_in(folder) if (one / file).is_file()]
+        if inner and not others:
+            found = f"; there is one in {', '.join(f'{name}/{one}'.replace('//', '/') for one in inner[:3])}"
         raise TokenizerError(f"there is no tokenizer.json in {name}{found}")
     config = _read(folder / "tokenizer_config.json")
     special = _read(folder / "special_tokens_map.json")

@@ -21,7 +21,7 @@ class BytePositions:
     """Positions in characters as positions in bytes, and back. UnicodeEncodeError for text that has no UTF-8."""
 
     def __init__(self, rendering: Rendering) -> None:
-        text, ends = rendering.text, rendering.ends
+        text, ends = rendering.text, rendering.closed.ends
         wide = range(len(ends)) if rendering.wide is None else sorted(set(rendering.wide))
         places = [(ends[span - 1] if span else 0, ends[span]) for span in wide]
         places = [(start, end) for start, end in places if not text[start:end].isascii()]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
+import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokenizerError
+from .checks import Check, Verdict
 from .control import ControlPatterns
 from .vocabulary import TOKEN_FLAGS, Vocabulary
 
@@ -26,6 +30,11 @@ _SAMPLE: Final = (
     "snake_case CamelCase SCREAMING 0x1F \\n \\u00e9 ``` $\\alpha$ a@b.c //path/to/file.py:12 +-*/=<>|~^%"
 )
 """Text on which the ids of the two encoders are compared when a tokenizer is loaded."""
+
+_LONG: Final = 10_000
+"""Characters of a text that may be a conversation which has grown."""
+_SEGMENTS: Final = 32 * 2**20
+"""Bytes for the texts and ids of segments that fastokens keeps."""
 
 LONG_S: Final = "\u017f"
 """``'ſ`` under case-insensitive contractions is the one place the two encoders are known to differ."""
@@ -61,7 +70,13 @@ class Tokenizer:
     @property
     def backend(self) -> str:
         """Which library encodes: ``"fastokens"`` or ``"tokenizers"``."""
-        return "fastokens" if self._core.encoder.fast is not None else "tokenizers"
+        return "fastokens" if self._core.encoder.verdict.fast else "tokenizers"
+
+    def wait(self) -> None:
+        """Have the library that encodes loaded, if it is not yet: where its ids are known to be right from an earlier
+        time, tokenizers, which loads faster, stands in for fastokens until it is there.
+        """
+        self._core.encoder.wait()
 
     def encode(self, text: str) -> Ids:
         """The ids of `text`, control tokens recognised, nothing added: what transformers gives."""
@@ -142,8 +157,17 @@ class _Core:
         self.fast = fast
         controls = sorted(self.vocabulary.control)[:40]
         sample = _SAMPLE + "".join(f"{text} x\n{text}" for text in controls)
-        self.encoder = _Encoder(spec_json, name, sample=sample if fast else None)
         self._plain: dict[tuple[bool, bool], _PlainEncoder] = {}
+        self.encoder = _Encoder(spec_json, name, digest)
+        if fast:
+            self.encoder.check(sample, self._plain_oracle)
+
+    def _plain_oracle(self) -> Any:
+        """The tokenizer for plain text, where that is the whole one without its added tokens."""
+        vocabulary = self.vocabulary
+        if not vocabulary.exact or vocabulary.first_prefixed or vocabulary.white_space or not vocabulary.plain_model:
+            return None
+        return self.plain(True, False).slow
 
     def plain(self, first: bool, normalized: bool) -> _PlainEncoder:
         """The encoder of text that makes no control token: at the beginning of the input or not, normalized or not."""
@@ -157,8 +181,18 @@ class _Core:
         return ControlPatterns(self.vocabulary, self.normalize)
 
     def normalize(self, text: str) -> str:
-        normalizer = self.encoder.slow.normalizer
-        return text if normalizer is None else str(normalizer.normalize_str(text))
+        return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
+
+    @functools.cached_property
+    def _normalizer(self) -> Any:
+        """The normalizer by itself, for which no vocabulary has to be loaded."""
+        import tokenizers
+
+        spec = self.vocabulary.spec.get("normalizer")
+        if spec is None:
+            return None
+        shell = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+        return tokenizers.Tokenizer.from_str(json.dumps({**shell, "normalizer": spec})).normalizer
 
     @functools.cached_property
     def aligner(self) -> Any:
@@ -166,7 +200,7 @@ class _Core:
         import tokenizers
 
         aligner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, unk_token="x"))
-        aligner.normalizer = self.encoder.slow.normalizer
+        aligner.normalizer = self._normalizer
         aligner.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
         return aligner
 
@@ -176,8 +210,12 @@ _unpickled: dict[str, _Core] = {}
 """The last ones that came out of a pickle: a worker is sent the same one with each task, and lets go of it after."""
 
 
+def _hashed(spec_json: str) -> str:
+    return hashlib.sha256(spec_json.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _shared_core(spec_json: str, name: str, fast: bool) -> _Core:
-    digest = hashlib.sha256(spec_json.encode("utf-8", "surrogatepass")).hexdigest()
+    digest = _hashed(spec_json)
     core = _cores.get((digest, fast))
     if core is None:
         core = _cores[digest, fast] = _Core(spec_json, digest, name, fast)
@@ -185,12 +223,25 @@ def _shared_core(spec_json: str, name: str, fast: bool) -> _Core:
 
 
 class _Encoder:
-    """One ``tokenizer.json`` under both libraries. `fast` is None where fastokens cannot be relied upon."""
+    """One ``tokenizer.json`` under both libraries, of which fastokens may not be relied upon, or not be there yet.
 
-    def __init__(self, spec_json: str, name: str, *, sample: str | None) -> None:
+    Before it is checked there is no fastokens. The first time both are loaded and compared. Where that is remembered,
+    tokenizers, which loads faster, begins; fastokens is loaded beside it when `WORTH` characters have been asked for.
+    """
+
+    WORTH: Final = 20_000
+
+    def __init__(self, spec_json: str, name: str, digest: str = "") -> None:
         self.spec_json = spec_json
+        self._digest = digest
         self._name = name
-        self.fast: Any = self._load_fast(sample) if sample is not None else None
+        self._asked = 0
+        self._fast: Any = None
+        self._thread: threading.Thread | None = None
+        self._process = 0
+        self._heads: set[int] | None = set()
+        """How long texts began, up to the first that begins as another did."""
+        self.verdict = Verdict(False, False)
 
     @functools.cached_property
     def slow(self) -> Any:
@@ -204,39 +255,102 @@ class _Encoder:
         tokenizer.no_padding()
         return tokenizer
 
-    def _load_fast(self, sample: str) -> Any:
+    def check(self, sample: str, plain: Callable[[], Any] = lambda: None) -> None:
+        """Find out whether fastokens can be relied upon, from memory or by a comparison on a sample; say if not.
+
+        `plain` gives the tokenizer that says what plain text is, where it is this one without its added tokens.
+        """
+        check = Check(self._digest or _hashed(self.spec_json), sample)
+        verdict = check.remembered()
+        if verdict is None:
+            verdict = self._compared(sample, plain)
+            check.remember(verdict)
+        self.verdict = verdict
+        if not verdict.fast:
+            self._warn(verdict.problem)
+
+    def _compared(self, sample: str, plain: Callable[[], Any]) -> Verdict:
+        expected = self.slow.encode(sample, add_special_tokens=False).ids
+        try:
+            fast = self._load()
+            if fast.encode(sample).ids != expected:
+                return Verdict(False, False, "its ids differ from those of tokenizers")
+        except Exception as error:
+            return Verdict(False, False, str(error))
+        self._fast, oracle = fast, plain()
+        if oracle is None:
+            return Verdict(True, False)
+        return Verdict(True, fast.encode_ordinary(sample).ids == oracle.encode(sample, add_special_tokens=False).ids)
+
+    def _load(self) -> Any:
         import fastokens
 
-        expected = self.slow.encode(sample, add_special_tokens=False).ids
-        problem = "its ids differ from those of tokenizers"
-        try:
-            fast = fastokens.Tokenizer.from_json_str(self.spec_json)
-            fast.no_truncation()
-            fast.no_padding()
-            if fast.encode(sample).ids == expected:
-                return fast
-        except Exception as error:
-            problem = str(error)
+        fast = fastokens.Tokenizer.from_json_str(self.spec_json)
+        fast.no_truncation()
+        fast.no_padding()
+        return fast
+
+    def _warn(self, problem: str) -> None:
         warnings.warn(
             f"fastokens cannot be used for {self._name or 'this tokenizer'} ({problem}); falling back to "
             "tokenizers, which gives the same ids more slowly",
             RuntimeWarning,
             stacklevel=5,
         )
-        return None
+
+    def fast(self, characters: int) -> Any:
+        """fastokens' tokenizer for a text as long; None where it is not there: not to be relied upon, or not yet."""
+        if self._fast is not None or not self.verdict.fast:
+            return self._fast
+        self._asked += characters
+        if self._asked >= self.WORTH and self._process != os.getpid():  # a thread does not outlive a fork
+            self._process = os.getpid()
+            self._thread = threading.Thread(target=self._arrive, name="tokentrace: fastokens")
+            self._thread.start()
+        return self._fast
+
+    def wait(self) -> None:
+        """Have fastokens loaded, where it can be relied upon."""
+        if self.fast(self.WORTH) is None and self._thread is not None:
+            self._thread.join()
+
+    def _arrive(self) -> None:
+        try:
+            self._fast = self._load()
+        except Exception as error:  # it loaded when it was compared
+            self.verdict = Verdict(False, False, str(error))
+            self._warn(str(error))
 
     def encode(self, text: str) -> Ids:
-        if self.fast is not None and (text.isascii() or LONG_S not in text):
-            ids, _ = self.fast.encode_batch_flat([text])
+        fast = self._fast or self.fast(len(text))
+        if fast is not None and (text.isascii() or LONG_S not in text):
+            if len(text) >= _LONG and self._heads is not None:
+                self._notice(fast, text)
+            ids, _ = fast.encode_batch_flat([text])
             return np.frombuffer(ids, np.int32)
         return np.asarray(self.slow.encode(text, add_special_tokens=False).ids, np.int32)
 
+    def _notice(self, fast: Any, text: str) -> None:
+        """Have fastokens keep the ids of segments once a long text begins as one before did: conversations that grow
+        are encoded in a third of the time then, and those that do not a little more slowly.
+        """
+        heads, head = self._heads, hash(text[:_LONG])
+        if heads is None:
+            return
+        if head in heads:
+            with contextlib.suppress(RuntimeError):  # another thread is encoding: the next time
+                fast.enable_segment_cache(_SEGMENTS)
+                self._heads = None
+        elif len(heads) < 1000:
+            heads.add(head)
+
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        if self.fast is None or any(LONG_S in text for text in texts if not text.isascii()):
-            return _encode_batch(self.slow, texts)
         if not texts:
             return []
-        flat, ends = self.fast.encode_batch_flat(list(texts))
+        fast = self._fast or self.fast(sum(map(len, texts)))
+        if fast is None or any(LONG_S in text for text in texts if not text.isascii()):
+            return _encode_batch(self.slow, texts)
+        flat, ends = fast.encode_batch_flat(list(texts))
         ids = np.frombuffer(flat, np.int32)
         bounds = np.frombuffer(ends, np.uint64).astype(np.int64)
         return [ids[bounds[index] : bounds[index + 1]] for index in range(len(texts))]
@@ -245,8 +359,9 @@ class _Encoder:
 class _PlainEncoder:
     """Encodes text in which no control token is to be found.
 
-    It is needed at once where the first forged token turns up, so it begins with the model that is loaded already.
-    fastokens, which takes seconds to load, joins in when more than `WORTH` characters have been asked for.
+    fastokens encodes it, without looking for added tokens, where that was compared. Elsewhere it begins with the model
+    that is loaded already, as it is needed at once where the first forged token turns up; a fastokens of its own, which
+    takes seconds to load, joins in when more than `WORTH` characters have been asked for.
     """
 
     WORTH: Final = 1_000_000
@@ -267,10 +382,10 @@ class _PlainEncoder:
 
         if not self._vocabulary.plain_model:
             spec = json.dumps(self._vocabulary.plain_spec(**self._options), ensure_ascii=False)
-            return _Encoder(spec, self._name, sample=None).slow
+            return _Encoder(spec, self._name).slow
         model = {"type": "BPE", "vocab": {}, "merges": []}  # only to have the rest read; the loaded one is shared
         parts = {**self._vocabulary.plain_parts(**self._options), "model": model}
-        shell = _Encoder(json.dumps(parts, ensure_ascii=False), self._name, sample=None).slow
+        shell = _Encoder(json.dumps(parts, ensure_ascii=False), self._name).slow
         shell.model = self._full.slow.model
         rows = self._vocabulary.white_space
         shell.add_tokens(
@@ -282,7 +397,7 @@ class _PlainEncoder:
         return shell
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        if self._full.fast is None:
+        if not self._full.verdict.fast:
             return _encode_batch(self.slow, texts)
         pattern = self._vocabulary.control_pattern
         careful = [not self._direct or (pattern is not None and bool(pattern.search(text))) for text in texts]
@@ -292,12 +407,19 @@ class _PlainEncoder:
         return [next(others if spells else direct) for spells in careful]
 
     def _carefully(self, texts: Sequence[str]) -> list[Ids]:
-        self._asked += sum(map(len, texts))
+        length = sum(map(len, texts))
+        if self._full.verdict.ordinary and self._direct:
+            fast = self._full.fast(length)
+            if fast is None or any(LONG_S in text for text in texts):
+                return _encode_batch(self.slow, texts)
+            return [np.asarray(fast.encode_ordinary(text).ids, np.int32) for text in texts]
+        self._asked += length
         if self._asked < self.WORTH:
             return _encode_batch(self.slow, texts)
         if self._fast is None:
             spec = json.dumps(self._vocabulary.plain_spec(**self._options), ensure_ascii=False)
-            self._fast = _Encoder(spec, self._name, sample=_SAMPLE)
+            self._fast = _Encoder(spec, self._name)
+            self._fast.check(_SAMPLE)
         return self._fast.encode_batch(texts)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import TrajectoryError, shown
+from ..showing import ShowsItself
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .inputs import as_count, as_ids, as_spans, from_position, mapping_json, owner_spans
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ..rendering.bridged import BridgedTokens
 
 
-class Trajectory(Record):
+class Trajectory(ShowsItself, Record):
     """Ids, kinds, logprobs and turns of one rollout; a tree of branches where its history was rewritten.
 
     It is only ever added to. Every write is checked as a whole before anything is changed: one that fails raises

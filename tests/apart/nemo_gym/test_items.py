@@ -28,6 +28,8 @@ from pydantic import TypeAdapter
 
 from tests.guides import run_guide
 from tokentrace import Trajectory, create_renderer, trajectory_samples
+from tokentrace.audit.inspect import inspect_rollouts
+from tokentrace.audit.inspect_calls import Step
 from tokentrace.demo.calculator import calculate
 from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.errors import SampleError, TrajectoryError
@@ -271,3 +273,30 @@ def test_branches_and_retries_come_back_from_captured_records() -> None:
 
 def test_the_guide_runs(tmp_path: Path) -> None:
     run_guide("nemo", tmp_path)
+
+
+def test_captured_calls_are_inspected_as_they_are_written(tmp_path: Path) -> None:
+    from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry
+
+    def call(id: str, prompt: list[int], generated: list[int], **more: Any) -> TokenEntry:
+        logprobs = [-0.5] * len(generated)
+        return TokenEntry(
+            rollout_id="one",
+            model_call_id=id,
+            prompt_token_ids=prompt,
+            generation_token_ids=generated,
+            generation_log_probs=logprobs,
+            **more,
+        )
+
+    linked = {"parent_call_id": "a", "parent_resolution": ParentResolutionStatus.RESOLVED, "prompt_is_delta": True}
+    calls = [call("a", [1, 2], [3]), call("b", [5], [6], **linked), call("c", [1, 9, 3, 5, 6, 7], [8])]
+    (tmp_path / "tokens.jsonl").write_text("".join(one.model_dump_json() + "\n" for one in calls))
+    report = inspect_rollouts([str(tmp_path / "tokens.jsonl")])
+    assert not report.unreadable
+    assert [(step, report.steps[step]) for step in Step if report.steps[step]] == [
+        (Step.FIRST, 1),
+        (Step.EXTENDS, 1),
+        (Step.BREAKS, 1),
+    ]
+    assert report.reprefilled == 4

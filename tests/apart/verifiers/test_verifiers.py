@@ -18,6 +18,7 @@ from verifiers.v1.types import AssistantMessage, SamplingConfig, SystemMessage, 
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.guides import run_guide
 from tokentrace import create_renderer
+from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.demo.calculator import calculate
 from tokentrace.pocket import POCKET
 
@@ -129,3 +130,22 @@ def test_images_are_refused_before_anything_is_sampled(served: Served) -> None:
 
 def test_guide(tmp_path: Path) -> None:
     run_guide("prime-rl", tmp_path)
+
+
+def test_records_of_traces_are_inspected(served: Served, tmp_path: Path) -> None:
+    """What verifiers writes of a trace: no break in one that was bridged, one where a message was rewritten."""
+    trace = new_trace()
+
+    async def twice() -> None:
+        await roll_out(served.url, trace)
+        await roll_out(served.url, trace, QUESTIONS[1:])
+
+    asyncio.run(twice())
+    nodes = [node.model_dump(mode="json") for node in trace.nodes]
+    (tmp_path / "traces.jsonl").write_text(json.dumps({"version": 1, "id": "one", "nodes": nodes}) + "\n")
+    report = inspect_rollouts([str(tmp_path / "traces.jsonl")], create_renderer(POCKET))
+    assert not report.unreadable
+    assert not report.faults
+    assert (report.samples, report.breaks) == (len(trace.branches), 1)
+    assert report.sampled == report.trained == sum(sum(node.mask) for node in trace.nodes)
+    assert report.row_tokens == sum(len(branch.token_ids) for branch in trace.branches)

@@ -12,6 +12,7 @@ from ...conversation.place import is_list
 from ...errors import InputError, shown
 from ...tokens.ids import check_ids
 from ...tokens.tokenizer import Ids
+from ...tokens.visible import counted
 from ...trajectory.inputs import POSITIVE_NOISE
 from .calls import Call, Fault, Finding, Floats, Mask, Request
 
@@ -106,7 +107,7 @@ def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
     if not count:
         return Checked(None, ())
     if name is None or fields.value.get(name) is None or not len(fields.listed(name)):
-        return Checked(None, (Finding(Fault.NO_LOGPROBS, where, f"{count:,} tokens were sampled", count),))
+        return Checked(None, (Finding(Fault.NO_LOGPROBS, where, f"{counted(count)} sampled", count),))
     given = fields.listed(name)
     if len(given) != count:
         said = f"{len(given):,} logprobs for {count:,} sampled tokens"

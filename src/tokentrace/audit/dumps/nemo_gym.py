@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...errors import InputError
 from ...integrations.nemo_items import full_prompts
-from .calls import DumpedRollout
+from .calls import DumpedRollout, Unreadable
 from .fields import CallFields, Fields, read_call
 from .shape import Shape, line_name, named_by
 
@@ -24,33 +24,36 @@ def _responses(fields: Fields) -> Iterable[DumpedRollout]:
     yield DumpedRollout(f"{name}-{attempt}" if name and attempt else name or line_name(fields), fields.where, calls)
 
 
-def _entries(fields: Fields) -> Iterable[DumpedRollout]:
-    """One captured call. Those stored as a suffix of their prompt are made whole by `whole_prompts`."""
+def _captured(fields: Fields) -> Iterable[DumpedRollout]:
+    """One captured call, its prompt made whole before."""
     yield DumpedRollout(fields.text("rollout_id") or line_name(fields), fields.where, [read_call(fields, _FIELDS)])
 
 
-def whole_prompts(lines: Sequence[Fields]) -> Iterator[Fields]:
+def _whole_prompts(lines: Sequence[Fields]) -> Iterator[Fields | Unreadable]:
     """The captured calls of one rollout with their prompts whole, in the order in which they were made."""
-    entries = [
-        SimpleNamespace(
-            model_call_id=str(one.value.get("model_call_id")),
-            parent_call_id=one.value.get("parent_call_id"),
-            prompt_is_delta=bool(one.value.get("prompt_is_delta")),
-            prompt_token_ids=one.ids("prompt_token_ids").tolist(),
-            generation_token_ids=one.ids("generation_token_ids").tolist(),
-        )
-        for one in lines
-    ]
-    prompts = full_prompts(entries)
-    order = sorted(range(len(lines)), key=lambda at: (lines[at].number("created_at") or 0.0, at))
-    for at in order:
-        call = entries[at].model_call_id
-        if call not in prompts:
-            raise InputError(
-                f"call {call!r} is stored as what it adds to call {entries[at].parent_call_id!r}, which is not there",
-                field=lines[at].named("parent_call_id"),
-            )
-        yield Fields({**lines[at].value, "prompt_token_ids": prompts[call]}, lines[at].where)
+    known: list[tuple[Fields, SimpleNamespace]] = []
+    for one in lines:
+        try:
+            known.append((one, _entry(one)))
+        except InputError as error:
+            yield Unreadable(one.where, str(error))
+    prompts = full_prompts(entry for _, entry in known)
+    for one, entry in sorted(known, key=lambda pair: pair[0].number("created_at") or 0.0):
+        if entry.model_call_id in prompts:
+            yield Fields({**one.value, "prompt_token_ids": prompts[entry.model_call_id]}, one.where)
+            continue
+        said = f"stored as what it adds to call {entry.parent_call_id!r}, which is not there"
+        yield Unreadable(one.where, f"{one.named('parent_call_id')}: call {entry.model_call_id!r} is {said}")
+
+
+def _entry(fields: Fields) -> SimpleNamespace:
+    return SimpleNamespace(
+        model_call_id=fields.text("model_call_id"),
+        parent_call_id=fields.text("parent_call_id"),
+        prompt_is_delta=bool(fields.value.get("prompt_is_delta")),
+        prompt_token_ids=fields.ids("prompt_token_ids").tolist(),
+        generation_token_ids=fields.ids("generation_token_ids").tolist(),
+    )
 
 
 def _has_items(row: Mapping[str, Any]) -> bool:
@@ -65,5 +68,7 @@ def _is_entry(row: Mapping[str, Any]) -> bool:
 
 SHAPES: Final = (
     Shape("nemo-gym", "a rollout with response items", _has_items, _responses),
-    Shape("nemo-gym", "captured calls, one a line", _is_entry, _entries, named_by("rollout_id")),
+    Shape(
+        "nemo-gym", "captured calls, one a line", _is_entry, _captured, named_by("rollout_id"), gather=_whole_prompts
+    ),
 )

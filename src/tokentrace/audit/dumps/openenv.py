@@ -17,12 +17,12 @@ _NAMES: Final = ("session_id", "rollout_id", "episode_id")
 def _document(fields: Fields) -> Iterable[DumpedRollout]:
     calls: list[Call] = []
     rows: list[DumpedRow] = []
-    turns = {turn.value.get("node_id"): turn for turn in fields.each("turns")} if fields.has("turns") else {}
+    turns = {turn.text("node_id"): turn for turn in fields.each("turns")} if fields.has("turns") else {}
     for sequence in fields.each("sequences"):
         arrays = RowArrays(sequence.ids("input_ids"), 0, "loss_mask", "logprobs")
         made, own = read_row(sequence, arrays)
-        nodes = sequence.value.get("node_ids") or []
-        known = [turns.get(node) for node in nodes] if len(nodes) == len(made) else [None] * len(made)
+        nodes = sequence.listed("node_ids") if sequence.has("node_ids") else []
+        known = [turns.get(str(node)) for node in nodes] if len(nodes) == len(made) else [None] * len(made)
         calls += [_told(call, turn) for call, turn in zip(made, known, strict=True)]
         rows += [_counted(sequence, row) for row in own]
     yield DumpedRollout(fields.text(*_NAMES) or line_name(fields), fields.where, calls, rows)
@@ -43,9 +43,9 @@ def _told(call: Call, turn: Fields | None) -> Call:
 
 def _counted(sequence: Fields, row: DumpedRow) -> DumpedRow:
     """A row whose mask is compared with how many tokens its turns sampled."""
-    told = sequence.value.get("turn_lengths")
-    if not isinstance(told, list):
+    if not sequence.has("turn_lengths"):
         return row
+    told = sequence.ids("turn_lengths").tolist()
     trained = [stop - start for start, stop in runs(row.mask)]
     if trained == told or not trained:
         return row

@@ -6,6 +6,7 @@ find out which lines belong together, by the places of the lines alone.
 
 from __future__ import annotations
 
+import difflib
 import json
 import tempfile
 from array import array
@@ -18,7 +19,6 @@ from ...data.sources import Format, Source, find_sources
 from ...errors import InputError
 from .calls import DumpedRollout, Unreadable
 from .fields import Fields
-from .nemo_gym import whole_prompts
 from .records import SQLITE, OpenedStore, begins_with, is_trajectory, read_store, read_trajectory
 from .shape import Shape
 from .shapes import shape_of
@@ -73,6 +73,11 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         yield read_trajectory(path, given)
     elif path.is_file() and begins_with(path, SQLITE):
         yield from _stored(given, progress, told)
+    elif given != "-" and not path.exists():
+        names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, 1)
+        hint = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
+        raise InputError(f"there is no file or folder {given!r}{hint}")
     else:
         with tempfile.TemporaryDirectory(prefix="tokentrace-inspect-") as spool:
             for source in find_sources([given], Path(spool)):
@@ -112,16 +117,16 @@ def _of_source(source: Source, name: str | None, progress: Progress, told: Told)
 
 def _recognised(source: Source, name: str | None) -> Shape:
     """The shape of the first line that can be read."""
-    problem = f"{source.name} holds no rows"
+    problem = ""
     for chunk in plan([source], row_bytes=ROW_BYTES):
         for row in read_rows(chunk, row_bytes=ROW_BYTES):
             if row.problem is None:
                 try:
                     return shape_of(row.value, name)
                 except InputError as error:
-                    raise InputError(f"{_place(source, row)}: {error}") from error
-            problem = f"{_place(source, row)}: {row.problem}"
-    raise InputError(problem)
+                    raise InputError(problem or f"{_place(source, row)}: {error}") from error
+            problem = problem or f"{_place(source, row)}: {row.problem}"
+    raise InputError(problem or f"{source.name} holds no rows")
 
 
 def _in_order(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]:
@@ -195,7 +200,7 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
             yield Unreadable(place, f"this is not like the lines before it, which are {shape}{_instead(row.value)}")
         else:
             fields.append(Fields(row.value, place))
-    for one in _whole(shape, fields):
+    for one in fields if shape.gather is None else shape.gather(fields):
         if isinstance(one, Unreadable):
             yield one
             continue
@@ -208,17 +213,6 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
         except InputError as error:
             yield Unreadable(one.where, str(error))
     yield from found.values()
-
-
-def _whole(shape: Shape, fields: Sequence[Fields]) -> Iterator[Fields | Unreadable]:
-    """The lines of a rollout; captured calls that were stored as suffixes are made whole."""
-    if not any(one.value.get("prompt_is_delta") or "created_at" in one.value for one in fields):
-        yield from fields
-        return
-    try:
-        yield from whole_prompts(fields)
-    except InputError as error:
-        yield Unreadable(fields[0].where, str(error))
 
 
 def _instead(value: Any) -> str:

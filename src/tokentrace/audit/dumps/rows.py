@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...samples.sample import IGNORE
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids
+from ...tokens.visible import counted
 from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Mask, Request
 from .fields import Fields, logprob_findings, read_mask
 from .shape import Shape, line_name
@@ -95,7 +96,7 @@ def _logprobs(fields: Fields, row: RowArrays, mask: Mask, findings: list[Finding
     trained = int(mask.sum())
     if row.logprobs is None or not fields.has(row.logprobs):
         if trained:
-            findings.append(Finding(Fault.NO_LOGPROBS, fields.place(), f"{trained:,} tokens are trained", trained))
+            findings.append(Finding(Fault.NO_LOGPROBS, fields.place(), f"{counted(trained)} trained", trained))
         return None
     where, given = fields.place(row.logprobs), fields.listed(row.logprobs)
     total, response = len(row.ids), len(row.ids) - row.first

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .calls import DumpedRollout
+from .calls import DumpedRollout, Unreadable
 from .fields import Fields
 
 Row = Mapping[str, Any]
@@ -24,6 +24,8 @@ class Shape:
     """The rollouts of a line. InputError names the field that is wrong."""
     key: Callable[[Row], str | None] | None = None
     """Whose line it is, where a rollout has several; None of a line: nobody says, it is a rollout by itself."""
+    gather: Callable[[Sequence[Fields]], Iterator[Fields | Unreadable]] | None = None
+    """What is to be done to all lines of a rollout before each is read."""
     one_file: bool = False
     """Lines that name no rollout are all of one, that of their file."""
 

@@ -46,7 +46,8 @@ def _texts(fields: Fields) -> Iterable[DumpedRollout]:
 
 
 def _traced_key(row: Mapping[str, Any]) -> str | None:
-    return named_by(*_NAMES)(row["inputs"])
+    asked = row.get("inputs")
+    return named_by(*_NAMES)(asked) if isinstance(asked, Mapping) else None
 
 
 def _is_traced(row: Mapping[str, Any]) -> bool:

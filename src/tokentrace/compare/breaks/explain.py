@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...errors import TrajectoryError, shown
 from ...settings import instance
+from ...showing import ShowsItself
 from ...tokens.alignment import common_prefix, hunks
 from ...tokens.ids import check_ids
 from ...tokens.kinds import Kind
@@ -48,7 +49,7 @@ _LATER: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class Break(ShowsItself):
     """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
 
     `position` is the first id that differs. `stream_range` and `prompt_range` are the tokens in which

@@ -19,6 +19,7 @@ from ...errors import TokentraceError
 from ...rendering.bridged import BridgedTokens
 from ...rendering.bridging import History
 from ...rendering.rendered import RenderedTokens
+from ...showing import ShowsItself
 from ...study.seams import BridgeRefusal, RefusalReason
 from ...tokens.alignment import common_suffix
 from ...tokens.kinds import Kind
@@ -34,7 +35,7 @@ _FLAGS: Final = ("preserve_all_thinking", "preserve_thinking_between_tool_calls"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HistoryReport:
+class HistoryReport(ShowsItself):
     """Where production, rollout and training differ, step by step. Made by `compare_histories`.
 
     `row` is the training row. `branches` are the streams of the rollout: one, and one more for every break; with
@@ -133,11 +134,6 @@ class HistoryReport:
         from ...show.histories import plain_view
 
         return plain_view(self)
-
-    def _repr_html_(self) -> str:
-        from ...show.histories import html_fragment
-
-        return html_fragment(self)
 
 
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:

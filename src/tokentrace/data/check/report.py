@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from ...compare.causes import Cause
+from ...showing import ShowsItself
 from .deviations import Deviation
 from .masks import MaskDifference, difference_words
 
@@ -89,7 +90,7 @@ class MaskCount:
 
 
 @dataclass(slots=True)
-class CheckReport:
+class CheckReport(ShowsItself):
     """Counts over all rows, and the first few rows of each outcome."""
 
     settings: dict[str, Any] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 // The list of sessions. Rows are kept and changed in place, so that a list that is polled does not flicker.
 
-import { ago, byId, counted, el, number, short } from "./dom.js";
+import { byId, counted, el, number, short } from "./dom.js";
+import { ago } from "./words.js";
 
 const STATES = ["open", "sealed", "exported", "dropped"];
 const rows = new Map();

@@ -1,7 +1,7 @@
 // The page: which session is chosen (the address says so), what is asked of the gateway every two seconds, and themes.
 
 import { changed, get, sessionPath } from "./asking.js";
-import { byId, counted, el } from "./dom.js";
+import { byId, counted, el, switchTheme, typing } from "./dom.js";
 import { SessionList } from "./list.js";
 import { SessionView } from "./session.js";
 import { turnPanel } from "./turn.js";
@@ -176,14 +176,10 @@ function pulse(kind, words) {
 
 // -- themes
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-byId("theme").addEventListener("click", () => {
-  const page = document.documentElement;
-  page.dataset.theme = (page.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
-});
+byId("theme").addEventListener("click", switchTheme);
 
 addEventListener("keydown", (event) => {
-  if (event.key === "/" && !["INPUT", "TEXTAREA"].includes(document.activeElement?.tagName)) {
+  if (event.key === "/" && !typing(event)) {
     event.preventDefault();
     byId("search").focus();
   } else if (event.key === "Escape" && place.turn !== null) go(place.id, { branch: place.shown });

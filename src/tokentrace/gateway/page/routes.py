@@ -18,6 +18,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from ...errors import shown
+from ...viewer.page import SHARED, asset
 from ..gateway import Gateway
 from ..keys import Caller
 from ..reading import json_response
@@ -182,9 +183,10 @@ class PageRoutes:
 
 @functools.cache
 def page_files() -> dict[str, bytes]:
-    """The files of the page by their names."""
-    folder = resources.files(__package__)
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
+    """The files of the page by their names: its own, and those of the viewer that shows its tokens."""
+    own = resources.files(__package__).iterdir()
+    files = {file.name: file.read_bytes() for file in own if file.name.rpartition(".")[2] in _TYPES}
+    return files | {name: asset(name).encode() for name in SHARED}
 
 
 def _served(request: HTTPRequest, name: str) -> Response:

@@ -1,20 +1,20 @@
 // One session: its numbers, its tree, its tokens.
 
 import { sessionPath } from "./asking.js";
-import { ago, counted, duration, el, moment, number } from "./dom.js";
-import { Tokens } from "./tokens.js";
+import { BranchTokens } from "./branch.js";
+import { card, counted, el, facts, number } from "./dom.js";
 import { Tree } from "./tree.js";
-import { cut, facts } from "./turn.js";
+import { cut } from "./turn.js";
+import { ago, duration, moment } from "./words.js";
 
 export class SessionView {
   constructor({ onTurn, onBranch }) {
     this.head = el("section", { class: "head" });
     this.tree = new Tree({ onTurn, onBranch });
-    this.tokens = new Tokens({ onTurn });
-    const title = el("div", { class: "heading" }, el("h2", {}, "Tree"), el("p", { class: "key" },
-      el("span", { class: "given prompt" }), "given", el("span", { class: "given rewritten" }), "rewritten", el("span", { class: "given context" }), "given later",
-      el("span", { class: "turn" }), "sampled", el("span", { class: "repaired" }), "echo repaired"));
-    this.figure = el("section", { class: "figure" }, title, this.tree.root);
+    this.tokens = new BranchTokens({ onTurn });
+    const key = Tree.key();
+    key.append(el("span", { class: "repaired" }), "echo repaired");
+    this.figure = el("section", { class: "figure" }, el("div", { class: "heading" }, el("h2", {}, "Tree"), key), this.tree.root);
   }
 
   /** Show what is known of a session, and of it a branch and perhaps a turn. */
@@ -27,8 +27,8 @@ export class SessionView {
     if (!begun) return;
     const shown = state.branches[branch];
     this.tokens.show(state.id, branch, shown.stop, shown.start);
-    this.tokens.choose(turn);
-    if (moved && turn !== null) this.tokens.go(state.tree[turn].start);
+    this.tokens.tokens.choose(turn);
+    if (moved && turn !== null) this.tokens.tokens.go(state.tree[turn].start);
   }
 
   header(state) {
@@ -36,7 +36,6 @@ export class SessionView {
     const own = state.labels.filter((label) => label.turn === null);
     const reward = own.find((label) => label.name === "reward");
     const seconds = state.tree.reduce((sum, turn) => sum + (turn.seconds ?? 0), 0);
-    const card = (name, value, more, kind) => el("div", { class: `card ${kind ?? ""}` }, el("p", {}, name), el("strong", {}, value), el("small", {}, more));
     const repairs = state.tree.filter((turn) => turn.repairs?.length).length;
     const rows = (format) => el("a", { href: sessionPath(state.id, `/rows?format=${format}`), download: `${state.id}.${format}` }, format);
     return [
@@ -44,12 +43,12 @@ export class SessionView {
         el("h1", {}, state.id, el("span", { class: `state ${state.state}` }, state.state)),
         el("p", { class: "rows" }, "rows: ", rows("jsonl"), rows("parquet"), rows("arrow"))),
       el("div", { class: "cards" },
-        card("Turns", number(state.turns), last?.time ? `last ${ago(last.time) === "now" ? "now" : `${ago(last.time)} ago`}` : "none yet"),
-        card("Tokens", number(state.tokens), `${number(state.sampled)} sampled`),
-        card("Rows", number(state.rows), counted(state.branches.length, "branch")),
-        card("Repaired", number(repairs), `of ${counted(state.turns, "turn")}`),
-        card("Model time", duration(seconds), last?.model ?? ""),
-        card("Reward", reward ? String(reward.value) : "–", state.labels.length ? counted(state.labels.length, "label") : "none posted", reward ? (reward.value > 0 ? "good" : "poor") : "")),
+        card(["Turns", number(state.turns), last?.time ? `last ${ago(last.time) === "now" ? "now" : `${ago(last.time)} ago`}` : "none yet"]),
+        card(["Tokens", number(state.tokens), `${number(state.sampled)} sampled`]),
+        card(["Rows", number(state.rows), counted(state.branches.length, "branch")]),
+        card(["Repaired", number(repairs), `of ${counted(state.turns, "turn")}`]),
+        card(["Model time", duration(seconds), last?.model ?? ""]),
+        card(["Reward", reward ? String(reward.value) : "–", state.labels.length ? counted(state.labels.length, "label") : "none posted", reward ? (reward.value > 0 ? "good" : "poor") : ""])),
       details("Metadata", state.metadata),
       details("Settings", state.settings),
       details("Labels", Object.fromEntries(state.labels.map((label) => [`${label.name}${label.turn === null ? "" : ` of turn ${label.turn}`}`, label.value]))),

@@ -1,7 +1,8 @@
 // One turn, in words: what was new, what the model said, why it branched, and how it was sampled.
 
 import { causeMeaning, causeName } from "./causes.js";
-import { counted, duration, el, moment, number } from "./dom.js";
+import { counted, el, facts, number } from "./dom.js";
+import { duration, moment } from "./words.js";
 
 const SHOWN = 3000; // characters of a text before it is cut
 
@@ -47,12 +48,6 @@ export function turnPanel(turn, { onClose, onTurn }) {
 function listed(title, items, more) {
   if (!items?.length) return null;
   return el("div", { class: "remarks" }, el("h3", {}, title), el("ul", {}, items.map((item) => el("li", {}, String(item)))), more ? el("p", { class: "soft" }, more) : null);
-}
-
-/** Names and values, those that are there. */
-export function facts(values) {
-  const there = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return el("dl", { class: "facts" }, there.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value instanceof Node ? value : String(value))]));
 }
 
 function said(message, number) {

@@ -12,10 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from ...tokens.kinds import Kind
-from ...tokens.spelling import spelled
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
 from ...trajectory.turns import Turn
+from ...viewer.document import token_columns
 from ..gateway import described
 from ..session import Session
 from ..store import Label
@@ -53,7 +53,7 @@ def tokens_view(session: Session, tokenizer: Tokenizer, branch: int, start: int,
         "counts": {kind.name.lower(): count for kind, count in zip(Kind, _counts(all_kinds), strict=True)},
         "ids": ids[start:stop].tolist(),
         "texts": token_texts(tokenizer, ids, start, stop),
-        "control": np.flatnonzero(_is_control(tokenizer, ids[start:stop])).tolist(),
+        "control": np.flatnonzero(token_columns(tokenizer, ids[start:stop])["control"]).tolist(),
         "logprobs": [_number(value) for value in logprobs],
         "pieces": list(_pieces(kinds, messages, turns, start)),
         "roles": _roles(session, branch, messages),
@@ -63,19 +63,13 @@ def tokens_view(session: Session, tokenizer: Tokenizer, branch: int, start: int,
 def token_texts(tokenizer: Tokenizer, ids: Ids, start: int, stop: int) -> list[str]:
     """The text to show for some tokens of a stream, the same wherever the cut is made."""
     first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)
-    token_bytes = tokenizer.vocabulary.token_bytes
-    texts = spelled(map(token_bytes, ids[first:last].tolist()))
+    texts = token_columns(tokenizer, ids[first:last])["texts"]
     return [visible(text) for text in texts[start - first : stop - first]]
 
 
 def _counts(kinds: Any) -> list[int]:
     counted: list[int] = np.bincount(kinds, minlength=len(Kind)).tolist()
     return counted
-
-
-def _is_control(tokenizer: Tokenizer, ids: Ids) -> Any:
-    table = tokenizer.vocabulary.is_control
-    return table[np.minimum(ids, len(table) - 1)] & (ids < len(table))
 
 
 def _turn_spans(session: Session, branch: int) -> Iterator[tuple[int, int, int]]:

@@ -1,6 +1,7 @@
 // What is shown where there is nothing to show yet: how to get something.
 
-import { copyable, el } from "./dom.js";
+import { el } from "./dom.js";
+import { copyable } from "./words.js";
 
 export function welcome(standing, empty) {
   const base = `${location.origin}/sessions/my-first-run`;

@@ -1,0 +1,90 @@
+"""Loading a tokenizer: CPU time and memory from the start of a process to the first render, the first time and later.
+
+Each is a process of its own. Of transformers and fastokens it is the tokenizer alone, and one encode.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from rich.progress import Progress
+
+from bench.report import ROOT, Block, table, where
+from bench.timing import Spent
+
+ROUNDS, QUICK_ROUNDS = 5, 1
+WARM = 0.7
+"""Seconds that are wanted for a load that is remembered."""
+
+_START = """
+import json, sys, time
+from tests.assets import family_dir
+family, text = sys.argv[1], "What leaks here?"
+path = str(family_dir(family))
+began = time.process_time()
+"""
+_END = """
+status = open("/proc/self/status").read().split("VmRSS:")[1].split()[0]
+print(json.dumps([time.process_time() - began, int(status) / 1024]))
+"""
+_OURS = """
+import tokentrace
+renderer = tokentrace.create_renderer(path)
+renderer.render([{"role": "user", "content": text}], add_generation_prompt=True)
+"""
+WAYS = {
+    "tokentrace, the first time": _OURS,
+    "tokentrace, later": _OURS,
+    "– create_renderer alone": "import tokentrace\nrenderer = tokentrace.create_renderer(path)\n",
+    "– with fastokens loaded": _OURS + "renderer.tokenizer.wait()\n",
+    "– a pool of 16, each rendering": """
+import tokentrace
+pool = tokentrace.create_renderer_pool(path, size=16)
+held = [pool.checkout() for _ in range(16)]
+for one in held:
+    one.__enter__().render([{"role": "user", "content": text}], add_generation_prompt=True)
+""",
+    "transformers": "from bench.rivals import transformers_tokenizer\ntransformers_tokenizer(family).encode(text)\n",
+    "transformers + fastokens": (
+        "from bench.rivals import transformers_tokenizer\ntransformers_tokenizer(family, fast=True).encode(text)\n"
+    ),
+    "fastokens alone": "import fastokens\nfastokens.Tokenizer.from_file(path + '/tokenizer.json').encode(text)\n",
+    "tokenizers alone": "import tokenizers\ntokenizers.Tokenizer.from_file(path + '/tokenizer.json').encode(text)\n",
+}
+
+
+def loaded(family: str, way: str, cache: str) -> tuple[float, float]:
+    """Seconds of CPU time and MiB that one way of loading takes."""
+    environment = {**os.environ, "TOKENTRACE_CACHE": "off" if "first" in way else cache}
+    code = _START + WAYS[way] + _END
+    done = subprocess.run(
+        [sys.executable, "-c", code, family], env=environment, cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    spent, memory = json.loads(done.stdout.splitlines()[-1])
+    return spent, memory
+
+
+def run(families: Sequence[str], rounds: int, progress: Progress) -> list[Block]:
+    """Measure, and say what came out."""
+    load = os.getloadavg()[0]
+    spent: dict[tuple[str, str], Spent] = {}
+    memory: dict[tuple[str, str], float] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for family in families:
+            loaded(family, "tokentrace, later", cache)  # compares and remembers
+            for _ in progress.track(range(rounds), description=f"{family}: loading"):
+                for way in WAYS:
+                    seconds, memory[family, way] = loaded(family, way, cache)
+                    spent.setdefault((family, way), Spent()).values.append(seconds)
+    heads = ["", *(f"{family}: {what}" for family in families for what in ("s", "MiB"))]
+    rows = [
+        [way, *(cell for one in families for cell in (f"{spent[one, way].median:.2f}", f"{memory[one, way]:.0f}"))]
+        for way in WAYS
+    ]
+    said = f"Seconds of CPU time, medians, and memory of the process. *Wanted* later: {WARM:g} s."
+    return [Block("load", "\n\n".join([said, table(heads, rows), where(load)]))]

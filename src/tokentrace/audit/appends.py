@@ -1,0 +1,276 @@
+"""Whether a template only appends: every case of the matrix rendered, and compared id for id.
+
+What a rollout holds after a turn is the prompt and what was sampled, up to and including its stop token. An append
+holds if the next prompt begins with exactly those ids. Two things break it: the template writes the past anew once
+something follows, or it writes a turn otherwise than after the prompt that asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from ..conversation.forms import adapt
+from ..conversation.messages import Messages
+from ..errors import TemplateError, TokentraceError
+from ..rendering.lost import find_lost
+from ..study.sampling import turn_end
+from ..study.study import TemplateStudy
+from ..study.turns import common_prefix, find_turns
+from ..template.chat_template import ChatTemplate, wrap_tools
+from ..template.trace import Rendering
+from ..tokens.encoding import Encoded
+from .blame import Blame, find_blame, find_writers
+from .cases import TOOLS, Append, Arguments, Case, Turn, cases
+from .lines import LineTracer
+
+_EXCERPT: Final = 48
+"""Characters of a text that are quoted."""
+
+
+class Outcome(StrEnum):
+    """What becomes of an append."""
+
+    HOLDS = "holds"
+    BREAKS = "breaks"
+    LOSES = "loses"
+    """Nothing is rewritten, but some of what was given reaches no token."""
+    REFUSED = "refused"
+
+
+class Where(StrEnum):
+    """What is not as it was."""
+
+    PAST = "past"
+    """The template writes what the stream holds anew."""
+    PROMPT = "prompt"
+    """The turn is not written after the generation prompt that asks for it."""
+    SEAM = "seam"
+    """It is, but a token reaches over the end of the prompt: the ids are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """How the next prompt does not begin with the stream."""
+
+    where: Where
+    had: str
+    """What the stream has from there on."""
+    has: str
+    """What the next prompt has instead."""
+    at: int
+    """The character at which they part."""
+    message: int | None
+    fields: tuple[str, ...]
+    """Fields of messages of the past that are written no more, or otherwise."""
+    blame: Blame | None = None
+    at_turn: bool = False
+    """Whether it is there as soon as the turn is written, before anything is appended."""
+    ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """All ids before, and now."""
+
+    def __str__(self) -> str:
+        told = f"{self.had!r} becomes {self.has!r}"
+        return f"{told}; {self.blame}" if self.blame is not None else told
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What became of one kind of turn and append: the smallest conversation that shows it."""
+
+    turn: Turn
+    outcome: Outcome
+    case: Case
+    messages: Messages
+    """The conversation, in the form that the template reads."""
+    breaks: tuple[Break, ...] = ()
+    lost: tuple[str, ...] = ()
+    """What of the turn itself reached no token."""
+    lost_after: tuple[str, ...] = ()
+    """What of the messages that were appended reached no token."""
+    reason: str = ""
+    """Why it was refused."""
+
+    @property
+    def append(self) -> Append:
+        return self.turn.append
+
+
+class AppendMatrix:
+    """The matrix of one template with one set of variables."""
+
+    def __init__(self, study: TemplateStudy, tracer: LineTracer | None) -> None:
+        self._study = study
+        self._tracer = tracer
+        self._tools = wrap_tools(TOOLS)
+        grammar = study.grammar(True)
+        named = grammar.calls is not None and grammar.calls.id_is_name
+        self._ids = ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
+        self._rendered: dict[str, Encoded | TokentraceError] = {}
+
+    def cell(self, turn: Turn) -> Cell:
+        """What becomes of a kind of turn: the first case that breaks; if none does, the first that loses something."""
+        if turn.arguments is Arguments.TEXT and not self._study.forms.calls.text:
+            case = next(cases(turn, self._ids))
+            reason = "it does not read arguments that are JSON text; tokentrace parses them first"
+            return Cell(turn, Outcome.REFUSED, case, case.messages, reason=reason)
+        found: list[Cell] = []
+        for case in cases(turn, self._ids):
+            cell = self._tried(case)
+            found.append(cell)
+            if cell.outcome is Outcome.BREAKS:
+                return cell
+        return next((cell for one in (Outcome.LOSES, Outcome.HOLDS) for cell in found if cell.outcome is one), found[0])
+
+    def _tried(self, case: Case) -> Cell:
+        study = self._study
+        try:
+            messages = case.messages
+            if case.turn.arguments is not Arguments.TEXT:
+                messages = tuple(adapt(messages, study.forms).messages)
+            before = len(case.past)
+            asked = self._encoded(messages[:before], case.tools, True)
+            turned = self._encoded(messages[: before + 1], case.tools, False)
+            appended = self._encoded(messages, case.tools, case.turn.append is not Append.ASSISTANT)
+        except TokentraceError as error:
+            return Cell(case.turn, Outcome.REFUSED, case, case.messages, reason=_refusal(error))
+        lost, _ = find_lost(turned.rendering, messages[: before + 1], study.forms, first=before)
+        after, _ = find_lost(appended.rendering, messages, study.forms, first=before + 1)
+        breaks = tuple(self._breaks(case, messages, asked, turned, appended))
+        outcome = Outcome.BREAKS if breaks else Outcome.LOSES if lost or after else Outcome.HOLDS
+        gone = tuple(one.field for one in lost)
+        return Cell(
+            case.turn, outcome, case, messages, breaks, gone, tuple(_lost_words(one, messages) for one in after)
+        )
+
+    def _encoded(self, messages: Messages, tools: bool, prompt: bool) -> Encoded:
+        """A conversation's text and ids, made once. Raises what the template raises, each time."""
+        key = json.dumps([messages, tools, prompt])
+        if key not in self._rendered:
+            study = self._study
+            try:
+                self._rendered[key] = study.encode(study.run(messages, self._tools if tools else None, prompt))
+            except TokentraceError as error:
+                self._rendered[key] = error.with_traceback(None)
+        found = self._rendered[key]
+        if isinstance(found, TokentraceError):
+            raise found
+        return found
+
+    # -- comparing
+
+    def _breaks(
+        self, case: Case, messages: Messages, asked: Encoded, turned: Encoded, appended: Encoded
+    ) -> Iterator[Break]:
+        before, study = len(case.past), self._study
+        stop = self._stop(case, messages[: before + 1], turned)
+        stream = study.encode(turned.rendering.until(turned.position(stop))) if stop < len(turned.ids) else turned
+        past, turn = (messages[:before], True), (messages[: before + 1], False)
+        at = _parting(asked, stream)
+        if at is not None:
+            prompt = asked.rendering
+            same = common_prefix(prompt.text, stream.rendering.text)
+            where = Where.SEAM if same == len(prompt.text) else Where.PROMPT if same >= prompt.tail else Where.PAST
+            yield replace(self._parted(case, where, asked, stream, at, past, turn), at_turn=True)
+        at = _parting(stream, appended)
+        if at is not None:
+            after = (messages, case.turn.append is not Append.ASSISTANT)
+            yield self._parted(case, Where.PAST, stream, appended, at, turn, after)
+
+    def _stop(self, case: Case, messages: Messages, encoded: Encoded) -> int:
+        """How many tokens the stream has: all up to the end of the turn, its stop token included."""
+        study, at = self._study, len(messages) - 1
+        render = functools.partial(study.run_with, self._tools if case.tools else None)
+        found, _ = find_turns(encoded.rendering, messages, render, study.tokenizer, wanted=lambda index: index == at)
+        own = [turn for turn in found if turn.message == at]
+        if not own:
+            return len(encoded.ids)
+        return turn_end(encoded, own[-1], study.endings(case.tools)).stop
+
+    def _parted(
+        self,
+        case: Case,
+        where: Where,
+        one: Encoded,
+        other: Encoded,
+        token: int,
+        first: tuple[Messages, bool],
+        second: tuple[Messages, bool],
+    ) -> Break:
+        texts = one.rendering, other.rendering
+        fields = tuple(_changed_fields(*texts)) if where is Where.PAST else ()
+        at = common_prefix(texts[0].text, texts[1].text)
+        blame = self._blame(case, where, at, first, second) if where is not Where.SEAM else None
+        message = next((turn for end, turn in zip(texts[0].ends, texts[0].turns, strict=True) if end > at), None)
+        starts = one.position(token), other.position(token)
+        had, has = (text.text[start : start + _EXCERPT] for text, start in zip(texts, starts, strict=True))
+        ids = tuple(one.ids.tolist()), tuple(other.ids.tolist())
+        return Break(where, had, has, starts[0], message, fields, blame, ids=ids)
+
+    def _blame(
+        self, case: Case, where: Where, at: int, first: tuple[Messages, bool], second: tuple[Messages, bool]
+    ) -> Blame | None:
+        """The line, told of the second without a generation prompt if that parts at the same place."""
+        if self._tracer is None:
+            return None
+        one = self._encoded(first[0], case.tools, first[1]).rendering.text
+        for prompt in dict.fromkeys((False, second[1])):
+            other = self._encoded(second[0], case.tools, prompt).rendering.text
+            if common_prefix(one, other) == at:
+                given = {"tools": TOOLS if case.tools else None, "variables": _plain(self._study.variables)}
+                left = {"messages": first[0], "add_generation_prompt": first[1], **given}
+                right = {"messages": second[0], "add_generation_prompt": prompt, **given}
+                find = find_blame if where is Where.PAST else find_writers
+                return find(self._tracer, left, right, at, (one, other))
+        return None
+
+
+def _parting(one: Encoded, other: Encoded) -> int | None:
+    """The first token of `one` that `other` does not have at the same place; None if it begins with all of them."""
+    ids, others = one.ids, other.ids[: len(one.ids)]
+    same = np.flatnonzero(ids[: len(others)] != others)
+    return int(same[0]) if len(same) else len(others) if len(others) < len(ids) else None
+
+
+def _changed_fields(one: Rendering, other: Rendering) -> Iterator[str]:
+    """Fields whose text in the first is not what it is in the second."""
+    texts: list[dict[Any, str]] = []
+    for rendering in (one, other):
+        found: dict[Any, str] = {}
+        for text, _, origin in rendering.spans():
+            if origin is not None and origin.message is not None and not origin.is_role:
+                found[origin] = found.get(origin, "") + text
+        texts.append(found)
+    for origin, text in texts[0].items():
+        now = texts[1].get(origin, "")
+        if now != text:
+            yield f"{'.'.join(map(str, origin.path))} of message {origin.message} is {'gone' if not now else 'changed'}"
+
+
+def _refusal(error: TokentraceError) -> str:
+    """Why a template refuses, in its own words where it has some."""
+    if not isinstance(error, TemplateError):
+        return str(error)
+    line = f" (line {error.line})" if error.line is not None else ""
+    return f"{error.problem.removeprefix('the template refused the conversation: ')}{line}"
+
+
+def _lost_words(lost: Any, messages: Messages) -> str:
+    role = messages[lost.message]["role"] if lost.message is not None else "tool schema"
+    return f"{lost.field} of the {role} message that follows"
+
+
+def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables for plain Jinja."""
+    return {name: str(value) if isinstance(value, str) else value for name, value in variables.items()}
+
+
+def line_tracer(study: TemplateStudy) -> LineTracer | None:
+    """The instrumented copy of a study's template; None for a format that is written in Python."""
+    return LineTracer(study.template.source) if isinstance(study.template, ChatTemplate) else None

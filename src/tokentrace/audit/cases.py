@@ -1,0 +1,154 @@
+"""The matrix: what is appended to which turn of an assistant, after which past.
+
+Each case is one small conversation in three cuts: the past that the model is asked after, its turn, and what is
+appended to that. Pasts are ordered by size, so that the first case that shows something is the smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from ..study.probes import ANSWER, SYSTEM, USER, call, calling, result
+
+Message = Mapping[str, Any]
+
+
+class Append(StrEnum):
+    """What comes after an assistant's turn."""
+
+    TOOL = "tool"
+    PARALLEL = "parallel tools"
+    TOOL_USER = "tool, then user"
+    USER = "user"
+    SYSTEM = "system"
+    ASSISTANT = "assistant"
+
+
+CALLS: Final[Mapping[Append, int]] = {Append.TOOL: 1, Append.PARALLEL: 2, Append.TOOL_USER: 1}
+"""How many calls the turn before makes."""
+
+
+class Arguments(StrEnum):
+    """The shapes that a call's arguments are given in."""
+
+    NONE = ""
+    OBJECT = "object"
+    EMPTY = "empty"
+    NESTED = "nested"
+    TEXT = "JSON text"
+
+
+_ARGUMENTS: Final[Mapping[Arguments, Any]] = {
+    Arguments.OBJECT: {"key": "value"},
+    Arguments.EMPTY: {},
+    Arguments.NESTED: {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
+    Arguments.TEXT: {"key": "value"},
+}
+
+
+def _tool(number: int) -> Message:
+    properties = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
+    schema = {"type": "object", "properties": properties, "required": []}
+    function = {"name": f"probe{number}", "description": "a probe", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+TOOLS: Final[Sequence[Message]] = (_tool(1), _tool(2))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an assistant's turn has."""
+
+    append: Append
+    reasoning: bool
+    content: bool = True
+    arguments: Arguments = Arguments.NONE
+
+    @property
+    def words(self) -> str:
+        has = [*(["reasoning"] if self.reasoning else []), *(["content"] if self.content else [])]
+        calls = CALLS.get(self.append, 0)
+        if calls:
+            has.append(f"{'a call' if calls == 1 else 'two calls'} ({self.arguments})")
+        return " + ".join(has)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One conversation of the matrix: the past, the turn that answers it, and what is appended."""
+
+    turn: Turn
+    past: tuple[Message, ...]
+    said: Message
+    appended: tuple[Message, ...]
+    tools: bool
+    given: str = ""
+    """What the past has beside a question, in words."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return (*self.past, self.said, *self.appended)
+
+
+def turns(shapes: Sequence[Arguments] = tuple(_ARGUMENTS)) -> Iterator[Turn]:
+    """Every kind of turn of the matrix, calls with arguments of these shapes."""
+    for append in Append:
+        for reasoning in (False, True):
+            if append not in CALLS:
+                yield Turn(append, reasoning)
+                continue
+            for content in (False, True):
+                for arguments in shapes:
+                    yield Turn(append, reasoning, content, arguments)
+
+
+def cases(turn: Turn, ids: Sequence[str]) -> Iterator[Case]:
+    """The conversations that a kind of turn is tried in, the smallest first. `ids` are two ids of calls."""
+    said = _said(turn, ids)
+    appended = _appended(turn.append, ids)
+    calls = turn.append in CALLS
+    called = _said(Turn(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT), ids)
+    answered = {**ANSWER, **({"reasoning_content": "thought"} if turn.reasoning else {})}
+    round_ = (called, _result(1, ids))
+    yield Case(turn, (USER,), said, appended, calls)
+    if not calls:
+        yield Case(turn, (USER,), said, appended, True, "where tools are declared")
+    yield Case(turn, (SYSTEM, USER), said, appended, calls, "where there is a system message")
+    yield Case(turn, (USER, *round_), said, appended, True, "after a round of tools")
+    yield Case(turn, (USER, answered, USER), said, appended, calls, "after an earlier answer")
+    yield Case(
+        turn, (USER, answered, USER, *round_), said, appended, True, "after an earlier answer and a round of tools"
+    )
+
+
+def _said(turn: Turn, ids: Sequence[str]) -> Message:
+    fields: dict[str, Any] = {"role": "assistant", "content": "answer" if turn.content else ""}
+    if turn.reasoning:
+        fields["reasoning_content"] = "thought"
+    given, as_text = _ARGUMENTS.get(turn.arguments), turn.arguments is Arguments.TEXT
+    calls = [{**call(n + 1, given, as_text=as_text), "id": ids[n]} for n in range(CALLS.get(turn.append, 0))]
+    return calling(*calls, **fields) if calls else fields
+
+
+def _result(number: int, ids: Sequence[str]) -> Message:
+    return result(number, tool_call_id=ids[number - 1])
+
+
+def _appended(append: Append, ids: Sequence[str]) -> tuple[Message, ...]:
+    match append:
+        case Append.TOOL:
+            return (_result(1, ids),)
+        case Append.PARALLEL:
+            return _result(1, ids), _result(2, ids)
+        case Append.TOOL_USER:
+            return _result(1, ids), USER
+        case Append.USER:
+            return (USER,)
+        case Append.SYSTEM:
+            return (SYSTEM,)
+        case _:
+            return (ANSWER,)

@@ -1,0 +1,151 @@
+"""`audit_template`: everything that is asked of a template, one thing after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from typing import Any
+
+from ..errors import TokentraceError
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import Renderer
+from ..study.study import TemplateStudy
+from .appends import AppendMatrix, Cell, Outcome, line_tracer
+from .cases import Arguments, turns
+from .facts import Prompting, find_forging, find_prompting, find_reading, find_stops
+from .lines import LineTracer
+from .readback import find_writing
+from .remedies import Remedies, remedy, try_remedies
+from .report import AuditReport, SettingAudit
+from .running import find_cost, find_defaults
+from .settings import find_settings
+from .verdicts import Grade, Use, Verdict, judged, verdict
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being looked at, how much of it is done, and how much there is."""
+
+
+def audit_template(
+    tokenizer: Any, *, name: str | None = None, progress: Progress | None = None, **settings: Any
+) -> AuditReport:
+    """Certify a tokenizer and its template: a `Renderer`, or whatever `create_renderer` takes, with its settings.
+
+    Every append of the matrix is rendered and compared id for id; everything else that the report says is found out by
+    running the template as well. Raises what `create_renderer` raises.
+
+    >>> from tokentrace.pocket import POCKET
+    >>> audit_template(POCKET).verdict("rl-append-only").grade
+    <Grade.HOLDS: 'holds'>
+    """
+    renderer = tokenizer if isinstance(tokenizer, Renderer) else create_renderer(tokenizer, **settings)
+    return _Audit(renderer.silent(), name, progress or (lambda *_: None)).report()
+
+
+class _Audit:
+    """One audit. Calls and results are rendered with the template for tools, where a model has one."""
+
+    def __init__(self, renderer: Renderer, name: str | None, progress: Progress) -> None:
+        self.renderer = renderer
+        self.name = name or PurePath(renderer.tokenizer.name).name or renderer.family
+        self.progress = progress
+        self.study = _study(renderer)
+        self.tracer = line_tracer(self.study)
+
+    def report(self) -> AuditReport:
+        renderer, study, tracer = self.renderer, self.study, self.tracer
+        cells = tuple(self._cells(study, tracer))
+        self.progress("facts", 0, 1)
+        reading, prompting = find_reading(study), find_prompting(study)
+        defaults = find_defaults(study, tracer)
+        remedies = try_remedies(renderer, judged(cells, reading, prompting))
+        facts = {
+            "stops": find_stops(renderer),
+            "forging": find_forging(study),
+            "writing": find_writing(renderer),
+            "cost": find_cost(renderer, tracer),
+        }
+        self.progress("facts", 1, 1)
+        switches, unchanged = self._switches(cells, prompting, defaults.variables)
+        verdicts = self._verdicts(cells, reading, prompting, defaults.clock, remedies, switches)
+        return AuditReport(
+            name=self.name,
+            family=renderer.family,
+            digest=study.template.digest,
+            settings=dict(renderer.template_kwargs),
+            cells=cells,
+            switches=tuple(switches),
+            without_effect=tuple(unchanged),
+            prompting=prompting,
+            reading=reading,
+            defaults=defaults,
+            remedies=remedies,
+            verdicts=tuple(verdicts),
+            notes=tuple(self._notes(cells)),
+            tokenizer=renderer.tokenizer,
+            **facts,  # type: ignore[arg-type]
+        )
+
+    def _cells(self, study: TemplateStudy, tracer: LineTracer | None) -> Iterator[Cell]:
+        matrix, kinds = AppendMatrix(study, tracer), list(turns())
+        for done, turn in enumerate(kinds):
+            self.progress("appends", done, len(kinds))
+            yield matrix.cell(turn)
+        self.progress("appends", len(kinds), len(kinds))
+
+    def _switches(
+        self, cells: tuple[Cell, ...], prompting: Prompting, printed: Any
+    ) -> tuple[list[SettingAudit], list[str]]:
+        """Each setting that changes an outcome or the prompt, with calls of one shape; and the names of the others."""
+        found: list[SettingAudit] = []
+        unchanged: list[str] = []
+        given = find_settings(self.renderer, printed)
+        plain = {cell.turn: (cell.outcome, cell.lost) for cell in cells}
+        for done, setting in enumerate(given):
+            self.progress("settings", done, len(given))
+            study = _study(self.renderer.with_variables(setting))
+            matrix = AppendMatrix(study, None)
+            own = tuple(matrix.cell(turn) for turn in turns((Arguments.OBJECT,)))
+            if all(cell.outcome is Outcome.REFUSED for cell in own):
+                found.append(SettingAudit(setting, None, None))
+                continue
+            now = find_prompting(study)
+            if now == prompting and all(plain[cell.turn] == (cell.outcome, cell.lost) for cell in own):
+                unchanged.append(SettingAudit(setting, own, now).name)
+                continue
+            kept = judged(own, find_reading(study), now)
+            found.append(SettingAudit(setting, own, now, tuple(verdict(use, kept) for use in Use)))
+        self.progress("settings", len(given), len(given))
+        return found, unchanged
+
+    def _verdicts(
+        self,
+        cells: tuple[Cell, ...],
+        reading: Any,
+        prompting: Prompting,
+        clock: bool,
+        remedies: Remedies,
+        switches: list[SettingAudit],
+    ) -> Iterator[Verdict]:
+        kept = judged(cells, reading, prompting)
+        for use in Use:
+            found = verdict(use, kept, clock)
+            with_them = [
+                one.name
+                for one in switches
+                for other in one.verdicts
+                if other.use is use and other.grade is Grade.HOLDS and found.grade is not Grade.HOLDS
+            ]
+            yield Verdict(use, found.grade, found.against, remedy(found, remedies), tuple(with_them))
+
+    def _notes(self, cells: tuple[Cell, ...]) -> Iterator[str]:
+        if self.tracer is None:
+            yield "the format is written in Python: there are no template lines to name"
+        elif any(one.blame is None and one.where != "seam" for cell in cells for one in cell.breaks):
+            yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
+
+
+def _study(renderer: Renderer) -> TemplateStudy:
+    try:
+        return renderer.study()
+    except TokentraceError:
+        return renderer.study([])

@@ -1,0 +1,86 @@
+"""Expressions of a template, written out again for people to read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jinja2 import nodes
+from jinja2.compiler import operators
+
+_BINARY: Final = {
+    nodes.Add: "+",
+    nodes.Sub: "-",
+    nodes.Mul: "*",
+    nodes.Div: "/",
+    nodes.FloorDiv: "//",
+    nodes.Mod: "%",
+    nodes.Pow: "**",
+    nodes.And: "and",
+    nodes.Or: "or",
+}
+_WORDS: Final = {"notin": "not in", "in": "in"}
+
+
+def written_out(node: nodes.Node | None) -> str:
+    """An expression as a template would spell it: the same meaning, perhaps other quotes, brackets and spaces."""
+    match node:
+        case None:
+            return ""
+        case nodes.Name() | nodes.NSRef():
+            return node.name if isinstance(node, nodes.Name) else f"{node.name}.{node.attr}"
+        case nodes.Const():
+            return repr(node.value).lower() if node.value in (True, False, None) else repr(node.value)
+        case nodes.TemplateData():
+            return repr(node.data)
+        case nodes.Getattr():
+            return f"{_tight(node.node)}.{node.attr}"
+        case nodes.Getitem():
+            return f"{_tight(node.node)}[{written_out(node.arg)}]"
+        case nodes.Slice():
+            parts = [written_out(node.start), written_out(node.stop), written_out(node.step)]
+            return ":".join(parts[: 3 if node.step else 2])
+        case nodes.Not():
+            return _negated(node.node)
+        case nodes.Neg() | nodes.Pos():
+            return f"{node.operator}{_tight(node.node)}"
+        case nodes.Compare():
+            rest = (f" {_WORDS.get(one.op, operators[one.op])} {_tight(one.expr)}" for one in node.ops)
+            return _tight(node.expr) + "".join(rest)
+        case nodes.Test():
+            return f"{_tight(node.node)} is {node.name}{_arguments(node.args)}"
+        case nodes.Filter():
+            return f"{_tight(node.node)}|{node.name}{_arguments(node.args)}"
+        case nodes.Call():
+            named = [f"{one.key}={written_out(one.value)}" for one in node.kwargs]
+            return f"{_tight(node.node)}({', '.join([*map(written_out, node.args), *named])})"
+        case nodes.CondExpr():
+            other = f" else {written_out(node.expr2)}" if node.expr2 is not None else ""
+            return f"{written_out(node.expr1)} if {written_out(node.test)}{other}"
+        case nodes.Concat():
+            return " ~ ".join(map(_tight, node.nodes))
+        case nodes.List():
+            return f"[{', '.join(map(written_out, node.items))}]"
+        case nodes.Tuple():
+            return f"({', '.join(map(written_out, node.items))})"
+        case nodes.Dict():
+            return "{" + ", ".join(f"{written_out(one.key)}: {written_out(one.value)}" for one in node.items) + "}"
+    if isinstance(node, nodes.BinExpr):
+        return f"{_tight(node.left)} {_BINARY[type(node)]} {_tight(node.right)}"
+    return f"({type(node).__name__})"
+
+
+def _negated(node: nodes.Node) -> str:
+    if isinstance(node, nodes.Test):
+        return f"{_tight(node.node)} is not {node.name}{_arguments(node.args)}"
+    return f"not {_tight(node)}"
+
+
+def _arguments(given: list[nodes.Expr]) -> str:
+    return f"({', '.join(map(written_out, given))})" if given else ""
+
+
+def _tight(node: nodes.Node | None) -> str:
+    """An operand: in brackets where it is an expression of its own."""
+    text = written_out(node)
+    loose = isinstance(node, (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare))
+    return f"({text})" if loose else text

@@ -1,0 +1,165 @@
+"""AuditReport: what is known of one tokenizer and template, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..showing import ShowsItself
+from ..tokens.tokenizer import Tokenizer
+from .appends import Break, Cell, Outcome
+from .cases import Append
+from .facts import Forging, Prompting, Reading, Stops
+from .readback import Writing
+from .remedies import Remedies
+from .running import Cost, Defaults
+from .verdicts import Grade, Use, Verdict, cause, judged, which_turns
+
+
+@dataclass(frozen=True, slots=True)
+class SettingAudit:
+    """What one setting of the template changes: None where the template refuses everything with it."""
+
+    setting: Mapping[str, Any]
+    cells: tuple[Cell, ...] | None
+    prompting: Prompting | None
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.setting.items())
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport(ShowsItself):
+    """A template certified: what it does to the past, what else is known of it, and a verdict for each use."""
+
+    name: str
+    family: str
+    digest: str
+    settings: Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    switches: tuple[SettingAudit, ...]
+    without_effect: tuple[str, ...]
+    """Settings that change nothing that was looked at."""
+    stops: Stops
+    prompting: Prompting
+    forging: Forging
+    reading: Reading
+    writing: Writing
+    defaults: Defaults
+    cost: Cost
+    remedies: Remedies
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+
+    def verdict(self, use: str) -> Verdict:
+        """The verdict on a use, by its name."""
+        return next(verdict for verdict in self.verdicts if verdict.use == Use(use))
+
+    def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
+        """The verdicts on these uses that do not hold; with `partly`, those that fail altogether."""
+        good = {Grade.HOLDS, Grade.PARTLY} if partly else {Grade.HOLDS}
+        return [one for use in uses if (one := self.verdict(use)).grade not in good]
+
+    def outcome(self, append: Append) -> Grade | None:
+        """What becomes of an append over all turns that verdicts are about; None where the template refuses it."""
+        own = [cell for cell in self.judged if cell.append is append]
+        if all(cell.outcome is Outcome.REFUSED for cell in own):
+            return None
+        good = sum(cell.outcome is Outcome.HOLDS for cell in own)
+        return Grade.HOLDS if good == len(own) else Grade.PARTLY if good else Grade.FAILS
+
+    @property
+    def judged(self) -> list[Cell]:
+        """The cells that the verdicts are about."""
+        return judged(self.cells, self.reading, self.prompting)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All that does not hold, cells that go wrong in the same way together, each with its smallest conversation."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.judged:
+            if cell.outcome is not Outcome.HOLDS:
+                found.setdefault(cause(cell), []).append(cell)
+        made = []
+        for why, cells in found.items():
+            appends = {cell.append for cell in cells}
+            turns = which_turns(cells, [cell for cell in self.judged if cell.append in appends])
+            made.append(Finding(f"{turns}{why}", tuple(cells)))
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data that ``json.dumps`` takes."""
+        fields = {
+            one.name: _plain(getattr(self, one.name))
+            for one in dataclasses.fields(self)
+            if one.name not in ("cells", "switches", "tokenizer")
+        }
+        switches = [
+            {
+                "setting": dict(one.setting),
+                "refused": one.cells is None,
+                "prompting": _plain(one.prompting),
+                "verdicts": {verdict.use: verdict.grade for verdict in one.verdicts},
+                "cells": [_cell(cell) for cell in one.cells or ()],
+            }
+            for one in self.switches
+        ]
+        return {**fields, "cells": [_cell(cell) for cell in self.cells], "switches": switches}
+
+    def __repr__(self) -> str:
+        return f"AuditReport({self.name!r}, {', '.join(f'{one.use}: {one.grade}' for one in self.verdicts)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One way in which appends go wrong."""
+
+    why: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def smallest(self) -> Cell:
+        """The smallest conversation that shows it."""
+        return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
+
+    @property
+    def appends(self) -> tuple[Append, ...]:
+        return tuple(dict.fromkeys(cell.append for cell in self.cells))
+
+    @property
+    def breaks(self) -> Sequence[Break]:
+        return self.smallest.breaks
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    turn = cell.turn
+    return {
+        "append": str(turn.append),
+        "reasoning": turn.reasoning,
+        "content": turn.content,
+        "arguments": str(turn.arguments),
+        "outcome": str(cell.outcome),
+        "messages": _plain(cell.messages),
+        "appended": len(cell.case.appended),
+        "tools": cell.case.tools,
+        "breaks": _plain(cell.breaks),
+        "lost": list(cell.lost),
+        "lost_after": list(cell.lost_after),
+        "reason": cell.reason,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as mappings, tuples as lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value

@@ -1,0 +1,181 @@
+"""Verdicts: what the matrix and the facts come to, for each use that people make of a template."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from .appends import Cell, Outcome
+from .cases import Append, Arguments, Turn
+from .facts import Prompting, Reading
+
+
+class Use(StrEnum):
+    """What a template is used for."""
+
+    SFT_ONE_ROW = "sft-one-row"
+    """Fine-tuning on one row for a whole conversation."""
+    SFT_PER_TURN = "sft-per-turn"
+    """Fine-tuning on a row for each turn, with the prompt that asks for it."""
+    RL_APPEND_ONLY = "rl-append-only"
+    """Rollouts in which tools answer, rendered again at each turn."""
+    RL_USER_TURNS = "rl-user-turns"
+    """Rollouts in which users speak again, too."""
+    PRODUCTION_PARITY = "production-parity"
+    """Training shows what production shows, at every turn and on every day."""
+
+
+USES: Final[Mapping[Use, str]] = {
+    Use.SFT_ONE_ROW: "SFT, one row a conversation",
+    Use.SFT_PER_TURN: "SFT, one row a turn",
+    Use.RL_APPEND_ONLY: "RL, tools only",
+    Use.RL_USER_TURNS: "RL, with user turns",
+    Use.PRODUCTION_PARITY: "Production parity",
+}
+"""What each use is called."""
+
+_TOOLS: Final = (Append.TOOL, Append.PARALLEL)
+_ALL: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
+_APPENDS: Final[Mapping[Use, Sequence[Append]]] = {
+    Use.SFT_ONE_ROW: _ALL,
+    Use.SFT_PER_TURN: (Append.USER, *_TOOLS),
+    Use.RL_APPEND_ONLY: _TOOLS,
+    Use.RL_USER_TURNS: _ALL,
+    Use.PRODUCTION_PARITY: _ALL,
+}
+
+
+class Grade(StrEnum):
+    """How far a use is safe."""
+
+    HOLDS = "holds"
+    PARTLY = "partly"
+    FAILS = "fails"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a template serves a use as it is, what stands against it, and what tokentrace does about that."""
+
+    use: Use
+    grade: Grade
+    against: tuple[str, ...]
+    remedy: str = ""
+    holds_with: tuple[str, ...] = ()
+    """Settings of the template, each on its own, with which it holds."""
+
+    def __str__(self) -> str:
+        return f"{USES[self.use]}: {self.grade}"
+
+
+def judged(cells: Iterable[Cell], reading: Reading, prompting: Prompting) -> list[Cell]:
+    """The cells that verdicts are about.
+
+    Arguments are taken to be in the form that the template reads. Reasoning that a template never writes, and never
+    asks for, is not part of its turns; neither is reasoning after a prompt that has closed it.
+    """
+    closed = bool(prompting.prefill.strip()) and not prompting.opens_reasoning
+    thinks = (reading.reasoning or prompting.opens_reasoning) and not closed
+    return [cell for cell in cells if cell.turn.arguments is not Arguments.TEXT and (thinks or not cell.turn.reasoning)]
+
+
+def verdict(use: Use, cells: Sequence[Cell], clock: bool = False) -> Verdict:
+    """The verdict on a use; `clock` says whether what is written depends on the day.
+
+    It fails where some append goes wrong, unseen, for every turn, or where nothing holds at all. An append that the
+    template refuses is an error that somebody sees: the use holds partly.
+    """
+    fits = _turn_fits if use is Use.SFT_PER_TURN else _append_fits
+    by_append = {append: [cell for cell in cells if cell.append is append] for append in _APPENDS[use]}
+    good = {append: [fits(cell) for cell in own] for append, own in by_append.items()}
+    silent = [append for append, own in by_append.items() if any(cell.outcome is not Outcome.REFUSED for cell in own)]
+    against = _against(by_append, fits, named=use is not Use.SFT_PER_TURN)
+    if all(map(all, good.values())):
+        grade = Grade.HOLDS
+    elif not any(map(any, good.values())) or any(not any(good[append]) for append in silent):
+        grade = Grade.FAILS
+    else:
+        grade = Grade.PARTLY
+    if use is Use.PRODUCTION_PARITY and clock:
+        against.append("the prompt holds the date of the day it is rendered on")
+        grade = Grade.PARTLY if grade is Grade.HOLDS else grade
+    return Verdict(use, grade, tuple(against))
+
+
+def _against(by_append: Mapping[Append, Sequence[Cell]], fits: Callable[[Cell], bool], named: bool) -> list[str]:
+    """What stands against a use: a line for each way in which appends go wrong, with the appends that it is."""
+    found: dict[str, list[Append]] = {}
+    for append, cells in by_append.items():
+        ways: dict[str, list[Cell]] = {}
+        for cell in cells:
+            if not fits(cell):
+                ways.setdefault(cause(cell, not named), []).append(cell)
+        for why, wrong in ways.items():
+            found.setdefault(f"{which_turns(wrong, cells)}{why}", []).append(append)
+    return [f"{' / '.join(appends)}: {words}" if named else words for words, appends in found.items()]
+
+
+def _append_fits(cell: Cell) -> bool:
+    return cell.outcome is Outcome.HOLDS
+
+
+def _turn_fits(cell: Cell) -> bool:
+    return cell.outcome is not Outcome.REFUSED and not cell.lost and not any(one.at_turn for one in cell.breaks)
+
+
+def cause(cell: Cell, in_turn: bool = False) -> str:
+    """What goes wrong with a cell, in a few words: the same for cells that go wrong in the same way."""
+    if cell.outcome is Outcome.REFUSED:
+        return f"refused: {cell.reason}"
+    said = [_broken(one.where, one.blame, one.fields) for one in cell.breaks if one.at_turn or not in_turn]
+    if said and cell.case.given:
+        said[-1] += f", {cell.case.given}"
+    lost = [*_lost(cell.lost), *(() if in_turn else cell.lost_after)]
+    return "; ".join(dict.fromkeys([*said, *([f"{', '.join(lost)} reaches no token"] if lost else [])]))
+
+
+def _lost(fields: Sequence[str]) -> list[str]:
+    """Fields of a turn that are lost: calls are told apart only where the first is not lost."""
+    if "tool_calls.0" in fields:
+        return list(dict.fromkeys("tool_calls" if field.startswith("tool_calls.") else field for field in fields))
+    return ["the second call" if field == "tool_calls.1" else field for field in fields]
+
+
+def _broken(where: str, blame: object, fields: Sequence[str]) -> str:
+    what = {
+        "past": "the past is written anew",
+        "prompt": "the turn is not written after the prompt that asks for it",
+        "seam": "a token reaches over the end of the prompt",
+    }[where]
+    gone = sorted({field.split(" of ")[0] for field in fields if field.endswith("gone")})
+    dropped = f", without {', '.join(gone)}" if gone else ""
+    line = getattr(blame, "line", None)
+    condition = getattr(blame, "condition", "")
+    by = "" if line is None else f" (line {line}: `{condition}`)" if condition else f" (line {line})"
+    return f"{what}{dropped}{by}"
+
+
+_FEATURES: Final[Mapping[str, Callable[[Turn], bool]]] = {
+    "with reasoning": lambda turn: turn.reasoning,
+    "without reasoning": lambda turn: not turn.reasoning,
+    "with content": lambda turn: turn.content,
+    "without content": lambda turn: not turn.content,
+    "with empty arguments": lambda turn: turn.arguments is Arguments.EMPTY,
+    "with nested arguments": lambda turn: turn.arguments is Arguments.NESTED,
+    "with arguments": lambda turn: turn.arguments is not Arguments.EMPTY,
+}
+
+
+def which_turns(found: Sequence[Cell], cells: Sequence[Cell]) -> str:
+    """Which turns it are, if they have something in common: ``"turns without reasoning: "``."""
+    if len(found) == len(cells):
+        return ""
+    chosen = {id(cell) for cell in found}
+    for count in (1, 2, 3):
+        for names in itertools.combinations(_FEATURES, count):
+            if {id(cell) for cell in cells if all(_FEATURES[name](cell.turn) for name in names)} == chosen:
+                return f"turns {' and '.join(names)}: "
+    return f"{len(found)} of {len(cells)} kinds of turns: "

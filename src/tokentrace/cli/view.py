@@ -1,0 +1,55 @@
+"""``tokentrace view``."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import InputError
+from .options import debug_option, page_option, tokenizer_option
+from .output import write_page
+
+
+@click.command(short_help="Show trajectories or rows in a browser.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@tokenizer_option
+@click.option("--rows", type=click.IntRange(1), default=20, show_default=True, help="Show the first N rows of a file.")
+@page_option("Write the page to this file, and open no browser.")
+@debug_option
+def view(*, file: Path, tokenizer: str | None, rows: int, html: Path | None) -> None:
+    """Show FILE on a page: a trajectory (.tt), or rows of ids that tokentrace wrote (Parquet, Arrow, JSON lines).
+
+    The page needs nothing but itself. See docs/viewer.md for what is on it.
+
+    \b
+    Examples:
+      tokentrace view rollout.tt -t ./Qwen3-8B
+      tokentrace view rows.parquet -t ./Qwen3-8B --html rows.html
+    """
+    from ..tokens.loading import load_tokenizer
+    from .inputs import chosen_tokenizer
+
+    result = _read(file, rows)
+    spelled = load_tokenizer(chosen_tokenizer(tokenizer))
+    path = html or Path(tempfile.mkdtemp(prefix="tokentrace-")) / "page.html"
+    write_page(path, result, title=file.name, tokenizer=spelled, launch=html is None)
+
+
+def _read(file: Path, rows: int) -> Any:
+    from ..trajectory.storage import MAGIC, load_trajectory
+
+    with file.open("rb") as opened:
+        if opened.read(len(MAGIC)) == MAGIC:
+            return load_trajectory(file).trajectory
+    from ..data.tables import read_samples
+
+    found = list(itertools.islice(read_samples(file), rows))
+    if not found:
+        raise InputError(f"{file.name} has no rows")
+    return [
+        (f"row {at + 1}: {sample.name}" if sample.name else f"row {at + 1}", sample) for at, sample in enumerate(found)
+    ]

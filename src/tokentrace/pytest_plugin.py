@@ -1,0 +1,126 @@
+"""A pytest plugin: "our template and our data still certify", as tests.
+
+    def test_template(certify):
+        certify("models/ours", uses=["rl-append-only"])
+
+    def test_rows(certify_rows):
+        certify_rows("data/rows.parquet", tokenizer="models/ours")
+
+Loaded by pytest itself wherever tokentrace is installed; everything else is loaded when a test asks for it. Paths are
+those of the folder that has pytest's configuration, if they exist there. What tests do not name is in
+``tokentrace_tokenizer`` and ``tokentrace_uses`` of that configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .audit.report import AuditReport
+    from .data.check.report import CheckReport
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The settings of pytest's configuration."""
+    parser.addini("tokentrace_tokenizer", "the tokenizer of certify and certify_rows: a model's folder or hub name")
+    parser.addini("tokentrace_uses", "what certify asks a template to be safe for", type="args", default=[])
+
+
+class Certify:
+    """Certifies templates; each is audited once in a run of pytest."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._known: dict[str, AuditReport] = {}
+
+    def __call__(
+        self,
+        tokenizer: Any = None,
+        *,
+        uses: str | Iterable[str] | None = None,
+        partly: bool = False,
+        **settings: Any,
+    ) -> AuditReport:
+        """The audit of a tokenizer; the test fails unless it is safe for these uses.
+
+        `partly` is content with uses that hold for some turns. `settings` are those of `create_renderer`.
+        """
+        from .audit.certify import audit_template
+        from .audit.verdicts import Use
+        from .errors import InputError
+        from .settings import choose
+
+        given = (
+            [uses] if isinstance(uses, str) else uses if uses is not None else self._config.getini("tokentrace_uses")
+        )
+        wanted = [choose(Use, "uses", use) for use in given]
+        if not wanted:
+            known = ", ".join(Use)
+            raise InputError(f"say what the template has to be safe for, with uses= or tokentrace_uses: {known}")
+        source = _tokenizer(self._config, tokenizer)
+        key = repr((source, sorted(settings.items())))
+        if key not in self._known:
+            self._known[key] = audit_template(source, **settings)
+        report = self._known[key]
+        unmet = report.unmet(wanted, partly=partly)
+        if unmet:
+            lines = [f"{report.name} is not safe for {', '.join(verdict.use for verdict in unmet)}"]
+            for verdict in unmet:
+                lines += [f"{verdict}", *(f"  {words}" for words in verdict.against)]
+            pytest.fail("\n".join(lines), pytrace=False)
+        return report
+
+
+class CertifyRows:
+    """Checks rows of ids against a template."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def __call__(
+        self, *rows: str | Path, tokenizer: Any = None, allow_unchecked: bool = False, **options: Any
+    ) -> CheckReport:
+        """The check of files of rows; the test fails unless every row is what the template makes of its conversation.
+
+        `allow_unchecked` is content with rows that have no conversation beside them. `options` are those of
+        `tokentrace.data.check.dataset.check_dataset`.
+        """
+        from .data.check.dataset import check_dataset
+        from .show.checks import plain_view
+
+        paths = [_here(self._config, row) for row in rows]
+        report = check_dataset(paths, tokenizer=_tokenizer(self._config, tokenizer), **options)
+        if not report.rows or report.differing or not (report.clean or allow_unchecked):
+            pytest.fail(plain_view(report), pytrace=False)
+        return report
+
+
+@pytest.fixture(scope="session")
+def certify(request: pytest.FixtureRequest) -> Certify:
+    """``certify(tokenizer, uses=[...])`` fails the test unless the template is safe for these uses."""
+    return Certify(request.config)
+
+
+@pytest.fixture(scope="session")
+def certify_rows(request: pytest.FixtureRequest) -> CertifyRows:
+    """``certify_rows(file, tokenizer=...)`` fails the test unless every row is what the template makes."""
+    return CertifyRows(request.config)
+
+
+def _tokenizer(config: pytest.Config, given: Any) -> Any:
+    from .errors import InputError
+
+    source = given if given is not None else config.getini("tokentrace_tokenizer")
+    if not source and given is None:
+        raise InputError("name the tokenizer, or set tokentrace_tokenizer in pytest's configuration")
+    return _here(config, source) if isinstance(source, (str, Path)) else source
+
+
+def _here(config: pytest.Config, path: str | Path) -> str:
+    """A path below the folder of pytest's configuration, if it is there; else as it is given."""
+    own = config.rootpath / path
+    return str(own) if own.exists() else str(path)

@@ -1,0 +1,402 @@
+"""Views of audits: a report for a terminal, a table of many, the same as Markdown, and a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from ..audit.appends import Break, Cell, Outcome
+from ..audit.cases import Append
+from ..audit.report import AuditReport, Finding
+from ..audit.verdicts import USES, Grade, Use, Verdict
+from ..tokens.alignment import align
+from ..tokens.visible import visible
+from ..viewer.document import HUES, Card, Contrast, Document, Table, Track, token_columns
+from ..viewer.document import Cell as PageCell
+from .terminal import flat, laid_out, plain_lines
+
+SIGNS: Final[Mapping[Grade | None, str]] = {Grade.HOLDS: "✓", Grade.PARTLY: "◐", Grade.FAILS: "✗", None: "−"}
+_TONES: Final[Mapping[Grade | None, str]] = {
+    Grade.HOLDS: "green",
+    Grade.PARTLY: "yellow",
+    Grade.FAILS: "red",
+    None: "dim",
+}
+KEY: Final = "✓ holds   ◐ for some turns   ✗ for none   − refused by the template"
+
+
+def text_view(reports: Sequence[AuditReport]) -> Text:
+    """Audits for a terminal: one in full, several as a table with what goes wrong below."""
+    return laid_out(*(_parts(reports[0]) if len(reports) == 1 else _many(reports)))
+
+
+def plain_view(reports: Sequence[AuditReport]) -> str:
+    """The same without colours."""
+    return plain_lines(text_view(reports))
+
+
+# -- one
+
+
+def _parts(report: AuditReport) -> Iterator[RenderableType]:
+    head = Text(visible(report.name), "bold")
+    told = [f"family {report.family}", f"template {report.digest[:12]}"]
+    told += [f"{name}={value!r}" for name, value in report.settings.items()]
+    yield head.append(f"   {visible(' · '.join(told))}", "dim")
+    yield Text()
+    for one in report.verdicts:
+        line = Text(f"{SIGNS[one.grade]} ", f"bold {_TONES[one.grade]}")
+        yield (
+            line.append(f"{USES[one.use]}: ", "bold")
+            .append(str(one.grade), _TONES[one.grade])
+            .append(f"   {one.use}", "dim")
+        )
+        for words in one.against:
+            yield Text(f"    {flat(words)}")
+        if one.holds_with:
+            yield Text(f"    holds with {flat(' or '.join(one.holds_with))}", "green")
+        if one.grade is not Grade.HOLDS:
+            yield Text(f"    tokentrace: {flat(one.remedy)}", "dim")
+    yield Text("\nWhat is appended, after which turn", "bold")
+    yield _matrix(report)
+    yield Text(f"  {KEY}", "dim")
+    if report.findings:
+        yield Text("\nWhat goes wrong", "bold")
+    for number, found in enumerate(report.findings, 1):
+        yield from _finding(number, found)
+    yield Text("\nWhat else is known", "bold")
+    for label, words in fact_rows(report):
+        yield Text(f"  {label:<18} ", "dim").append(flat(words))
+    for note in report.notes:
+        yield Text(f"  note: {flat(note)}", "yellow")
+
+
+def _matrix(report: AuditReport) -> Grid:
+    table = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim")
+    table.add_column("")
+    for words in COLUMNS:
+        table.add_column(words, justify="center")
+    for append, signs in matrix_rows(report):
+        table.add_row(append, *(Text(SIGNS[sign], _TONES[sign]) if known else Text("") for sign, known in signs))
+    return table
+
+
+COLUMNS: Final = {
+    "content": (False, True),
+    "reasoning + content": (True, True),
+    "calls alone": (False, False),
+    "reasoning + calls": (True, False),
+}
+"""What a turn has beside its calls: reasoning, and content."""
+
+
+def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[tuple[Grade | None, bool]]]]:
+    """For each append the grade of each kind of turn, and whether there is such a kind."""
+    for append in Append:
+        signs = []
+        for reasoning, content in COLUMNS.values():
+            cells = [
+                cell
+                for cell in report.cells
+                if cell.append is append and cell.turn.reasoning == reasoning and cell.turn.content == content
+                if cell.turn.arguments != "JSON text"
+            ]
+            signs.append((_grade(cells), bool(cells)))
+        yield str(append), signs
+
+
+def _grade(cells: Sequence[Cell]) -> Grade | None:
+    if all(cell.outcome is Outcome.REFUSED for cell in cells):
+        return None
+    good = sum(cell.outcome is Outcome.HOLDS for cell in cells)
+    return Grade.HOLDS if good == len(cells) else Grade.PARTLY if good else Grade.FAILS
+
+
+def _finding(number: int, found: Finding) -> Iterator[Text]:
+    yield Text(f"  {number}. ", "bold").append(flat(found.why)).append(f"   {' / '.join(found.appends)}", "dim")
+    for one in found.breaks:
+        yield from (Text(f"     {words}") for words in _told(one))
+    yield Text("     the smallest conversation that shows it:", "dim")
+    for sign, role, said in conversation_lines(found.smallest):
+        yield Text(f"     {sign} {role:<10} {said}", "green" if sign == "+" else "")
+
+
+def _told(one: Break) -> Iterator[str]:
+    blame = one.blame
+    if blame is not None:
+        yield f"line {blame.line}:  {flat(blame.source)}"
+        if blame.condition:
+            proof = "" if blame.proven else " (not proven to be the cause)"
+            yield f"`{flat(blame.condition)}` is {'true, then false' if blame.before else 'false, then true'}{proof}"
+        for line, name, before, after in blame.because:
+            yield f"line {line} sets {name}: {before}, then {after}"
+    for words in one.fields:
+        yield flat(words)
+    yield f"had  {one.had!r}"
+    yield f"has  {one.has!r}"
+
+
+def conversation_lines(cell: Cell) -> Iterator[tuple[str, str, str]]:
+    """The messages of a cell, a line each; what is appended has a plus."""
+    first = len(cell.messages) - len(cell.case.appended)
+    for at, message in enumerate(cell.messages):
+        said = []
+        if message.get("reasoning_content"):
+            said.append(f"reasoning {message['reasoning_content']!r}")
+        content = message.get("content")
+        if content:
+            said.append(repr(content) if isinstance(content, str) else json.dumps(content))
+        for one in message.get("tool_calls") or ():
+            function = one["function"]
+            given = function["arguments"]
+            said.append(f"calls {function['name']}({given if isinstance(given, str) else json.dumps(given)})")
+        yield "+" if at >= first else " ", str(message["role"]), flat(", ".join(said))
+
+
+def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
+    """What is known beside the matrix: a label and a sentence each."""
+    stops = [
+        f"{one.text} ({one.id}{', the head of the next turn' if one.is_next_head else ''}"
+        f"{'' if one.from_template else ', from the configuration only'}{'' if one.trained else ', not trained'})"
+        for one in report.stops.tokens
+    ]
+    end = "; the last turn of a row has none, unless final_stop adds it" if report.stops.untrained_end else ""
+    yield "stop tokens", (", ".join(stops) or "none") + end
+    prefill = report.prompting.prefill
+    opened = ", which opens reasoning" if report.prompting.opens_reasoning else ""
+    yield "prompt", f"{report.prompting.prompt!r}" + (f"; it prefills {prefill!r}{opened}" if prefill else "")
+    forging = report.forging
+    yield (
+        "users can forge",
+        f"{' '.join(forging.control) or 'nothing of the scaffold'} under plain rendering"
+        + (f", and {forging.other:,} other control tokens" if forging.other else "")
+        + "; nothing with tokentrace",
+    )
+    if forging.words:
+        yield "looks in texts for", ", ".join(map(repr, forging.words))
+    reading = report.reading
+    for word in ("written", "dropped", "refused"):
+        roles = [role for role, what in reading.roles.items() if what == word]
+        if roles:
+            yield f"roles {word}", ", ".join(roles)
+    forms = [f"{role}: {' or '.join(names) or 'none'}" for role, names in reading.content.items()]
+    yield "content read as", "; ".join(forms)
+    yield "arguments read as", " or ".join(reading.arguments) or "nothing: it writes no calls"
+    thought = [*(["its own field"] if reading.reasoning else []), *(["content"] if reading.inline_reasoning else [])]
+    yield "reasoning read from", " or ".join(thought) or "nowhere"
+    writing = report.writing
+    frame = "" if writing.reasoning is None else f"; reasoning in {writing.reasoning[0]} … {writing.reasoning[1]}"
+    yield (
+        "grammar",
+        (writing.dialect or "of no known dialect") + (f": {writing.calls}" if writing.calls else "") + frame,
+    )
+    for note in writing.notes:
+        yield "", note
+    yield "read back", f"{writing.tried} kinds of turns written and parsed; {len(writing.unreadable)} differences"
+    for loss in writing.unreadable:
+        yield "", loss
+    defaults = report.defaults
+    yield "said unasked", repr(defaults.system) if defaults.system else "nothing"
+    for name, text in defaults.variables.items():
+        yield f"  {name}", f"{text!r} unless it is given"
+    changes = [*(["the date"] if defaults.clock else []), *(["chance"] if defaults.random else [])]
+    yield "changes by itself", " and ".join(changes) or "no"
+    for one in report.switches:
+        changed = (
+            "everything is refused"
+            if one.cells is None
+            else ", ".join(f"{verdict.use} {verdict.grade}" for verdict in one.verdicts)
+        )
+        yield f"with {one.name}", changed
+    if report.without_effect:
+        yield "of no effect", ", ".join(report.without_effect)
+    cost = report.cost
+    growth = "" if cost.growth is None else f"; its work grows with messages to the power of {cost.growth:.1f}"
+    yield (
+        "cost",
+        f"{cost.lines} lines; runs of the template: {cost.first_prompt} to the first prompt, {cost.first_answer} to "
+        f"the first row, {cost.first_bridge} to the first bridge, {cost.later_bridge} for each later one{growth}",
+    )
+
+
+# -- many
+
+
+def _many(reports: Sequence[AuditReport]) -> Iterator[RenderableType]:
+    table = Grid(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    for head in ("", *Append, *Use):
+        table.add_column(head, justify="left" if not head else "center")
+    for report in reports:
+        grades = [*(report.outcome(append) for append in Append), *(one.grade for one in report.verdicts)]
+        table.add_row(Text(visible(report.name), "bold"), *(Text(SIGNS[one], _TONES[one]) for one in grades))
+    yield table
+    yield Text(f"\n{KEY}", "dim")
+    for report in reports:
+        if report.findings:
+            yield Text(f"\n{visible(report.name)}", "bold")
+        for found in report.findings:
+            yield Text(f"  {' / '.join(found.appends)}: ", "dim").append(flat(found.why))
+
+
+def markdown(reports: Sequence[AuditReport]) -> str:
+    """A table of many, and below it what goes wrong with each."""
+    heads = ["", *Append, *Use]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' :-: |' * (len(heads) - 1)}"]
+    lines += [markdown_row(report) for report in reports]
+    for report in reports:
+        lines += ["", f"### {report.name}", "", *markdown_findings(report)]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_row(report: AuditReport) -> str:
+    """The row of a table of many."""
+    grades = [*(report.outcome(append) for append in Append), *(one.grade for one in report.verdicts)]
+    return f"| {report.name} | {' | '.join(SIGNS[one] for one in grades)} |"
+
+
+def markdown_findings(report: AuditReport) -> list[str]:
+    """What goes wrong, a line each."""
+    stops = " ".join(f"`{one.text}`" for one in report.stops.tokens if one.from_template)
+    prefill = report.prompting.prefill
+    known = f"Stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
+    unnamed = "in no known dialect" if report.reading.calls else "not written"
+    known += f"; calls are {report.writing.dialect or unnamed}"
+    known += "; holds the date of the day" if report.defaults.clock else ""
+    found = [f"- {' / '.join(one.appends)}: {_escaped(flat(one.why))}" for one in report.findings]
+    return [f"{known}.", "", *(found or ["- Nothing goes wrong."])]
+
+
+def _escaped(text: str) -> str:
+    """Text in Markdown: nothing in it is markup, outside of what is set as code."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([<>*_\[\]|])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+# -- two
+
+
+Compared = tuple[AuditReport, AuditReport, Sequence[tuple[str, str, str]]]
+"""The one before, the one now, and what differs: what it is, before, and now."""
+
+
+def differences_view(compared: Compared) -> Text:
+    """What differs between two audits, for a terminal."""
+    before, now, changed = compared
+    told = f"{visible(before.name)} → {visible(now.name)}: "
+    lines = [Text(told + (f"{len(changed)} differences" if changed else "nothing differs"), "bold")]
+    for what, old, new in changed:
+        lines.append(Text(f"  {flat(what)}"))
+        lines.append(Text(f"    − {flat(old) or 'nothing'}", "red"))
+        lines.append(Text(f"    + {flat(new) or 'nothing'}", "green"))
+    return laid_out(*lines)
+
+
+def plain_differences(compared: Compared) -> str:
+    """The same without colours."""
+    return plain_lines(differences_view(compared))
+
+
+# -- a page
+
+_PAGE_TONES: Final[Mapping[Grade | None, str]] = {
+    Grade.HOLDS: "good",
+    Grade.FAILS: "bad",
+    Grade.PARTLY: "poor",
+    None: "",
+}
+
+
+def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
+    """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
+    tracks: list[Track] = []
+    contrasts: list[Contrast] = []
+    found = [_page_findings(report, tracks, contrasts) for report in reports]
+    one = reports[0] if len(reports) == 1 else None
+    tables = [] if one is not None else [_overview(reports)]
+    for report, rows in zip(reports, found, strict=True):
+        named = "" if one is not None else f"{report.name}: "
+        verdicts = [_page_verdict(verdict) for verdict in report.verdicts]
+        tables.append(Table(f"{named}what it is safe for", ["use", "", "why"], verdicts, words=3))
+        matrix = [
+            [append, *(_sign(sign) if known else "" for sign, known in signs)] for append, signs in matrix_rows(report)
+        ]
+        tables.append(Table(f"{named}what is appended, after which turn", ["", *COLUMNS], matrix, KEY))
+        if rows:
+            tables.append(Table(f"{named}what goes wrong", ["what", "appends", "shown by"], rows, words=3))
+        facts = [list(row) for row in fact_rows(report)]
+        tables.append(Table(f"{named}what else is known", ["", ""], facts, words=2))
+    cards = (
+        [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _PAGE_TONES[v.grade]) for v in one.verdicts]
+    )
+    return Document(
+        title or (one.name if one is not None else "Audit"),
+        "tokentrace audit",
+        lead="" if one is None else f"family {one.family} · template {one.digest[:12]}",
+        cards=cards,
+        notes=[note for report in reports for note in report.notes],
+        tables=tables,
+        tracks=tracks,
+        contrasts=contrasts,
+        start="diff=0" if contrasts else "",
+    )
+
+
+def _overview(reports: Sequence[AuditReport]) -> Table:
+    rows: list[list[str | PageCell]] = [
+        [
+            report.name,
+            *(_sign(report.outcome(append)) for append in Append),
+            *(_sign(verdict.grade) for verdict in report.verdicts),
+        ]
+        for report in reports
+    ]
+    return Table("All", ["", *Append, *Use], rows, KEY)
+
+
+def _sign(grade: Grade | None) -> PageCell:
+    return PageCell(SIGNS[grade], _PAGE_TONES[grade])
+
+
+def _page_verdict(one: Verdict) -> list[str | PageCell]:
+    with_them = f" Holds with {' or '.join(one.holds_with)}." if one.holds_with else ""
+    why = "; ".join(one.against) or "everything that was tried holds"
+    return [
+        USES[one.use],
+        PageCell(str(one.grade), _PAGE_TONES[one.grade]),
+        PageCell(why, small=f"tokentrace: {one.remedy}.{with_them}"),
+    ]
+
+
+def _page_findings(report: AuditReport, tracks: list[Track], contrasts: list[Contrast]) -> list[list[str | PageCell]]:
+    """A row for each finding; where tokens differ, they are added to the tracks, side by side."""
+    rows: list[list[str | PageCell]] = []
+    for found in report.findings:
+        said = "\n".join(f"{sign} {role}: {text}" for sign, role, text in conversation_lines(found.smallest))
+        told = "; ".join(words for one in found.breaks for words in _told(one))
+        link = f"diff={len(contrasts)}" if found.breaks else ""
+        for one in found.breaks:
+            name = f"{report.name}: {found.why}"
+            contrasts.append(_contrast(report, one, name, len(tracks)))
+            tracks += [_track(report, ids) for ids in one.ids]
+        rows.append([PageCell(found.why, "bad", told, link), " / ".join(found.appends), said])
+    return rows
+
+
+def _track(report: AuditReport, given: Sequence[int]) -> Track:
+    ids = np.array(given, np.int32)
+    known = {} if report.tokenizer is None else token_columns(report.tokenizer, ids)
+    return Track("", ids, np.full(len(ids), HUES["plain"], np.uint8), **known)
+
+
+def _contrast(report: AuditReport, one: Break, name: str, track: int) -> Contrast:
+    before, now = (np.array(ids, np.int32) for ids in one.ids)
+    names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
+    return Contrast(name, track, len(before), track + 1, list(align(before, now)), names, about=str(one))

@@ -1,0 +1,188 @@
+"""Values with their origins beside them: what the code of a compiled template works on (see `compiling.py`).
+
+A pair is a value and where it came from:
+
+- a plain value with an `Origin`: it is that field, or text that was cut out of it;
+- a plain value with None: the template's own;
+- a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself, and what stands beside it is not looked at;
+- a list with an `Each`: the template's own list of values that have an origin each.
+
+`box` makes one value of a pair. Whatever the generator has no plain form for is done on boxed values, so each
+operation has one meaning, and refuses in the same words.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from jinja2.runtime import LoopContext
+
+from .budget import check_pieces, looked_at, made
+from .origin import KEY, Origin
+from .strings import TracedStr, traced
+from .trace import message_origins
+from .traced import TRACED_TYPES, TracedDict, TracedList, wrap
+
+PLAIN: Final = TRACED_TYPES | {str, dict, list, int, float, bool}
+"""What may lie in a field as it is. None is left out: a look-up gives it for what is missing, too."""
+SIZED: Final = frozenset({str, dict, list, TracedStr, TracedDict, TracedList})
+TEXT: Final = frozenset({str, TracedStr})
+"""Text that is joined as it is. Markup escapes what it is joined with."""
+PRINTED: Final = TEXT | {int, float, bool, type(None)}
+"""What may be printed later: it will not change until then."""
+SMALL: Final = 1024
+"""Text up to this size is paid for by the step that makes it (see `strings`)."""
+_KEPT: Final = PLAIN | {type(None)}
+_WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
+_SEVERAL: Final[tuple[Any, ...]] = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
+
+
+class Each(list[Origin | None]):
+    """The origins of the items of a list that the template made: it is no field, but its items are."""
+
+    __slots__ = ()
+
+
+Beside = Origin | Each | None
+"""What stands beside a value."""
+
+
+def box(value: Any, origin: Beside) -> Any:
+    """The pair as one value that carries its trace."""
+    if origin is None:
+        return value
+    if type(value) is str:
+        return traced(value, origin)  # type: ignore[arg-type]
+    if type(value) not in _WRAPPED:
+        return value
+    return list(map(box, value, origin)) if type(origin) is Each else wrap(value, origin)  # type: ignore[arg-type]
+
+
+def parts_of(pieces: Any, origin: Beside) -> Any:
+    """Parts of a text, each boxed."""
+    return [box(piece, origin) for piece in pieces] if type(pieces) is list else pieces
+
+
+def inside(origin: Beside, key: Any) -> Origin | None:
+    """The origin of ``value.key``, or of ``value["key"]``."""
+    return Origin(origin + (key,)) if type(origin) is Origin else None
+
+
+def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
+    """The origin of ``value[key]``, with a key that is only known when the template runs."""
+    if origin is None:
+        return None
+    if type(key) is not int:
+        return inside(origin, key if type(key) is not TracedStr else str.__getitem__(key, slice(None)))
+    if type(value) is list and -len(value) <= key < len(value):
+        return origin[key] if type(origin) is Each else inside(origin, key + len(value) if key < 0 else key)
+    return None
+
+
+def of_get(origin: Beside, value: Any, key: str, default: Beside) -> Beside:
+    """The origin of ``value.get(key, default)``."""
+    return inside(origin, key) if type(value) is dict and key in value else default
+
+
+def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
+    """The origin of ``value[start:stop]``."""
+    if type(value) is list:
+        origins = _origins(value, origin)
+        return None if origins is None else Each(origins[: len(value)][which])
+    return origin if type(value) is str else None
+
+
+def _origins(value: list[Any], origin: Beside) -> Sequence[Origin | None] | None:
+    """The origins of the items of a plain list (or more of them); None where its items have to be boxed."""
+    if origin is None or type(origin) is Each:
+        return origin
+    if origin == ("messages",):
+        return message_origins(len(value))
+    if not keeps_items(value):
+        return None
+    return [Origin(origin + (index,)) for index in range(len(value))]  # type: ignore[operator]
+
+
+def keeps_items(value: list[Any]) -> bool:
+    """Whether the items of a list can stay as they are."""
+    return _KEPT.issuperset(map(type, value))
+
+
+def paid(text: str) -> str:
+    """`text`, which is about to be gone through, and a part of which is about to be made."""
+    looked_at(text)
+    made((len(text) if text.isascii() else 4 * len(text)) + 128)
+    return text
+
+
+def pieces_of(text: str, name: str, *args: Any) -> list[str]:
+    """``text.split(…)`` and the like."""
+    found: list[str] = getattr(paid(text), name)(*args)
+    check_pieces(len(found))
+    return found
+
+
+def pieces(written: Iterable[Any]) -> Iterator[Any]:
+    """What was written as values and origins in turn, boxed."""
+    entries = iter(written)
+    for value, origin in zip(entries, entries, strict=True):
+        yield value if origin is None else box(value, origin)
+
+
+# -- loops
+
+Rows = tuple[Any, Sequence[Origin | None] | None]
+
+
+def rows(value: Any, origin: Beside, undefined: Any, *, counted: bool) -> Rows:
+    """What a loop runs over, and the origins of its items. `counted`: its body asks how many there are."""
+    if type(value) is list:
+        origins = _origins(value, origin)
+        if origins is not None:
+            return value, origins
+    boxed = box(value, origin)
+    if isinstance(boxed, list):
+        return boxed, None
+    if not counted:
+        return iter(boxed), None
+    return (list(boxed) if isinstance(boxed, _SEVERAL) else LoopContext(boxed, undefined)), None
+
+
+def each(found: Any, origins: Sequence[Origin | None] | None) -> Iterable[tuple[Any, Origin | None]]:
+    if type(found) is LoopContext:
+        return ((item, None) for item, _ in found)
+    return zip(found, itertools.repeat(None) if origins is None else origins)  # noqa: B905 - there may be more origins
+
+
+def length_of(found: Any) -> int:
+    """How many items a counted loop has."""
+    return found.length if type(found) is LoopContext else len(found)
+
+
+def is_last(found: Any, index: int) -> bool:
+    return bool(found.last) if type(found) is LoopContext else index + 1 == len(found)
+
+
+def neighbour(found: Any, index: int, by: int, undefined: Any) -> Any:
+    """``loop.previtem``, ``loop.nextitem``."""
+    if type(found) is LoopContext:
+        return found.previtem if by < 0 else found.nextitem
+    if 0 <= index + by < len(found):
+        return found[index + by]
+    return undefined("there is no previous item" if by < 0 else "there is no next item")
+
+
+def of_neighbour(found: Any, origins: Sequence[Origin | None] | None, at: int) -> Origin | None:
+    return origins[at] if origins is not None and 0 <= at < len(found) else None
+
+
+def items_of(value: Any, origin: Beside, boxed_items: Any, *, counted: bool) -> Iterable[tuple[Any, ...]]:
+    """``value.items()`` as (key, its origin, value, its origin). `boxed_items` gives those of a boxed value."""
+    if type(value) is dict and type(origin) is Origin and all(type(key) is str for key in value):
+        check_pieces(len(value))
+        if _KEPT.issuperset(map(type, value.values())):
+            return [(key, Origin(origin + (key, KEY)), item, Origin(origin + (key,))) for key, item in value.items()]
+    pairs: Iterator[tuple[Any, ...]] = ((key, None, item, None) for key, item in boxed_items(box(value, origin)))
+    return list(pairs) if counted else pairs

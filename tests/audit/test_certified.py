@@ -1,0 +1,40 @@
+"""docs/certified.md is what the command says with real tokenizers: of some families in each run, or of all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.assets import FAMILIES, family_dir
+from tests.audit.certified import PAGE
+from tests.support import rotating
+from tokentrace.audit import audit_template
+from tokentrace.audit.cases import Append
+from tokentrace.show.audit import markdown_findings, markdown_row
+
+FIRST = ["qwen3.5"]
+"""Whose ids differ where its text does not."""
+
+
+def test_every_family_is_on_the_page() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows[2:]] == list(FAMILIES)
+
+
+@pytest.mark.parametrize("family", dict.fromkeys([*FIRST, *rotating(FAMILIES, "certified", 10)]))
+def test_the_page_says_what_the_command_says(family: str) -> None:
+    report = audit_template(family_dir(family))
+    page = PAGE.read_text(encoding="utf-8")
+    assert markdown_row(report) in page.splitlines()
+    section = page.split(f"\n### {family}\n", 1)[1].split("\n### ", 1)[0]
+    assert section.strip().splitlines() == markdown_findings(report)
+
+
+def test_tokens_that_reach_over_the_prompt_are_a_break_of_ids_alone() -> None:
+    report = audit_template(family_dir("qwen3.5"))
+    cells = [cell for cell in report.cells if cell.append is Append.TOOL and not cell.turn.reasoning]
+    seams = {one.where for cell in cells for one in cell.breaks}
+    assert seams == {"seam"}
+    for cell in cells:
+        for one in cell.breaks:
+            before, now = one.ids
+            assert now[: len(before)] != before

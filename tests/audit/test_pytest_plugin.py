@@ -1,0 +1,149 @@
+"""The pytest plugin and the hooks for pre-commit, run as a team would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.guides import ROOT
+from tokentrace import create_renderer
+from tokentrace.pocket import POCKET
+from tokentrace.samples.supervised import build_supervised_sample
+
+pytest_plugins = ["pytester"]
+
+CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "Four."}]
+
+
+@pytest.fixture
+def team(pytester: pytest.Pytester) -> Path:
+    """A team's repository: a model, one whose template drops reasoning, good rows and bad ones."""
+    root = pytester.path
+    for name in ("model", "dropping"):
+        shutil.copytree(POCKET, root / name, ignore=shutil.ignore_patterns("*.safetensors", "*.py", "__pycache__"))
+    template = root / "dropping" / "chat_template.jinja"
+    old = "{%- for message in messages -%}"
+    added = old + "{%- if not loop.last and message.reasoning_content -%}<i>{%- endif -%}"
+    template.write_text(template.read_text(encoding="utf-8").replace(old, added), encoding="utf-8")
+    sample = build_supervised_sample(create_renderer(POCKET), CHAT)
+    row = {"messages": CHAT, "input_ids": sample.token_ids, "loss_mask": sample.loss_mask}
+    (root / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    (root / "bad.jsonl").write_text(json.dumps({**row, "input_ids": sample.token_ids[::-1]}) + "\n", encoding="utf-8")
+    return root
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", "tokentrace.pytest_plugin", "-p", "no:cacheprovider", *args)
+
+
+def test_what_certifies_passes_and_what_does_not_fails_with_its_reasons(team: Path, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_good(certify):
+            report = certify("model", uses=["rl-append-only", "sft-per-turn"])
+            assert report is certify("model", uses="production-parity")  # audited once
+
+        def test_dropping(certify):
+            certify("dropping", uses=["rl-append-only"])
+
+        def test_partly(certify):
+            certify("dropping", uses=["rl-append-only"], partly=True)
+
+        def test_unknown(certify):
+            with pytest.raises(Exception, match="rl-append-only"):
+                certify("model", uses=["rl"])
+
+        def test_nothing_asked(certify):
+            with pytest.raises(Exception, match="say what the template has to be safe for"):
+                certify("model")
+
+        def test_no_tokenizer(certify):
+            with pytest.raises(Exception, match="name the tokenizer"):
+                certify(uses="rl-append-only")
+
+        def test_rows(certify_rows):
+            assert certify_rows("rows.jsonl", tokenizer="model").rows == 1
+
+        def test_bad_rows(certify_rows):
+            certify_rows("bad.jsonl", tokenizer="model")
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(passed=6, failed=2)
+    result.stdout.fnmatch_lines(
+        ["*dropping is not safe for rl-append-only*", "*loop.last*", "*1 of 1 rows are not what the template gives*"]
+    )
+
+
+def test_the_configuration_says_what_tests_do_not(team: Path, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\ntokentrace_tokenizer = dropping\ntokentrace_uses = rl-append-only sft-per-turn\n")
+    pytester.makepyfile(
+        """
+        def test_template(certify):
+            certify()
+
+        def test_rows(certify_rows):
+            certify_rows("rows.jsonl")
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*dropping is not safe for rl-append-only*"])
+
+
+def test_pytest_finds_the_plugin_by_itself() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    points = project["entry-points"]["pytest11"]
+    assert points == {"tokentrace.pytest_plugin": "tokentrace.pytest_plugin"}
+
+
+# -- pre-commit
+
+
+def hooks() -> dict[str, dict[str, Any]]:
+    rows = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    return {row["id"]: row for row in rows}
+
+
+def committed(root: Path, *hooks: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """What pre-commit says of all files of a repository, with these hooks run by the Python at hand."""
+    own = [{**row, "language": "system", "entry": f"{sys.executable} -m {row['entry']}"} for row in hooks]
+    for row in own:
+        row.pop("additional_dependencies", None)
+    config = {"repos": [{"repo": "local", "hooks": own}]}
+    (root / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=root, check=True)
+    command = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_the_manifest_is_one_that_pre_commit_reads() -> None:
+    clientlib = pytest.importorskip("pre_commit.clientlib")
+    assert {row["id"] for row in clientlib.load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))} == set(hooks())
+
+
+def test_hooks_pass_and_fail_as_the_files_do(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pre_commit")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    audit, check = hooks()["tokentrace-audit"], hooks()["tokentrace-check"]
+    rows = {**check, "args": ["--tokenizer", "model"], "files": "^rows.jsonl$"}
+    good = committed(team, {**audit, "args": ["model", "--require", "rl-append-only"]}, rows)
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert good.stdout.count("Passed") == 2
+    bad = committed(team, {**audit, "args": ["dropping", "--require", "rl-append-only"]}, {**rows, "files": "^bad"})
+    assert bad.returncode == 1
+    assert bad.stdout.count("Failed") == 2
+    assert "rl-append-only is required, and partly" in bad.stdout
+    forgotten = committed(team, audit)
+    assert "name that with --require" in forgotten.stdout

@@ -1,0 +1,101 @@
+"""``tokentrace audit``: what it prints, writes and exits with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tokentrace.cli import main
+from tokentrace.pocket import POCKET
+
+
+def run(*args: Any) -> Result:
+    return CliRunner().invoke(main, ["audit", *(str(arg) for arg in args)])
+
+
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with a template that drops past reasoning, and whose words are hostile."""
+    folder = tmp_path_factory.mktemp("models") / "dropping<script>"
+    shutil.copytree(POCKET, folder)
+    source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    old = "{%- for message in messages -%}"
+    assert old in source
+    changed = source.replace(old, old + "{%- if not loop.last and message.reasoning_content -%}<i>{%- endif -%}")
+    (folder / "chat_template.jinja").write_text(changed, encoding="utf-8")
+    return folder
+
+
+def test_one_audit_is_told_in_full() -> None:
+    result = run(POCKET, "--require", "rl-append-only,production-parity")
+    assert result.exit_code == 0, result.output
+    assert "✓ RL, tools only: holds" in result.output
+    assert "stop tokens        <|end|>" in result.output
+
+
+def test_what_is_required_and_not_met_is_exit_code_1(dropping: Path) -> None:
+    result = run(dropping / "chat_template.jinja", "-q", "--require", "rl-append-only")
+    assert result.exit_code == 1
+    assert "rl-append-only is required, and partly" in result.output
+    assert "loop.last" in result.output
+    assert run(dropping, "-q", "--require", "rl-append-only", "--allow-partly").exit_code == 0
+
+
+def test_an_unknown_use_is_refused_with_those_there_are() -> None:
+    result = run(POCKET, "--require", "rl")
+    assert result.exit_code == 2
+    assert "rl-append-only" in result.output
+
+
+def test_json_has_all_of_it(dropping: Path) -> None:
+    report = json.loads(run(dropping, "--json").output)
+    assert {row["use"]: row["grade"] for row in report["verdicts"]}["rl-append-only"] == "partly"
+    broken = [cell for cell in report["cells"] if cell["outcome"] == "breaks"]
+    assert broken
+    for cell in broken:
+        blame = cell["breaks"][0]["blame"]
+        assert blame["condition"] == "loop.last"
+        assert blame["proven"]
+        assert cell["messages"][-1]["role"] in ("tool", "user", "system", "assistant")
+
+
+def test_many_are_one_table_a_page_and_markdown(dropping: Path, tmp_path: Path) -> None:
+    page, table = tmp_path / "page.html", tmp_path / "table.md"
+    result = run(POCKET, dropping, "--html", page, "--markdown", table)
+    assert result.exit_code == 0, result.output
+    assert "pocket" in result.output
+    text = page.read_text(encoding="utf-8")
+    assert "dropping\\u003cscript\\u003e" in text  # the viewer puts it into the page as text
+    assert "dropping<script>" not in text
+    assert "loop.last" in text
+    rows = table.read_text(encoding="utf-8").splitlines()
+    assert rows[2].startswith("| pocket | ✓ | ✓")
+    assert "✗" in rows[3] or "◐" in rows[3]
+
+
+def test_against_tells_what_differs(dropping: Path) -> None:
+    other = run(dropping, "--against", POCKET)
+    assert other.exit_code == 1
+    assert "verdict on rl-append-only" in other.output
+    assert "− holds" in other.output
+
+
+def test_a_template_of_the_same_tokenizer_is_compared_with_it(dropping: Path, tmp_path: Path) -> None:
+    shutil.copy(dropping / "chat_template.jinja", tmp_path / "new.jinja")
+    result = run(POCKET, "--against", tmp_path / "new.jinja", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)["differences"]
+    assert {"what": "verdict on rl-append-only", "before": "partly", "now": "holds"} in found
+    shutil.copy(POCKET / "chat_template.jinja", tmp_path / "same.jinja")
+    same = run(POCKET, "--against", tmp_path / "same.jinja")
+    assert same.exit_code == 0, same.output
+    assert "nothing differs" in same.output
+
+
+def test_several_against_one_is_refused() -> None:
+    assert run(POCKET, POCKET, "--against", POCKET).exit_code == 2

@@ -1,0 +1,212 @@
+"""Manners of the command line: hints for typos, completion, colours, JSON for every table, and when it takes long."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner, Result
+
+from tests.audit.planted import SHAPES, rollouts
+from tests.cli.test_cli import MESSAGES, written
+from tokentrace.cli import COMMANDS, main, output
+from tokentrace.formats.dialects import DIALECTS
+from tokentrace.formats.families import FAMILIES
+from tokentrace.pocket import EXAMPLE, POCKET
+
+NAMES = [family.name for family in FAMILIES]
+
+
+def run(*args: Any, color: bool = False, **env: str) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args], color=color, env=env or None)
+
+
+# -- typos
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "tokentrace", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tokentrace, version ")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("rendr", "render"), ("tokenise", "tokenize"), ("inspct", "inspect")])
+def test_a_command_that_is_not_there_has_a_hint(typed: str, meant: str) -> None:
+    result = run(typed, "x")
+    assert result.exit_code == 2
+    assert f"there is no command {typed!r}; did you mean {meant!r}?" in result.stderr
+
+
+def test_a_command_like_no_other_has_a_list() -> None:
+    stderr = " ".join(run("zzz").stderr.split())
+    assert f"there are {', '.join(COMMANDS)}" in stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["render", EXAMPLE, "--tokeniser", "x"], "--tokenizer"),
+        (["families", "qwen33"], "did you mean 'qwen3'?"),
+        (["render", EXAMPLE, "--renderer", "gpt-os"], "did you mean 'gpt_oss'?"),
+        (["render", EXAMPLE, "-t", POCKET.with_name("poket")], f"did you mean '{POCKET}'?"),
+        (["render", EXAMPLE, "-t", POCKET.parent.with_name("tokntrace") / POCKET.name], f"did you mean '{POCKET}'?"),
+        (["render", EXAMPLE, "-t", POCKET.parent], f"there is one in {POCKET}"),
+    ],
+    ids=["option", "family", "renderer", "folder", "folder above", "folder below"],
+)
+def test_a_name_that_is_not_there_has_a_hint(args: list[Any], said: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_hub_names_are_compared_with_what_is_in_the_hubs_cache(tmp_path: Path) -> None:
+    for name in ("models--Qwen--Qwen3-8B", "models--Qwen--Qwen2", "datasets--Qwen--Qwen3-8"):
+        (tmp_path / name).mkdir()
+    result = run("render", EXAMPLE, "-t", "Qwen/Qwen3-8b", HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert result.exit_code == 2
+    assert "'Qwen/Qwen3-8b' is not a folder here; did you mean 'Qwen/Qwen3-8B'" in result.stderr
+    assert "datasets" not in result.stderr
+
+
+# -- completion
+
+
+def completed(*words: str) -> list[str]:
+    found = ShellComplete(main, {}, "tokentrace", "_TOKENTRACE_COMPLETE").get_completions(list(words[:-1]), words[-1])
+    return [item.value if item.type == "plain" else item.type for item in found]
+
+
+def test_commands_families_and_dialects_are_completed() -> None:
+    assert completed("in") == ["inspect"]
+    assert completed("render", "--renderer", "") == ["auto", "default", *NAMES]
+    assert completed("render", "--renderer", "glm") == [name for name in NAMES if name.startswith("glm")]
+    assert completed("families", "kimi") == [name for name in NAMES if name.startswith("kimi")]
+    assert completed("grammar", "--tool-parser", "he") == [name for name in DIALECTS if name.startswith("he")]
+    assert completed("inspect", "x", "--shape", "ver") == ["verifiers", "verl"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_completes_its_options(command: str) -> None:
+    assert "--debug" in completed(command, "--de")
+
+
+def test_models_are_completed_as_folders_and_inputs_as_files() -> None:
+    assert completed("render", "-t", "./") == completed("audit", "./") == ["dir"]
+    for command in ("inspect", "check", "export", "render"):
+        assert completed(command, "./") == ["file"]
+
+
+# -- colours
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    lines = SHAPES["calls lines"](rollouts("pocket")[:3], False)
+    return written(tmp_path, "".join(json.dumps(line) + "\n" for line in lines), "dump.jsonl")
+
+
+def tables(tmp_path: Path, dump: Path) -> dict[str, list[Any]]:
+    """A call of every command that prints a table or a view and needs no server."""
+    chats = written(tmp_path, json.dumps({"messages": MESSAGES}) + "\n", "chats.jsonl")
+    rows = tmp_path / "rows.parquet"
+    return {
+        "families": ["families"],
+        "families NAME": ["families", "qwen3"],
+        "render": ["render", EXAMPLE],
+        "histories": ["histories", EXAMPLE],
+        "grammar": ["grammar"],
+        "inspect": ["inspect", dump, "-t", POCKET],
+        "tokenize": ["tokenize", chats, "-o", rows, "--overwrite", "--stats"],
+        "check": ["check", rows],
+        "audit": ["audit", POCKET],
+        "demo": ["demo", "-n", "1", "-o", tmp_path / "demo"],
+    }
+
+
+def test_no_color_is_heeded_everywhere(tmp_path: Path, dump: Path) -> None:
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "120"}
+    coloured = 0
+    for name, args in (*tables(tmp_path, dump).items(), ("error", ["families", "nobody"])):
+        bright = run(*args, color=True, NO_COLOR="", **terminal)
+        plain = run(*args, color=True, NO_COLOR="1", **terminal)
+        assert bright.exit_code == plain.exit_code, name
+        assert "\x1b[" not in plain.stdout, name
+        assert not any(code in plain.stderr for code in ("\x1b[1m", "\x1b[2m", "\x1b[3", "\x1b[9")), name
+        coloured += "\x1b[" in bright.stdout + bright.stderr
+    assert coloured == 11
+
+
+# -- JSON
+
+
+def test_every_table_can_be_had_as_json(tmp_path: Path, dump: Path) -> None:
+    for name, args in tables(tmp_path, dump).items():
+        result = run(*args, "--json")
+        assert result.exit_code in (0, 1), (name, result.output)
+        assert json.loads(result.stdout), name
+
+
+def test_the_json_of_tokenize_and_its_statistics(tmp_path: Path, dump: Path) -> None:
+    args = tables(tmp_path, dump)["tokenize"]
+    found = json.loads(run(*args, "--json").stdout)
+    assert (found["rows"], found["samples"], found["output"]) == (1, 1, str(args[3]))
+    assert found["statistics"]["lengths"]["1.0"] == found["tokens"] == found["longest"]
+    assert "advice" in json.loads(run(*args[:-1], "--for", "trl", "--json").stdout)
+    assert run("tokenize", args[1], "--show", 1, "--json").exit_code == 2
+
+
+# -- a word when it takes long
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once something was said on stderr; whatever takes any time takes too long."""
+    heard, real = threading.Event(), click.echo
+
+    def echo(message: Any = None, *args: Any, **more: Any) -> None:
+        real(message, *args, **more)
+        if more.get("err"):
+            heard.set()
+
+    monkeypatch.setattr(output.click, "echo", echo)
+    monkeypatch.setattr(output, "SOON", 0.0)
+    return heard
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_load_that_takes_long_is_said(
+    said: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dump: Path, quiet: bool
+) -> None:
+    from tokentrace.rendering import factory
+
+    real = factory.create_renderer
+
+    def slow(*args: Any, **settings: Any) -> Any:
+        assert said.wait(0.0 if quiet else 30) is not quiet
+        return real(*args, **settings)
+
+    monkeypatch.setattr(factory, "create_renderer", slow)
+    result = run("inspect", dump, "-t", POCKET, *(["-q"] if quiet else []))
+    assert result.exit_code == 0, result.output
+    assert (f"loading {POCKET} …" in result.stderr) is not quiet
+
+
+def test_progress_away_from_a_terminal_is_a_line(said: threading.Event, capsys: pytest.CaptureFixture[str]) -> None:
+    with output.ProgressBars() as bars:
+        assert said.wait(30)
+        bars.show("checking", 1, 4)
+        bars.show("checking", 2, 4)
+    assert capsys.readouterr().err.splitlines() == ["loading …", "checking: 1 of 4"]
+
+
+def test_what_is_done_soon_is_done_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.working("thinking"), output.ProgressBars() as bars:
+        bars.show("checking", 4, 4)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,71 @@
+"""Pages from the command line: what was recorded, and what was found, to look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.pages import assert_only_its_own_code_runs, columns, read_page
+from tests.show.results import first_turn, trajectory
+from tokentrace import save_trajectory, trajectory_samples
+from tokentrace.cli import main
+from tokentrace.data.tables import write_samples
+from tokentrace.pocket import POCKET
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def page(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    assert_only_its_own_code_runs(text)
+    return read_page(text)
+
+
+def test_a_trajectory_is_viewed_with_its_tree(tmp_path: Path) -> None:
+    save_trajectory(trajectory(), tmp_path / "one.tt")
+    done = run("view", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    document = page(tmp_path / "page.html")
+    assert columns(document, 1)["id"] == trajectory().stream(1).tolist()
+    assert len(document["branches"]) == 2
+    assert document["title"] == "one.tt"
+
+
+def test_rows_are_viewed_and_a_browser_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(click, "launch", opened.append)
+    rows = trajectory_samples(trajectory(), reward=1.0)
+    write_samples(tmp_path / "rows.parquet", rows)
+    assert run("view", tmp_path / "rows.parquet", "-t", POCKET, "--rows", 1).exit_code == 0
+    document = page(Path(opened[0]))
+    assert columns(document, 0)["id"] == rows[0].token_ids
+    assert len(document["tracks"]) == 1
+
+
+def test_what_is_neither_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    done = run("view", tmp_path / "notes.txt", "--html", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert done.output.splitlines()[-1].startswith("error: ")
+
+
+def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
+    prompt, completion = first_turn()
+    both = {"stream": prompt + completion, "next_prompt": prompt + completion[:4] + completion[6:]}
+    (tmp_path / "both.json").write_text(json.dumps(both))
+    assert run("explain", tmp_path / "both.json", "-t", POCKET, "--html", tmp_path / "break.html").exit_code == 1
+    assert len(page(tmp_path / "break.html")["contrasts"]) == 1
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": prompt, "messages": messages}) + "\n")
+    assert run("check", tmp_path / "rows.jsonl", "-t", POCKET, "--html", tmp_path / "check.html").exit_code == 1
+    assert page(tmp_path / "check.html")["contrasts"]
+    save_trajectory(trajectory(), tmp_path / "one.tt")
+    assert run("inspect", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 0
+    assert len(page(tmp_path / "inspect.html")["contrasts"]) == 1

@@ -1,0 +1,155 @@
+"""Pages as a browser gets them: their tags, their policy, and the document that they carry, decoded by hand."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+EVIL = "</script><img src=x onerror=alert(1)>\"'&<style>*{}</style><!-- ]]> \u202e\x1b[31m\x00 \u2028"
+VOID = {"meta", "img", "input", "br", "link"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and gathers what a browser would see, run and apply."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: dict[str, list[str]] = {"script": [], "style": []}
+        self.data = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "style" or (tag == "script" and "type" not in dict(attrs)):
+            self.inline[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in self.inline:
+            return
+        if self.tags[-1][1].get("type") == "application/json":
+            self.data += data
+        else:
+            self.inline[self.open[-1]][-1] += data
+
+    @property
+    def policy(self) -> dict[str, list[str]]:
+        """What the page allows, by directive."""
+        (content,) = (
+            str(attributes["content"])
+            for tag, attributes in self.tags
+            if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+        )
+        return {name: sources for name, *sources in map(str.split, content.split(";"))}
+
+
+def sources(texts: list[str]) -> list[str]:
+    """Texts as a policy names them."""
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    return [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+
+
+def assert_only_its_own_code_runs(text: str) -> None:
+    """The law of every page that we write: its own script and style sheet, by hash, and nothing else."""
+    page = Page(text)
+    assert page.policy == {
+        "default-src": ["'none'"],
+        "style-src": sources(page.inline["style"]),
+        "script-src": sources(page.inline["script"]),
+        "base-uri": ["'none'"],
+        "form-action": ["'none'"],
+    }
+    assert len(page.inline["style"]) == len(page.inline["script"]) == 1
+    assert all(page.inline["style"] + page.inline["script"])
+    tags = [tag for tag, _ in page.tags]
+    head = ["html", "head", "meta", "meta", "meta", "meta", "title", "style"]
+    assert tags == [*head, "body", "noscript", "p", "script", "script"]
+    for _, attributes in page.tags:
+        assert not {name for name in attributes if name.startswith("on") or name in ("style", "src", "href", "srcset")}
+
+
+def read_page(text: str) -> dict[str, Any]:
+    """The document of a page."""
+    found: dict[str, Any] = json.loads(Page(text).data)
+    return found
+
+
+def read_frame(text: str) -> dict[str, Any]:
+    """The document of a notebook's cell."""
+    found = re.fullmatch(
+        r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts" style="[^"]*" title="tokentrace"></iframe>', text
+    )
+    assert found, text[:200]
+    return read_page(html.unescape(found[1]))
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text of a document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings(each)
+
+
+def said(text: str) -> str:
+    """All that a page says."""
+    return "\n".join(strings(read_page(text)))
+
+
+COLUMNS = ("message", "hue", "field", "mask", "turn", "version")
+
+
+def columns(document: dict[str, Any], index: int) -> dict[str, list[Any]]:
+    """A track of a document, one entry per token, what it shares with its parent included."""
+    track = document["tracks"][index]
+    found: dict[str, list[Any]] = {name: [] for name in ("id", "text", "control", "logprob", *COLUMNS)}
+    ids, texts = document["words"]
+    for code in track["tokens"]:
+        found["id"].append(ids[code])
+        found["text"].append(texts[code])
+        found["control"].append(code in document["control"])
+    for at in range(0, len(track["runs"]), 7):
+        length, *values = track["runs"][at : at + 7]
+        for name, value in zip(COLUMNS, values, strict=True):
+            found[name] += [value] * length
+    found["logprob"] = [None] * len(track["tokens"])
+    for start, values in track["logprobs"]:
+        found["logprob"][start : start + len(values)] = values
+    found["hue"] = [document["hues"][hue][0] for hue in found["hue"]]
+    found["field"] = [document["fields"][at] if track["fielded"] else None for at in found["field"]]
+    if track["parent"] >= 0:
+        before = columns(document, track["parent"])
+        found = {name: [*before[name][: track["shared"]], *values] for name, values in found.items()}
+    return found
+
+
+def both_sides(document: dict[str, Any], index: int) -> tuple[list[int], list[int]]:
+    """The ids of what a contrast removes from, and of what it adds to."""
+    told = document["contrasts"][index]
+    base = columns(document, told["base"])["id"][: told["stop"]]
+    other = columns(document, told["other"])["id"]
+    made: list[int] = []
+    at = 0
+    for first, count in zip(told["hunks"][::2], told["hunks"][1::2], strict=True):
+        for number in range(first, first + count):
+            start, stop, other_start, other_stop = document["hunks"][4 * number : 4 * number + 4]
+            made += base[at:start] + other[other_start:other_stop]
+            at = stop
+    made += base[at:]
+    return (made, base) if told["flipped"] else (base, made)

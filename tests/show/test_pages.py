@@ -1,0 +1,231 @@
+"""Pages hold all that a result knows, grow with its tokens alone, and let nothing act but their own script."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conversations import CONVERSATIONS
+from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, columns, read_frame, read_page, said
+from tests.show.results import MESSAGES, RENDERER, RESULTS, TOOLS, broken, first_turn, histories, rendering, trajectory
+from tests.show.test_views import hostile
+from tests.support import make_renderer
+from tokentrace.compare import Cause
+from tokentrace.compare.histories import View
+from tokentrace.errors import InputError
+from tokentrace.show import html_page, show
+from tokentrace.show.documents import document_of
+from tokentrace.tokens import Kind
+from tokentrace.viewer.page import SCRIPTS, asset
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_shows_itself_and_runs_nothing_but_the_page(name: str) -> None:
+    result = RESULTS[name]()
+    assert_only_its_own_code_runs(html_page(result, EVIL))
+    assert read_frame(result._repr_html_()) == read_page(html_page(result))
+
+
+@pytest.mark.parametrize("make", [hostile, trajectory, *RESULTS.values()])
+def test_no_character_of_a_result_can_act(make: Callable[[], Any]) -> None:
+    text = html_page(make(), EVIL)
+    before, _, after = text.partition('id="document">')
+    data = after.partition("</script>")[0]
+    assert not set(data) & set("<>&\x00\x1b\u202e\u2028")
+    assert "<title>&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in before
+    assert before.count("onerror") == 1
+    assert not set(before) & set("\x00\x1b\u202e\u2028")
+
+
+def test_what_is_not_a_result_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing to show of int"):
+        show(3)
+    with pytest.raises(InputError, match=r"\[0\].*HistoryReport"):
+        show([histories()])
+    with pytest.raises(InputError, match="side by side"):
+        show(RESULTS["check"](), rendering())
+
+
+# -- columns
+
+
+@pytest.mark.parametrize("name", ["agentic", "content_emoji", "calls_parallel_answered", "reasoning_mixed"])
+def test_a_rendering_is_told_token_by_token(name: str) -> None:
+    given = CONVERSATIONS[name]
+    rendered = RENDERER.render(given.messages, tools=given.tools)
+    told = columns(read_page(html_page(rendered)), 0)
+    assert told["id"] == rendered.token_ids
+    assert "".join(told["text"]) == rendered.text
+    assert told["message"] == rendered.message_indices
+    assert told["field"] == rendered.fields
+    assert [bool(on) for on in told["mask"]] == rendered.sampled
+    assert told["control"] == rendered.control.tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma-3"])
+def test_texts_of_tokens_spell_the_rendering(family: str) -> None:
+    """Whatever the tokenizer: bytes, byte fallback, or words with marked spaces."""
+    rendered = make_renderer(family).render([{"role": "user", "content": "naïve 🗼 tea,\n\tçok güzel — 東京"}])
+    told = "".join(columns(read_page(html_page(rendered)), 0)["text"])
+    assert told.lstrip(" ") == rendered.text.lstrip(" ")
+
+
+def test_a_trajectory_is_told_branch_by_branch() -> None:
+    record = trajectory()
+    document = read_page(show(record, tokenizer=RENDERER).html)
+    for at, branch in enumerate(record.branches):
+        told = columns(document, at)
+        assert told["id"] == record.stream(at).tolist()
+        assert "".join(told["text"]) == RENDERER.tokenizer.decode(told["id"])
+        assert told["hue"] == [Kind(kind).name.lower() for kind in record.kinds(at).tolist()]
+        assert told["message"] == record.message_indices(at).tolist()
+        expected = [None if np.isnan(value) else round(value, 4) for value in record.logprobs(at).tolist()]
+        assert told["logprob"] == expected
+        assert document["branches"][at] == [branch.parent, branch.start, branch.stop, branch.cause]
+        for turn in record.turns(at):
+            versions = [document["versions"][told["version"][place]] for place in range(turn.start, turn.stop)]
+            assert (
+                versions == [one.version for one in turn.versions for _ in range(one.start, one.stop)][: len(versions)]
+            )
+            assert len(set(told["turn"][turn.start : turn.stop])) == 1
+    own = sum(len(track["tokens"]) for track in document["tracks"])
+    assert own == record.num_tokens, "what branches share is written once"
+
+
+def test_without_a_tokenizer_ids_are_shown() -> None:
+    told = columns(read_page(html_page(trajectory())), 0)
+    assert told["id"] == trajectory().stream(0).tolist()
+    assert set(told["text"]) == {None}
+
+
+def test_a_bridge_tells_the_stream_from_what_is_new() -> None:
+    bridged = RESULTS["bridge"]()
+    told = columns(read_page(show(bridged, tokenizer=RENDERER).html), 0)
+    prompt, completion = first_turn()
+    assert told["id"] == bridged.token_ids
+    assert told["hue"][: len(prompt)] == ["prompt"] * len(prompt)
+    assert [place for place, on in enumerate(told["mask"]) if on] == [
+        *range(len(prompt), len(prompt) + len(completion))
+    ]
+
+
+def test_rows_carry_their_masks() -> None:
+    for name in ("sample", "supervised"):
+        sample = RESULTS[name]()
+        document = read_page(html_page(sample))
+        told = columns(document, 0)
+        assert [bool(on) for on in told["mask"]] == sample.mask.tolist()
+        assert document["tracks"][0]["means"] == "trained"
+    several = read_page(html_page([sample, ("named", sample)]))
+    assert [track["name"] for track in several["tracks"]] == ["row 1", "named"]
+
+
+def test_a_parsed_response_shows_its_parts_and_calls() -> None:
+    parsed = RESULTS["parsed"]()
+    document = read_page(html_page(parsed))
+    assert columns(document, 0)["text"] == [part.text for part in parsed.parts if part.text]
+    (table,) = document["tables"]
+    assert [row[0] for row in table["rows"]] == [call.name for call in parsed.tool_calls]
+
+
+# -- differences
+
+
+def test_two_renderings_are_aligned_token_by_token() -> None:
+    one = rendering()
+    other = RENDERER.render(
+        [{**m, "content": (m.get("content") or "").replace("Oslo", "Bergen")} for m in MESSAGES], tools=TOOLS
+    )
+    assert both_sides(read_page(show(one, other).html), 0) == (one.token_ids, other.token_ids)
+
+
+def test_both_sides_of_every_step_come_out_of_the_page() -> None:
+    report = histories()
+    document = read_page(html_page(report))
+    links = {contrast["name"]: at for at, contrast in enumerate(document["contrasts"])}
+    assert links
+    for step in report.steps:
+        for left, right in ((View.PRODUCTION, View.ROLLOUT), (View.ROLLOUT, View.TRAINING)):
+            compared = step.compare(left, right)
+            name = f"step {step.index}: {left} → {right}"
+            assert (name in links) == (compared is not None and not compared.equal)
+            if name in links and left is View.PRODUCTION:
+                assert both_sides(document, links[name]) == (step.production.ids.tolist(), step.rollout.ids.tolist())
+            elif name in links:
+                training = step.training
+                ours, theirs = both_sides(document, links[name])
+                assert ours == step.rollout.ids.tolist()
+                assert training is not None
+                assert theirs == training.ids.tolist()
+
+
+def test_what_differs_in_the_same_way_at_many_steps_is_written_once() -> None:
+    """The size of the page grows with the tokens, not with the tokens of all steps."""
+    small, large = (len(json.dumps(document_of(histories(turns)).to_json())) for turns in (20, 40))
+    assert large < 2.2 * small
+
+
+def test_a_break_shows_what_was_there_and_what_came() -> None:
+    found = broken()
+    document = read_page(html_page(found))
+    stream, prompt = both_sides(document, 0)
+    place = found.tokens[0].start
+    whole = first_turn()[0] + first_turn()[1]
+    assert stream == whole[place : place + len(stream)]
+    assert len(stream) - len(prompt) == 2
+    assert found.advice in said(html_page(found))
+
+
+def test_a_check_shows_each_row_that_differs() -> None:
+    document = read_page(html_page(RESULTS["check"]()))
+    assert [contrast["name"] for contrast in document["contrasts"]] == [f"rows.jsonl, row 2: {Cause.BPE_REMERGE}"]
+    told = document["contrasts"][0]
+    texts = [columns(document, told[side])["text"] for side in ("base", "other")]
+    assert texts == [["a", "b", "c", "d"], ["bc"]]
+
+
+# -- size and script
+
+
+def test_a_page_takes_a_few_bytes_for_a_token() -> None:
+    sizes = []
+    for turns in (20, 200):
+        given = [
+            {"role": role, "content": "The answer is 42, as ever. " * 20}
+            for _ in range(turns)
+            for role in ("user", "assistant")
+        ]
+        rendered = RENDERER.render(given)
+        sizes.append((len(rendered), len(html_page(rendered))))
+    (few, small), (many, large) = sizes
+    assert many > 60_000
+    assert large - small < 8 * (many - few)
+
+
+def test_the_modules_make_one_script() -> None:
+    """Names are used once in all modules: in a page they are one script, without imports."""
+    seen: dict[str, str] = {}
+    for name in SCRIPTS:
+        text = asset(name)
+        for found in re.findall(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", text, re.MULTILINE):
+            assert seen.setdefault(found, name) == name, f"{found} is in {seen[found]} and in {name}"
+        for target in re.findall(r'^import .* from "\./([\w.]+)";$', text, re.MULTILINE):
+            assert SCRIPTS.index(target) < SCRIPTS.index(name)
+        assert not re.search(r"^import (?!\{.*\} from \"\./[\w.]+\";$)", text, re.MULTILINE)
+    for name in (*SCRIPTS, "viewer.css", "page.html"):
+        text = asset(name).replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|url\(|@import|</script>(?!\n)", text), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
+
+
+def test_a_page_can_be_saved(tmp_path: Path) -> None:
+    page = show(rendering(), title="mine")
+    assert page.save(tmp_path / "page.html").read_text(encoding="utf-8") == page.html
+    assert dataclasses.replace(page.document, title="").to_json() == document_of(rendering()).to_json() | {"title": ""}

@@ -1,0 +1,172 @@
+"""The views show every token, say what they leave out, and let no content act on the reader's browser or terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.conversations import CONVERSATIONS
+from tests.pages import EVIL
+from tokentrace import RenderedTokens, create_renderer
+from tokentrace.pocket import EXAMPLE, POCKET
+from tokentrace.show import json_view, plain_view, text_view
+from tokentrace.show.documents import document_of
+from tokentrace.show.pieces import Kind, blocks, counts, edited, pieces, stops, token_texts
+from tokentrace.tokens.visible import visible
+
+
+def example() -> RenderedTokens:
+    given = json.loads(EXAMPLE.read_text(encoding="utf-8"))
+    return create_renderer(POCKET).render(given["messages"], tools=given["tools"], add_generation_prompt=True)
+
+
+def hostile() -> RenderedTokens:
+    """Hostile text in every place that a conversation has."""
+    call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": {EVIL: EVIL}}}
+    properties = {EVIL: {"type": "string", "description": EVIL}}
+    schema = {"name": EVIL, "description": EVIL, "parameters": {"type": "object", "properties": properties}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": EVIL},
+        {"role": "user", "content": EVIL},
+        {"role": "assistant", "content": EVIL, "reasoning_content": EVIL, "tool_calls": [call]},
+        {"role": "tool", "content": EVIL, "tool_call_id": EVIL},
+    ]
+    rendered = create_renderer(POCKET).render(messages, tools=[{"type": "function", "function": schema}])
+    rendered.notes.append(f"a note {EVIL}")
+    return rendered
+
+
+def terminal(rendered: RenderedTokens, *, color: bool = True) -> str:
+    file = io.StringIO()
+    Console(file=file, force_terminal=color, color_system="truecolor" if color else None, width=100).print(
+        text_view(rendered)
+    )
+    return file.getvalue()
+
+
+# -- pieces
+
+
+@pytest.mark.parametrize("name", ["agentic", "content_emoji", "calls_parallel_answered", "reasoning_mixed"])
+def test_pieces_cover_every_token_once_and_agree_with_its_arrays(name: str) -> None:
+    given = CONVERSATIONS[name]
+    rendered = create_renderer(POCKET).render(given.messages, tools=given.tools)
+    at = 0
+    for piece in pieces(rendered):
+        assert piece.start == at < piece.stop
+        at = piece.stop
+        assert set(rendered.sampled[piece.start : piece.stop]) == {piece.sampled}
+        assert set(rendered.fields[piece.start : piece.stop]) == {piece.field}
+        assert set(rendered.message_indices[piece.start : piece.stop]) == {piece.message}
+    assert at == len(rendered)
+    assert sum(tokens for tokens, _ in counts(rendered).values()) == len(rendered)
+    assert sum(drawn for _, drawn in counts(rendered).values()) == int(rendered.mask.sum())
+    assert sum(block.tokens for block in blocks(rendered)) == len(rendered)
+    assert "".join(token_texts(rendered)) == rendered.text
+
+
+def test_every_kind_is_told_apart() -> None:
+    kinds = {(piece.kind, piece.role, piece.field.split(".")[0]) for piece in pieces(example())}
+    assert {kind for kind, _, _ in kinds} == set(Kind) - {Kind.UNKNOWN, Kind.VARIABLES}
+    assert (Kind.REASONING, "assistant", "reasoning_content") in kinds
+    assert (Kind.CALLS, "assistant", "tool_calls") in kinds
+    assert (Kind.RESULT, "tool", "content") in kinds
+    assert (Kind.PROMPT, None, "generation_prompt") in kinds
+
+
+def test_unknown_origins_and_template_variables_have_kinds_of_their_own() -> None:
+    template = "{{ day }}{% for m in messages %}{{ m.content.encode().decode() }}{% endfor %}"
+    rendered = create_renderer(POCKET, "default", chat_template=template, day="Monday").render(
+        [{"role": "user", "content": "Hello there"}]
+    )
+    assert [piece.kind for piece in pieces(rendered)] == [Kind.VARIABLES, Kind.UNKNOWN]
+
+
+def test_stops_name_the_token_and_the_messages_it_ended() -> None:
+    assert stops(example()) == {"<|end|>": [2, 5, 7, 9]}
+
+
+def test_characters_of_several_tokens_are_shown_once() -> None:
+    rendered = create_renderer(POCKET).render([{"role": "user", "content": "a 🗼 b"}])
+    texts = token_texts(rendered)
+    assert "🗼" in "".join(texts)
+    assert "" in texts
+    assert not any("\ufffd" in text for text in texts)
+
+
+def test_visible_text_cannot_act() -> None:
+    assert visible("a\x1b[31m\x07\u202eb\ud800\n\t") == "a␛[31m␇⟨U+202E⟩b\ufffd\n\t"
+
+
+def test_an_edit_is_what_was_taken_out_and_put_in() -> None:
+    assert edited("abXcd", "abYYcd") == ("ab", "X", "YY", "cd")
+    assert edited("aa", "aaa") == ("aa", "", "a", "")
+
+
+def test_long_renderings_are_cut_in_terminals_and_say_so() -> None:
+    rendered = create_renderer(POCKET).render([{"role": "user", "content": "word " * 300}])
+    assert f"{len(rendered) - 100} more tokens" in plain_view(rendered, limit=100)
+
+
+def test_changes_and_notes_are_listed() -> None:
+    template = (
+        "{% for m in messages %}{{ '<|turn|>' + m.role + '\n' }}"
+        "{% if loop.last and m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
+        "{{ m.content + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% endif %}"
+    )
+    messages = [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "Because.", "reasoning_content": "a <deep> thought"},
+        {"role": "user", "content": "Really?"},
+    ]
+    rendered = create_renderer(POCKET, "default", chat_template=template, preserve_all_thinking=True).render(messages)
+    rendered.notes.append("something to know")
+    assert rendered.changes
+    (track,) = document_of(rendered).tracks
+    assert [(made.out, made.new) for made in track.edits] == [("", "<think>a <deep> thought</think>")]
+    assert "something to know" in track.notes
+    assert "a <deep> thought" in terminal(rendered, color=False)
+    assert "# note: something to know" in plain_view(rendered)
+    assert json_view(rendered)["changes"][0]["message"] == 1
+
+
+# -- terminal and JSON
+
+
+def test_the_terminal_shows_all_text_and_marks_what_is_sampled() -> None:
+    rendered = example()
+    plain = terminal(rendered, color=False)
+    for word in ("621 tokens", "247 sampled", "Oslo has 425,770", "⏎", "reasoning", "generation prompt"):
+        assert word in plain
+    assert "\x1b[" in terminal(rendered)
+
+
+@pytest.mark.parametrize("show", [terminal, plain_view])
+def test_no_escape_sequence_of_the_content_reaches_the_terminal(show: Any) -> None:
+    assert "\x1b[31m" not in show(hostile())
+
+
+def test_plain_lines_hold_every_token_and_the_mask() -> None:
+    rendered = example()
+    lines = [line for line in plain_view(rendered).splitlines() if not line.startswith("#")]
+    starts = [int(line.split()[0]) for line in lines]
+    assert starts == sorted(starts)
+    for start, line in zip(starts, lines, strict=True):
+        assert (line[7] == "*") == rendered.sampled[start]
+    assert sum(1 + line.count("│") for line in lines) == len(rendered)
+
+
+def test_json_round_trips_and_has_one_entry_per_token() -> None:
+    rendered = hostile()
+    view = json_view(rendered)
+    assert json.loads(json.dumps(view)) == view
+    assert view["token_ids"] == rendered.token_ids
+    for name in ("tokens", "message_indices", "roles", "fields", "sampled"):
+        assert len(view[name]) == len(rendered)
+    assert view["turns"][0]["stop_token"] == "<|end|>"
+    assert view["turns"][0]["message"] == 2

@@ -1,0 +1,101 @@
+"""Every block of code in README.md and docs/ runs, or says why it cannot run here; these are few, and listed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.assets import family_dir
+from tests.gateway.real_agents.install import environment
+from tests.gateway.real_agents.running import need
+from tests.guides import GUIDES, ROOT, blocks, run_page
+
+ALL = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in ALL if page.parent != GUIDES]
+AGENTS = ["docs/agents.md"]
+"""Pages with code of agents, which run in an environment of their own."""
+QWEN3 = ["docs/audit.md", "docs/histories.md"]
+"""Pages with a model that drops the reasoning of past turns: pocket does not."""
+ELSEWHERE = ["docs/scale-out.md"]
+"""Pages whose code needs something that other tests share: a Ray of their own."""
+
+NOT_RUN = {
+    "docs/agents.md": 1,  # Claude Code
+    "docs/demo.md": 1,  # a minute
+    "docs/engines.md": 4,  # starts vLLM, SGLang, llama.cpp; makes a file for it
+    "docs/gateway.md": 1,  # an engine's server
+    "docs/guides/trl.md": 4,  # vLLM and a GPU, a gateway, TRL's kernel, seven minutes
+    "docs/guides/verl.md": 1,  # verl's trainer
+    "docs/inspect.md": 1,  # what other programs recorded
+    "docs/scale-out.md": 2,  # a cluster
+}
+"""How many blocks of a page are marked as not run; each mark has its reason."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in AGENTS + QWEN3 + ELSEWHERE])
+def test_page_runs(name: str, tmp_path: Path) -> None:
+    run_page(ROOT / name, tmp_path)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_page_of_agents_runs(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    need(pytestconfig, "current")
+    run_page(ROOT / name, tmp_path, pythons={"agents": environment("current")})
+
+
+@pytest.mark.parametrize("name", QWEN3)
+def test_page_with_a_real_template_runs(name: str, tmp_path: Path) -> None:
+    run_page(ROOT / name, tmp_path, models={"Qwen3-8B": family_dir("qwen3")})
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_page_is_run_by_other_tests(name: str) -> None:
+    page = ROOT / name
+    said = re.match(r"<!-- runs in: (tests/\S+) -->\n", page.read_text(encoding="utf-8"))
+    assert said
+    assert page.name in (ROOT / said[1]).read_text(encoding="utf-8")
+
+
+def test_few_blocks_are_not_run() -> None:
+    found = {
+        str(page.relative_to(ROOT)): sum("not run" in block.marks for block in blocks(page))
+        for page in ALL
+        if any("not run" in block.marks for block in blocks(page))
+    }
+    assert found == NOT_RUN
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_is_in_fenced_blocks_that_name_a_language(page: Path) -> None:
+    assert all(block.language for block in blocks(page))
+    outside = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"(?m)^(?![-*\d ]).*\n\n    \S.*", outside), "an indented block is code that nobody runs"
+
+
+WRONG = {
+    "an error": "```python\n1 / 0\n```",
+    "another output": '```python\nprint(1)\n```\n\n```text title="output"\n2\n```',
+    "another value": "```python\n[1 + 1][0]  # 3\n```",
+    "another exit code": "```console\n$ tokentrace check missing.jsonl\n```",
+    "other words of a command": "```console\n$ echo yes\nno\n```",
+    "an extra that is not there": '```console\n$ pip install "tokentrace[everything]"\n```',
+    "a target that is not there": "```console\n$ make coffee\n```",
+    "a block that is not JSON": "```json\n{nothing}\n```",
+    "no language": "```\nanything\n```",
+}
+
+
+@pytest.mark.parametrize("block", WRONG.values(), ids=WRONG)
+def test_a_wrong_block_is_found(block: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Wrong\n\n{block}\n", encoding="utf-8")
+    with pytest.raises((AssertionError, ValueError, ZeroDivisionError)):
+        run_page(page, tmp_path)
+
+
+def test_what_is_printed_may_be_told_in_part(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ printf 'a\\nb\\nc 12 s\\n'\na\n…\nc … s\n```\n", encoding="utf-8")
+    run_page(page, tmp_path)
