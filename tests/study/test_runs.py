@@ -46,11 +46,13 @@ class Runs:
 
     def __init__(self) -> None:
         self.count = 0
+        self.messages = 0
         self._lock = threading.Lock()
 
-    def add(self) -> None:
+    def add(self, messages: int) -> None:
         with self._lock:
             self.count += 1
+            self.messages += messages
 
     def of(self, do: Callable[[], Any]) -> int:
         before = self.count
@@ -64,7 +66,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     for kind in (ChatTemplate, PythonFormat):
 
         def render(self: Any, *given: Any, real: Any = kind.render, **named: Any) -> Any:
-            counted.add()
+            counted.add(len(given[0]))
             return real(self, *given, **named)
 
         monkeypatch.setattr(kind, "render", render)
@@ -237,3 +239,35 @@ def test_a_study_is_shared_by_what_variables_are_not_by_how_they_look() -> None:
     kept = create_renderer(tokenizer, chat_template=template, x=1)
     assert text(Loud(1)).startswith("loud")
     assert kept.render([{"role": "user", "content": "hi"}]).text.startswith("1")
+
+
+def chat(turns: int) -> list[Any]:
+    """Questions, each answered after some thought."""
+    answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Let me see."}
+    return [message for at in range(turns) for message in ({"role": "user", "content": f"Is it {at}?"}, answer)]
+
+
+def agent(turns: int) -> list[Any]:
+    """One question, and as many thoughtful calls with their results, before it is answered and thanked for."""
+    told: list[Any] = [*ASKED]
+    for at in range(turns):
+        call = {**CALL, "id": f"call{at:05}"}
+        told.append({"role": "assistant", "content": "", "reasoning_content": f"Look {at}.", "tool_calls": [call]})
+        told.append({"role": "tool", "tool_call_id": call["id"], "name": "get_weather", "content": "sunny"})
+    return [*told, ANSWERED[-1], *ASKED, ANSWERED[-1]]
+
+
+@pytest.mark.parametrize("setting", ["preserve_all_thinking", "use_patched"])
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "kimi-k2.5", "gpt-oss", "deepseek-r1", "deepseek-v4"])
+def test_history_that_is_put_back_takes_runs_in_proportion_to_its_length(family: str, setting: str, runs: Runs) -> None:
+    """Turns that the template shows in no context, in their exchange only, or only as the last message."""
+    tokenizer, template = tokenizer_for(family)
+    renderer = create_renderer(tokenizer, chat_template=template, lost="ignore", **{setting: True})
+    for make, tools in ((chat, None), (agent, SIMPLE)):
+        renderer.render(make(2), tools=tools)
+        shown = []
+        for turns in (16, 64):
+            before = runs.messages
+            renderer.render(make(turns), tools=tools)
+            shown.append(runs.messages - before)
+        assert shown[1] < 5 * shown[0], (make.__name__, shown)

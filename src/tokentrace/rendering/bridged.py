@@ -100,6 +100,6 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
 def check_tail(ids: Any, name: str) -> None:
     """InputError if the last of many ids are not token ids. The others are not looked at: that would take too long."""
-    if not isinstance(ids, (Sequence, np.ndarray)):
+    if not isinstance(ids, (np.ndarray, Sequence)):
         raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
     check_ids(ids[-LOOK_BACK:], name)

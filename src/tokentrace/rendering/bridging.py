@@ -6,7 +6,6 @@ which small context stands for all others. A bridge then costs one small render,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -44,7 +43,7 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
 from .closing import SeamFinder, Tail, Truncation
-from .framing import Encode, Example, Frame, Frames, Shelf, learn
+from .framing import Encode, Example, Frame, FrameEncoder, Frames, Shelf, learn
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -122,7 +121,7 @@ class Bridger:
         self._markers = study.markers()
         self._words = searched_words(study)
         self._history = history
-        self._encode = encode
+        self._encoder = FrameEncoder(study.tokenizer, encode)
         self._proofs = Memory()
         self._frames = Frames(study, self._words)
         self.seams = SeamFinder(study, self._endings, truncation)
@@ -146,9 +145,12 @@ class Bridger:
                 RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
             )
         results = leading_results(new)
-        names = functools.cache(lambda: self._names(results, prompt, completion))
+
+        def names() -> tuple[list[str], int]:
+            return self._names(results, prompt, completion)
+
         place = self._frames.shelf(new, wrapped)
-        framed = None if place is None else place[0].write(place[1], names, self._encode)
+        framed = None if place is None else place[0].write(place[1], names, self._encoder)
         if framed is not None and not framed[0].unchecked:
             refusal = self._rewritten(framed[0].rewrites, prompt, completion)
             return refusal if refusal is not None else self.seams.join(prompt, completion, given, framed[1])
@@ -208,6 +210,7 @@ class Bridger:
                 check_tools(verdict.tools_of(request)),
                 found,
             ),
+            self._encoder,
         )
         if frame is not None:
             frame.rewrites = verdict.rewrites

@@ -38,7 +38,7 @@ class Truncation(StrEnum):
     """There is no bridge."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Tail:
     """What a template writes after an assistant's turn, with the kind and the new message (-1: none) of each id."""
 

@@ -11,9 +11,11 @@ or a message is given up, with all others of its form. After that it is believed
 
 from __future__ import annotations
 
+import bisect
+import unicodedata
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,6 +32,7 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from ..tokens.kinds import Kind, Kinds
+from ..tokens.tokenizer import Tokenizer
 from .closing import Tail, kind_of_text
 from .rendered import span_messages
 
@@ -43,6 +46,15 @@ _STRIPPING: Final = (str.strip, str.lstrip, str.rstrip)
 
 Encode = Callable[[Rendering, Messages], Encoded]
 """The ids of a text whose spans came from these messages."""
+
+
+class FrameEncoder(NamedTuple):
+    """What turns text into ids."""
+
+    tokenizer: Tokenizer
+    encode: Encode
+
+
 Names = Callable[[], tuple[list[str], int]]
 """The names of the functions that were called, and how many of them are known, from the first on."""
 
@@ -63,19 +75,56 @@ class Frame:
     stop_token: int
     names: int | None
     """How many names of called functions have to be known, if it prints or asks for any."""
+    controls: tuple[list[int], list[tuple[int, int]]] | None = None
+    """The control tokens of its own text, and where each ends: in which piece, and how far into it."""
     rewrites: tuple[Any, ...] = ()
     """What the template would write anew in production: no bridge over a stream that holds it."""
     unchecked: int = CHECKED
     """How many more uses have to be compared with a run of the template."""
 
-    def write(self, texts: Sequence[str], encode: Encode) -> Tail | None:
+    def write(self, texts: Sequence[str], encoder: FrameEncoder) -> Tail | None:
         """What is written with these texts; None where it takes a run of the template to know."""
         try:
-            if not all(recipe.of(texts) == answer for recipe, answer in self.asked):
-                return None
-            written = [piece if isinstance(piece, str) else piece.of(texts) for piece in self.pieces]
+            for recipe, answer in self.asked:
+                if recipe.of(texts) != answer:
+                    return None
+            written = [piece if type(piece) is str else piece.of(texts) for piece in self.pieces]  # type: ignore[union-attr]
         except (LookupError, ValueError, TypeError):
             return None  # a question that cannot be put to these texts
+        return self._plainly(written, encoder.tokenizer) or self._carefully(written, encoder.encode)
+
+    def _plainly(self, written: list[str], tokenizer: Tokenizer) -> Tail | None:
+        """Where the control tokens are the frame's own, each in its place, no other text has a part in one."""
+        if self.controls is None:
+            return None
+        vocabulary = tokenizer.vocabulary
+        text = "".join(written)
+        sizes = list(map(len, written))
+        if not text.isascii():
+            if vocabulary.nfc and not unicodedata.is_normalized("NFC", text):
+                return None
+            try:
+                sizes = [len(piece.encode("utf-8")) for piece in written]
+            except UnicodeEncodeError:
+                return None
+        ids = tokenizer.encode(text)
+        control = vocabulary.is_control.take(ids).nonzero()[0]
+        tokens, places = self.controls
+        if ids.take(control).tolist() != tokens:
+            return None
+        ends = np.add.accumulate(vocabulary.byte_lengths.take(ids))
+        stops = list(accumulate(sizes))
+        if ends[-1] != stops[-1] or ends.take(control).tolist() != [
+            stops[span] - sizes[span] + offset for span, offset in places
+        ]:
+            return None
+        del stops[-1]
+        begun = [first + 1 for first in ends.searchsorted(np.asarray(stops, np.int32)).tolist()]  # before a piece ends
+        counts = [after - before for before, after in pairwise((*begun, len(ids)))]
+        kinds, messages = self.kinds[1:].repeat(counts), self.messages[1:].repeat(counts)
+        return Tail(ids[1:].copy(), kinds, messages, self.new_count, self.stop_token)
+
+    def _carefully(self, written: list[str], encode: Encode) -> Tail | None:
         ends = list(accumulate(map(len, written)))
         try:
             encoded = encode(Rendering("".join(written), ends, [-1] * len(ends), self.origins), self.roles)
@@ -86,6 +135,27 @@ class Frame:
             return None
         spans = spans[1:]
         return Tail(ids[1:].copy(), self.kinds[spans], self.messages[spans], self.new_count, self.stop_token)
+
+    def find_controls(self, texts: Sequence[str], encoder: FrameEncoder) -> None:
+        """Find the control tokens of its own text, if there are no others and tokens spell text byte for byte."""
+        vocabulary = encoder.tokenizer.vocabulary
+        written = [piece if isinstance(piece, str) else piece.of(texts) for piece in self.pieces]
+        text = "".join(written)
+        if not vocabulary.exact or (vocabulary.nfc and not unicodedata.is_normalized("NFC", text)):
+            return
+        ids = encoder.tokenizer.encode(text)
+        starts = list(accumulate((len(piece.encode("utf-8")) for piece in written), initial=0))
+        ends = np.cumsum(vocabulary.byte_lengths[ids])
+        tokens: list[int] = []
+        places: list[tuple[int, int]] = []
+        for at in np.flatnonzero(vocabulary.is_control[ids]).tolist():
+            end, size = int(ends[at]), int(vocabulary.byte_lengths[ids[at]])
+            span = bisect.bisect_left(starts, end) - 1
+            if not isinstance(self.pieces[span], str) or end - size < starts[span]:
+                return
+            tokens.append(int(ids[at]))
+            places.append((span, end - starts[span]))
+        self.controls = tokens, places
 
 
 # -- forms
@@ -138,7 +208,7 @@ class Shelf:
     frames: tuple[Frame, ...] = ()
     seen: int = 0
 
-    def write(self, texts: list[str], names: Names, encode: Encode) -> tuple[Frame, Tail] | None:
+    def write(self, texts: list[str], names: Names, encoder: FrameEncoder) -> tuple[Frame, Tail] | None:
         """What the first frame that fits writes."""
         for frame in self.frames:
             given = texts
@@ -147,7 +217,7 @@ class Shelf:
                 if known != frame.names:
                     continue
                 given = [*texts, *called]
-            tail = frame.write(given, encode)
+            tail = frame.write(given, encoder)
             if tail is not None:
                 return frame, tail
         return None
@@ -255,7 +325,7 @@ def _offered(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message if value is None else {"thinking": value, **message, "reasoning_content": value}
 
 
-def learn(study: TemplateStudy, example: Example) -> Frame | None:
+def learn(study: TemplateStudy, example: Example, encoder: FrameEncoder) -> Frame | None:
     """A frame, where all that the template does with the texts can be followed, and none of them is lost."""
     found = example.found
     rendering, stop, cut = found.encoded.rendering, found.turn.stop_token, found.cut
@@ -273,7 +343,7 @@ def learn(study: TemplateStudy, example: Example) -> Frame | None:
     if NOW in used:
         return None
     stopping = rendering.text[found.encoded.position(found.turn.stop - 1) : cut]
-    return Frame(
+    frame = Frame(
         observed.asked,
         (stopping, *(span.piece for span in spans)),
         [None, *(span.origin for span in spans)],
@@ -284,6 +354,8 @@ def learn(study: TemplateStudy, example: Example) -> Frame | None:
         stop,
         0 if max(used, default=0) >= len(example.texts) else None,
     )
+    frame.find_controls([*example.texts, *example.names], encoder)
+    return frame
 
 
 class _Span(NamedTuple):

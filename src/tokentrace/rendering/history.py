@@ -6,16 +6,18 @@ text is put in place of the old one, and the trace proves that only reasoning wa
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..conversation.forms import Change
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study.probes import ANSWER, USER, call
-from ..study.turns import common_prefix, turn_spans
+from ..study.turns import TurnSpan, common_prefix, turn_spans
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
 from ..template.trace import Rendering, Span
@@ -59,23 +61,70 @@ def keep_reasoning(
     notes: list[str] = []
     replaced: dict[int, list[Span]] = {}
     contexts = _Contexts(messages, render)
+    missing: dict[int, tuple[int, list[Span]]] = {}  # by where they begin
     for turn in turn_spans(rendering):
         index = turn.message
-        message = messages[index]
-        if index <= since or message["role"] != "assistant":
-            continue
-        old = rendering.spans(turn.start, turn.end)
-        if shows_reasoning(message, old, index):
-            continue
-        shown = (new for new in contexts.of(index) if shows_reasoning(message, new, index))
-        spans = next((made for new in shown if (made := _inserted(old, new)) is not None), None)
-        spans = contexts.as_elsewhere(index, old) if spans is None else spans
+        if index > since and messages[index]["role"] == "assistant":
+            old = rendering.spans(turn.start, turn.end)
+            if not shows_reasoning(messages[index], old, index):
+                missing[turn.start] = index, old
+
+    def shown(start: int, ways: Callable[[int], Iterable[list[Span]]]) -> list[Span] | None:
+        index, old = missing[start]
+        fitting = (new for new in ways(index) if shows_reasoning(messages[index], new, index))
+        spans = next((made for new in fitting if (made := _inserted(old, new)) is not None), None)
+        return contexts.as_elsewhere(index, old) if spans is None else spans
+
+    found = _by_kind(
+        {start: (contexts.kind(index), old) for start, (index, old) in missing.items()},
+        lambda start: shown(start, contexts.of),
+        lambda start: shown(start, contexts.near),
+    )
+    for start, (index, old) in missing.items():
+        spans = found[start]
         if spans is None:
             notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
             continue
-        replaced[turn.start] = spans
+        replaced[start] = spans
         changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
     return _spliced(rendering, replaced), changes, notes
+
+
+def _by_kind(
+    turns: Mapping[int, tuple[Hashable, list[Span]]],
+    written: Callable[[int], list[Span] | None],
+    nearby: Callable[[int], list[Span] | None],
+) -> dict[int, list[Span] | None]:
+    """What `written` says of each turn, where its cost grows with all that came before the turn.
+
+    `nearby` says it out of a few messages around the turn. Turns are alike that are of one kind and have the same
+    scaffold, as they stand in the conversation and as `nearby` writes them. Of those that are alike the first, the
+    second, the fourth, the eighth and so on are asked for both ways, so that all of it takes no longer than a few
+    renders of the conversation; where one differs, each of them is asked for in full.
+    """
+    found: dict[int, list[Span] | None] = {}
+    of_kind: dict[Hashable, list[int]] = {}
+    differing: set[Hashable] = set()
+    for turn, (kind, old) in turns.items():
+        near = nearby(turn)
+        look = (kind, _scaffold(old), None if near is None else _scaffold(near))
+        alike = of_kind.setdefault(look, [])
+        alike.append(turn)
+        if look in differing:
+            found[turn] = written(turn)
+        elif len(alike) & (len(alike) - 1):
+            found[turn] = near
+        else:
+            found[turn] = written(turn)
+            if near != found[turn]:
+                differing.add(look)
+                found |= {earlier: written(earlier) for earlier in alike[:-1]}
+    return found
+
+
+def _scaffold(spans: Sequence[Span]) -> tuple[str | None, ...]:
+    """A turn without the texts of its fields."""
+    return tuple(text if origin is None else None for text, _, origin in spans)
 
 
 def _inserted(old: list[Span], new: list[Span]) -> list[Span] | None:
@@ -116,18 +165,50 @@ class _Contexts:
     def __init__(self, messages: Messages, render: Render) -> None:
         self._messages = messages
         self._render = render
-        self._made: dict[tuple[int, ...], Rendering | None] = {}
+        self._roles = [message["role"] for message in messages]
+        self._users = [i for i, role in enumerate(self._roles) if role == "user"]
+        self._systems = [i for i, role in enumerate(self._roles) if role in ("system", "developer")]
+        self._made: dict[tuple[int, ...], tuple[Rendering, dict[int, TurnSpan]] | None] = {}
+
+    def _around(self, index: int) -> tuple[list[int], int, int]:
+        """The exchange of a message: what stands at the head of a prompt, its user message, and the next one."""
+        at = bisect.bisect_left(self._users, index)
+        begin = self._users[at - 1] if at else 0
+        after = at + (at < len(self._users) and self._users[at] == index)
+        end = self._users[after] if after < len(self._users) else len(self._roles)
+        return self._systems[: bisect.bisect_left(self._systems, begin)], begin, end
+
+    def kind(self, index: int) -> Hashable:
+        """What a template may make the turn of a message depend on."""
+        message = self._messages[index]
+        found = reasoning_of(message)
+        calls, content = message.get("tool_calls"), message.get("content")
+        spoken = content.strip() if isinstance(content, str) else content
+        before = self._roles[index - 1] if index else ""
+        place = (before, index > self._users[-1] if self._users else True, index == len(self._roles) - 1)
+        return found and found[1], len(calls) if calls else 0, bool(spoken), place
 
     def of(self, index: int) -> Iterator[list[Span]]:
         """In its own exchange (from its user message to before the next), then as the last message."""
-        roles = [message["role"] for message in self._messages]
-        users = [i for i, role in enumerate(roles) if role == "user"]
-        begin = max((i for i in users if i < index), default=0)
-        end = min((i for i in users if i > index), default=len(roles))
-        head = [i for i, role in enumerate(roles[:begin]) if role in ("system", "developer")]
+        head, begin, end = self._around(index)
         for stop in (end, index + 1):
             yield from self._turn(index, (*head, *range(begin, stop)))
             yield from self._turn(index, tuple(range(stop)))
+
+    def near(self, index: int) -> Iterator[list[Span]]:
+        """In its own exchange, then as the last message after the call and the results before it."""
+        head, begin, end = self._around(index)
+        yield from self._turn(index, (*head, *range(begin, end)))
+        yield from self.as_last_nearby(index)
+
+    def as_last_nearby(self, index: int) -> Iterator[list[Span]]:
+        """As the last message of its exchange, of which only its user message and what it answers are there."""
+        head, begin, _ = self._around(index)
+        first = index
+        while first > begin + 1 and self._roles[first - 1] != "assistant":
+            first -= 1
+        first -= first > begin + 1
+        yield from self._turn(index, (*head, *((begin,) if begin < first else ()), *range(first, index + 1)))
 
     def as_elsewhere(self, index: int, old: list[Span]) -> list[Span] | None:
         """`old` with its reasoning where the template writes that of other turns, for templates that show it in
@@ -136,18 +217,20 @@ class _Contexts:
         if found is None or found[1] == "content":
             return None
         origin = Origin.of(index, found[1])
-        for before, opening, closing in self._frames():
+        for before, opening, closing in self._frames:
             if _text(old).startswith(before):
                 block: list[Span] = [(opening, index, None), (found[0], index, origin), (closing, index, None)]
                 end = len(_text(old))
                 return [*_slice_spans(old, 0, len(before)), *block, *_slice_spans(old, len(before), end)]
         return None
 
-    def _frames(self) -> Iterator[tuple[str, str, str]]:
+    @functools.cached_property
+    def _frames(self) -> list[tuple[str, str, str]]:
         """How the template writes reasoning: what stands before it in the turn, what opens and what closes it.
 
         Found by rendering a small exchange with reasoning and without: what is more is the reasoning's own.
         """
+        frames = []
         for extra in ({}, {"tool_calls": [call()]}):
             spoken = {**ANSWER, **extra}
             thought = {**spoken, "reasoning_content": "reasoning"}
@@ -160,26 +243,26 @@ class _Contexts:
             added = after[shared : shared + len(after) - len(before)]
             if added and after == before[:shared] + added + before[shared:] and "reasoning" in added:
                 opening, _, closing = added.partition("reasoning")
-                yield before[:shared], opening, closing
+                frames.append((before[:shared], opening, closing))
+        return frames
 
-    def as_last(self, index: int) -> list[Span] | None:
+    def as_last(self, index: int) -> Iterator[list[Span]]:
         """The turn as it stood when it was the last message, after all that came before."""
-        return next(self._turn(index, tuple(range(index + 1))), None)
+        yield from self._turn(index, tuple(range(index + 1)))
 
     def _turn(self, index: int, chosen: tuple[int, ...]) -> Iterator[list[Span]]:
         if chosen not in self._made:
             try:
-                self._made[chosen] = self._render([self._messages[i] for i in chosen])
+                rendering = self._render([self._messages[i] for i in chosen])
+                first = {chosen[turn.message]: turn for turn in reversed(turn_spans(rendering))}
+                self._made[chosen] = rendering, first
             except TokentraceError:
                 self._made[chosen] = None
-        rendering = self._made[chosen]
-        if rendering is None:
-            return
-        for turn in turn_spans(rendering):
-            if chosen[turn.message] == index:
-                spans = rendering.spans(turn.start, turn.end)
-                yield [(text, index, origin and origin.renumbered(chosen)) for text, _, origin in spans]
-                return
+        made = self._made[chosen]
+        turn = made[1].get(index) if made is not None else None
+        if made is not None and turn is not None:
+            spans = made[0].spans(turn.start, turn.end)
+            yield [(text, index, origin and origin.renumbered(chosen)) for text, _, origin in spans]
 
 
 # -- history as given
@@ -197,12 +280,17 @@ def patch_history(
     """
     replaced: dict[int, list[Span]] = {}
     contexts = _Contexts(messages, render)
-    for turn in turn_spans(rendering):
+    turns = [turn for turn in turn_spans(rendering) if messages[turn.message]["role"] == "assistant"]
+    past = {turn.message: rendering.spans(turn.start, turn.end) for turn in turns if turn.message < len(messages) - 1}
+    found = _by_kind(
+        {index: (contexts.kind(index), old) for index, old in past.items()},
+        lambda index: next(contexts.as_last(index), None),
+        lambda index: next(contexts.as_last_nearby(index), None),
+    )
+    for turn in turns:
         index = turn.message
-        if messages[index]["role"] != "assistant":
-            continue
         old = rendering.spans(turn.start, turn.end)
-        new = (contexts.as_last(index) if index < len(messages) - 1 else None) or old
+        new = found.get(index) or old
         as_given = _spans_as_given(new, given[index])
         if as_given != old:
             replaced[turn.start] = as_given

@@ -161,16 +161,14 @@ class Rendering:
 
     def spans(self, start: int = 0, stop: int | None = None) -> list[Span]:
         """``[(text, turn, origin), …]`` of the text from `start` to `stop`."""
-        text = self.text
-        rows = zip([0, *self.ends], self.ends, self.turns, self.origins, strict=False)  # one start too many
+        text, ends = self.text, self.ends
         if start <= 0 and stop is None:
+            rows = zip([0, *ends], ends, self.turns, self.origins, strict=False)  # one start too many
             return [(text[begin:end], turn, origin) for begin, end, turn, origin in rows]
-        stop = len(text) if stop is None else stop
-        return [
-            (text[max(begin, start) : min(end, stop)], turn, origin)
-            for begin, end, turn, origin in rows
-            if end > start and begin < stop
-        ]
+        start, stop = max(start, 0), len(text) if stop is None else stop
+        some = slice(bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop) + 1)
+        rows = zip([start, *ends[some]], ends[some], self.turns[some], self.origins[some], strict=False)
+        return [(text[begin : min(end, stop)], turn, origin) for begin, end, turn, origin in rows if begin < stop]
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> Rendering:

@@ -22,6 +22,8 @@ def check_ids(
     if not len(given):
         return np.zeros(0, np.int32)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
+    if given.dtype == np.int32 and int(given.view(np.uint32).max()) <= limit:  # negative ones are the largest then
+        return given
     if int(given.min()) < 0 or int(given.max()) > limit:
         where = int(((given < 0) | (given > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"

@@ -136,12 +136,12 @@ def renderers(family: str, **settings: Any) -> tuple[Renderer, Renderer]:
 
 
 FEW = dict.fromkeys(PYTHON_FORMATS, 0)
-"""At least so many bridges came out of frames, by family; 10 for all others. Formats written in Python have none."""
+"""At least so many bridges came out of frames, by family; 5 for all others. Formats written in Python have none."""
 
 
 def test_a_frame_writes_what_the_template_writes(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served = compare(*renderers(any_family), monkeypatch, 18, any_family, every=3)
-    assert served >= FEW.get(any_family, 10)
+    assert served >= FEW.get(any_family, 5)
 
 
 @pytest.mark.parametrize("policy", ["reject", "hf_compat"])
