@@ -375,3 +375,18 @@ def test_tools_of_other_types_are_not_mistaken_for_known_ones() -> None:
     assert printed(as_given, tool({Text("a"): 1})) == plain
     functions: Mapping[str, Any] = {"a": 1}
     assert printed(as_given, tuple(tool(functions))) == plain
+
+
+def test_a_parser_asks_tools_as_they_are_now() -> None:
+    renderer = make_renderer("qwen3")
+    tools = tool("x")
+    ids = renderer.tokenizer.encode('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>')
+
+    def status() -> str:
+        return str(renderer.parse_response(ids, tools=tools).tool_calls[0].status)
+
+    known = status()
+    tools[0]["function"]["name"] = "g"
+    assert (known, status()) == ("ok", "unknown_tool")
+    tools[0]["function"]["name"] = "f"
+    assert status() == "ok"
