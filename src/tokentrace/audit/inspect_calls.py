@@ -1,8 +1,8 @@
 """One rollout looked at: which call goes on from which, where a prompt breaks off and why, and what that costs.
 
 A prompt that begins with the stream of an earlier call, id for id, extends it, unless it has something of what a later
-call sampled after that stream: then it is that call's stream that it should have begun with. One that is the prompt of an
-earlier call asks for another answer. Everything else is a break, unless the conversations show that it is another one.
+call sampled after that stream: then it should have begun with the stream of that call. One that is the prompt of an
+earlier call asks for another answer. Everything else is a break, unless the messages show another conversation.
 """
 
 from __future__ import annotations
