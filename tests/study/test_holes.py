@@ -35,8 +35,8 @@ FOLLOWED = [
     "{% if a | length > 3 and a.count('x') == 1 and a.find('y') < 0 %}{{ a }}{% endif %}",
     "{% for x in [a, b] if x %}{% if loop.first %}{% continue %}{% endif %}{{ x }}{% endfor %}",
     "{% generation %}{{ a }}{% endgeneration %}{{ a.missing }}",
-    "{% if (nothing | default(a)) | length > 3 %}long{% endif %}{{ nothing | default(b) }}{{ none | default(a, true) }}",
-    "{% if (nothing | default(a)) == b %}same{% endif %}{{ a | default(b) }}{{ '' | d(b, true) }}",
+    "{% if (nothing | default(a)) | length > 3 %}long{% endif %}{{ nothing | default(b) }}",
+    "{% if (nothing | default(a)) == b %}same{% endif %}{{ none | default(a, true) }}",
 ]
 GIVEN_UP = [
     *("{% for letter in a %}{{ letter }}{% endfor %}", "{{ {'x': 1}[a] }}", "{{ {'x': 1}.get(a) }}", "{{ a | title }}"),
