@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..audit.appends import Break, Cell, Outcome
+from ..audit.appends import Break, Cell
 from ..audit.cases import Append, Said
-from ..audit.report import AuditReport, Finding
+from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
 from ..tokens.visible import visible
@@ -126,19 +126,12 @@ def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[Sign]]]:
                 if cell.append is append and (cell.turn.reasoning, cell.turn.content, cell.turn.said) == kind
                 if cell.turn.arguments != "JSON text"
             ]
-            known = _grade(cells)
+            known = grade(cells)
             if any(cell.turn in counted for cell in cells):
                 signs.append(Sign(SIGNS[known], _TONES[known], _PAGE_TONES[known]))
             else:
                 signs.append(Sign(f"({SIGNS[known]})", "dim") if cells else Sign())
         yield str(append), signs
-
-
-def _grade(cells: Sequence[Cell]) -> Grade | None:
-    if all(cell.outcome is Outcome.REFUSED for cell in cells):
-        return None
-    good = sum(cell.outcome is Outcome.HOLDS for cell in cells)
-    return Grade.HOLDS if good == len(cells) else Grade.PARTLY if good else Grade.FAILS
 
 
 def _finding(number: int, found: Finding) -> Iterator[Text]:
@@ -386,8 +379,8 @@ def _overview(reports: Sequence[AuditReport]) -> Table:
     return Table("All", ["", *Append, *Use], rows, KEY)
 
 
-def _sign(grade: Grade | None) -> PageCell:
-    return PageCell(SIGNS[grade], _PAGE_TONES[grade])
+def _sign(known: Grade | None) -> PageCell:
+    return PageCell(SIGNS[known], _PAGE_TONES[known])
 
 
 def _page_verdict(one: Verdict) -> list[str | PageCell]:
