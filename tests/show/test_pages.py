@@ -17,6 +17,7 @@ from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, columns
 from tests.show.results import MESSAGES, RENDERER, RESULTS, TOOLS, broken, first_turn, histories, rendering, trajectory
 from tests.show.test_views import hostile
 from tests.support import make_renderer
+from tokentrace import load_trajectory, save_trajectory
 from tokentrace.compare import Cause
 from tokentrace.compare.histories import View
 from tokentrace.errors import InputError
@@ -97,6 +98,15 @@ def test_a_trajectory_is_told_branch_by_branch() -> None:
             assert len(set(told["turn"][turn.start : turn.stop])) == 1
     own = sum(len(track["tokens"]) for track in document["tracks"])
     assert own == record.num_tokens, "what branches share is written once"
+
+
+def test_a_trajectory_from_a_file_is_one_and_what_is_missing_of_it_is_said(tmp_path: Path) -> None:
+    save_trajectory(trajectory(), tmp_path / "one.tt")
+    assert document_of(load_trajectory(tmp_path / "one.tt")).to_json() == document_of(trajectory()).to_json()
+    (tmp_path / "cut.tt").write_bytes((tmp_path / "one.tt").read_bytes()[:-3])
+    cut = load_trajectory(tmp_path / "cut.tt")
+    assert cut.problem
+    assert document_of(cut).notes == [cut.problem]
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:

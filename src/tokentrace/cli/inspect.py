@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from . import one_blas_thread
-from .options import complete_files, debug_option, json_option, page_option, quiet_option, renderer_options
+from .options import OneOf, complete_files, debug_option, json_option, page_option, quiet_option, renderer_options
 from .output import ProgressBars, note, show_view, write_page
 
 SHAPES: Final = ("verifiers", "nemo-gym", "openenv", "trl", "verl", "rows", "calls")
@@ -19,14 +19,12 @@ FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
 @click.command(short_help="Check the tokens of rollouts, whoever wrote them.")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
 @renderer_options
-@click.option("--shape", type=click.Choice(SHAPES), help="Whose shape a dump has.  [default: recognised]")
+@click.option("--shape", type=OneOf(SHAPES), help="Whose shape a dump has.  [default: recognised]")
 @click.option(
     "--engine", metavar="URL", help='Compare logprobs with those of this engine; "embedded": the pocket model.'
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Look at the first N rollouts only.")
-@click.option(
-    "--fail-on", multiple=True, type=click.Choice(FAIL_ON), help="Exit with 1 if there are any; may be repeated."
-)
+@click.option("--fail-on", multiple=True, type=OneOf(FAIL_ON), help="Exit with 1 if there are any; may be repeated.")
 @page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
 @quiet_option

@@ -41,8 +41,9 @@ def plain_view(report: CheckReport) -> str:
 
 
 def _parts(report: CheckReport) -> Iterator[RenderableType]:
-    tone = "green" if report.clean else "red" if report.differing else "yellow"
-    yield Text(f"{'✓' if report.clean else '✗' if report.differing else '•'} {report.verdict}", f"bold {tone}")
+    fine = report.rows and report.clean
+    tone = "green" if fine else "red" if report.differing else "yellow"
+    yield Text(f"{'✓' if fine else '✗' if report.differing else '•'} {report.verdict}", f"bold {tone}")
     for found in report.findings:
         yield Text(f"  {visible(found)}", "yellow")
     yield Text(f"  {_totals(report)}", "dim")
