@@ -195,13 +195,13 @@ def differences(renderer: Renderer, key: str) -> Iterator[str]:
                 yield f"{name}: lost"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", rotating(FAMILIES, "quick", 2))
 def test_quick_ways_on_shipped_templates(family: str) -> None:
     found = list(differences(make_renderer(family), family))
     assert not found, some(found)
 
 
-@pytest.mark.parametrize("name", sorted(templates_of_trl())[::4])
+@pytest.mark.parametrize("name", rotating(sorted(templates_of_trl()), "quick", 10))
 def test_quick_ways_on_other_templates(name: str) -> None:
     found = list(differences(trl_renderer(name), name))
     assert not found, some(found)
