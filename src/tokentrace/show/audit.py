@@ -17,7 +17,7 @@ from ..audit.cases import Append
 from ..audit.report import AuditReport, Finding
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from ..viewer.document import HUES, Card, Contrast, Document, Table, Track, token_columns
 from ..viewer.document import Cell as PageCell
 from .terminal import flat, laid_out, plain_lines
@@ -199,7 +199,10 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     )
     for note in writing.notes:
         yield "", note
-    yield "read back", f"{writing.tried} kinds of turns written and parsed; {len(writing.unreadable)} differences"
+    yield (
+        "read back",
+        f"{writing.tried} kinds of turns written and parsed; {counted(len(writing.unreadable), 'difference')}",
+    )
     for loss in writing.unreadable:
         yield "", loss
     defaults = report.defaults
@@ -291,7 +294,7 @@ def differences_view(compared: Compared) -> Text:
     """What differs between two audits, for a terminal."""
     before, now, changed = compared
     told = f"{visible(before.name)} → {visible(now.name)}: "
-    lines = [Text(told + (f"{len(changed)} differences" if changed else "nothing differs"), "bold")]
+    lines = [Text(told + (counted(len(changed), "difference") if changed else "nothing differs"), "bold")]
     for what, old, new in changed:
         lines.append(Text(f"  {flat(what)}"))
         lines.append(Text(f"    − {flat(old) or 'nothing'}", "red"))
