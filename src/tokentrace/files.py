@@ -27,7 +27,7 @@ def unwritable(path: Path) -> str:
     """Why a file cannot be written there, in words; empty where nothing is known against it."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
-    return "" if os.access(path.parent, os.W_OK) or path.exists() else f"nothing may be written in {path.parent}"
+    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "the system does not allow it"
 
 
 def sync(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from ..errors import InputError
 from ..files import unwritable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -36,20 +38,19 @@ class OneOf(click.Choice[str]):
         except click.BadParameter as error:
             from ..settings import near
 
-            error.message += near(value, map(str, self.choices))
-            raise
+            raise click.BadParameter(error.message + near(value, map(str, self.choices)), ctx, param) from None
 
 
 class ResultFile(click.Path):
     """A file that is written when the work is done: that it cannot be is said before."""
 
     def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
+        super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if problem := unwritable(path):
-            self.fail(problem, param, ctx)
+            raise InputError(f"{path} cannot be written: {problem}")
         return path
 
 
