@@ -20,7 +20,7 @@ KNOWN = [
     *("qwen3-thinking-2507", "qwen3-instruct-2507", "gpt-oss", "deepseek-v3", "deepseek-r1", "llama-3.1", "llama-3.2"),
 ]
 OTHERS = [name for name in JINJA_FAMILIES if name not in KNOWN]
-TRIED = [*KNOWN, *rotating(OTHERS, "audit", 3)]
+TRIED = [*rotating(KNOWN, "known", 2), *rotating(OTHERS, "audit", 4)]
 """Some of the others in each run, all of them in a full one."""
 
 

@@ -17,6 +17,7 @@ from tokentrace.audit.dumps.calls import Fault
 from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.audit.inspect_report import Inspection
 from tokentrace.errors import InputError, TokentraceError
+from tokentrace.show.inspections import plain_view
 
 Line = dict[str, Any]
 
@@ -171,6 +172,15 @@ def test_breaks_without_a_tokenizer_have_a_place_and_no_cause(tmp_path: Path) ->
     assert row["cause"] is None
     assert row["examples"][0]["position"] > len(told[0].calls[0].prompt)
     assert "explained" not in row["examples"][0]
+
+
+@pytest.mark.parametrize(("name", "compared"), [("conversation_id", 1), ("uid", 1), ("episode_id", 1), ("mine", 0)])
+def test_calls_of_no_rollout_are_not_called_fine(tmp_path: Path, name: str, compared: int) -> None:
+    calls = [{"prompt_ids": [1, 2], "completion_ids": [3]}, {"prompt_ids": [1, 2, 9, 4], "completion_ids": [5]}]
+    report = looked_at(tmp_path, [{name: "a", **call} for call in calls])
+    assert (report.compared, report.breaks) == (compared, compared)
+    assert ("no prompt was compared" in report.verdict) == (not compared)
+    assert "✓" not in plain_view(report)
 
 
 def test_a_limit_stops_and_says_so(tmp_path: Path) -> None:

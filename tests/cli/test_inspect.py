@@ -70,6 +70,9 @@ def test_causes_need_a_tokenizer_and_that_is_said(tmp_path: Path) -> None:
     result = run(dump(tmp_path, rollouts("pocket")))
     assert "no --tokenizer given: breaks are found, and not explained" in result.stderr
     assert "not looked into" in result.stdout
+    said = " ".join(run("--help").stdout.split())
+    assert "[default: what the folder of a run names, or none]" in said
+    assert "[default: the embedded pocket model]" not in said
 
 
 @pytest.mark.parametrize("shape", ["verl", "trl"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import make_renderer
+from tests.support import make_renderer, rotating
 from tokentrace.errors import InputError
 from tokentrace.parsing.output import Output
 from tokentrace.parsing.parser import StreamingParser
@@ -61,13 +61,13 @@ def cut(ids: list[int], chooser: random.Random) -> list[list[int]]:
     return chunks
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", rotating(FAMILIES, "lanes", 2))
 def test_every_event_is_the_parsers_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = make_renderer(family)
     size = renderer.tokenizer.vocabulary.size
     control = [token.id for token in renderer.tokenizer.vocabulary.control.values()]
     chooser = random.Random(family)
-    for round_ in range(12):
+    for round_ in rotating(range(12), family, 2):
         turns = written(renderer, TEXT * 2, TEXT + "more", TEXT * 3)
         ids = [*turns[0], *turns[1]] if round_ % 2 else turns[round_ % 4 // 2]
         for _ in range(round_):  # hostile: anything may stand anywhere

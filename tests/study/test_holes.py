@@ -35,6 +35,8 @@ FOLLOWED = [
     "{% if a | length > 3 and a.count('x') == 1 and a.find('y') < 0 %}{{ a }}{% endif %}",
     "{% for x in [a, b] if x %}{% if loop.first %}{% continue %}{% endif %}{{ x }}{% endfor %}",
     "{% generation %}{{ a }}{% endgeneration %}{{ a.missing }}",
+    "{% if (nothing | default(a)) | length > 3 %}long{% endif %}{{ nothing | default(b) }}",
+    "{% if (nothing | default(a)) == b %}same{% endif %}{{ none | default(a, true) }}",
 ]
 GIVEN_UP = [
     *("{% for letter in a %}{{ letter }}{% endfor %}", "{{ {'x': 1}[a] }}", "{{ {'x': 1}.get(a) }}", "{{ a | title }}"),
@@ -50,6 +52,7 @@ GIVEN_UP = [
     *("{{ a | int }}", "{{ 'x'.join([a]) }}", "{{ a | tojson(indent=2) }}", "{{ raise_exception(a) }}"),
     *(
         "{{ a.encode() }}",
+        "{{ a.isdigit is defined }}",
         "{{ a | list }}",
         "{{ a in 'xyz' }}",
         "{{ a is lower }}",

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
 
 from tests.assets import family_dir
-from tests.support import JINJA_FAMILIES, templates_of_trl
+from tests.support import JINJA_FAMILIES, rotating, templates_of_trl
 from tests.template.boxed import rendered
 from tests.template.test_same_text import STATEMENTS
 from tokentrace import TemplateError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
+from tokentrace.template.expressions import Expressions
 from tokentrace.template.trace import Rendering
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -156,7 +157,7 @@ def family_templates(family: str) -> list[str]:
 def test_families(family: str) -> None:
     rendered_at_all = 0
     for source in family_templates(family):
-        for seed in range(12):
+        for seed in rotating(range(12), family, 2):
             chance = random.Random(f"{family} {seed}")
             messages = conversation(chance, string_arguments=seed % 2 == 0)
             tools = chance.choice([None, [TOOL], [TOOL, {**TOOL, "strict": True}]])
@@ -168,7 +169,7 @@ def test_families(family: str) -> None:
 
 def test_templates_of_trl() -> None:
     for name, source in templates_of_trl().items():
-        for seed in range(3):
+        for seed in rotating(range(3), name, 3):
             chance = random.Random(f"{name} {seed}")
             same(source, conversation(chance, string_arguments=False), [TOOL], seed % 2 == 0)
 
@@ -224,6 +225,37 @@ def test_language(name: str) -> None:
         **_plain_template_data({**SPECIALS, **variables}),
     )
     assert found[0] == plain or " at 0x" in plain  # the address of some object
+
+
+CHAINS = {
+    "methods without a plain form": ("{{ messages[1].content", ".replace('a', 'b')", " }}"),
+    "methods with arguments": ("{{ messages[1].content", ".strip(messages[0].role)", " }}"),
+    "filters of the template's own": ("{% set ns = namespace(a='b') %}{{ ns.a", "|trim", " }}"),
+    "filters with arguments": ("{{ messages[1].content", "|trim('x')", " }}"),
+    "differences": ("{% set x = messages|length + 0.5 %}{{ x", " - x", " }}"),
+    "differences and products": ("{% set x = messages|length %}{{ x", " * 2 - x", " }}"),
+    "items": ("{{ messages", "[0:9][0].a", " is defined }}"),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_work_of_compiling_grows_with_the_template(chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, link, end = CHAINS[chain]
+    visits = 0
+    visit = Expressions._pair
+
+    def counting(self: Expressions, node: Any, frame: Any) -> Any:
+        nonlocal visits
+        visits += 1
+        return visit(self, node, frame)
+
+    monkeypatch.setattr(Expressions, "_pair", counting)
+    seen = {}
+    for length in (3, 6, 9, 40):
+        visits = 0
+        same(start + length * link + end, MESSAGES)
+        seen[length] = visits
+        assert visits <= seen[3] * length, seen
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

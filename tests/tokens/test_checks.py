@@ -124,6 +124,19 @@ def test_that_it_cannot_be_used_is_remembered(folder: Path, spec: str, monkeypat
     assert again.encode("a<|im_end|>").tolist() == [97, 256]
 
 
+def test_trouble_that_may_pass_is_not_remembered(folder: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tokentrace.tokens.tokenizer._Encoder._load", fail)
+        with pytest.warns(RuntimeWarning, match="MemoryError"):
+            assert Tokenizer(spec).backend == "tokenizers"
+    assert records(folder) == []
+    gc.collect()
+    assert Tokenizer(spec).backend == "fastokens"
+
+
 def test_fastokens_comes_when_it_is_worth_it(folder: Path, spec: str) -> None:
     Tokenizer(spec)
     gc.collect()

@@ -1,7 +1,8 @@
 """One rollout looked at: which call goes on from which, where a prompt breaks off and why, and what that costs.
 
-A prompt that begins with the stream of an earlier call, id for id, extends it. One that is the prompt of an earlier
-call asks for another answer. Everything else is a break, unless the conversations show that it is another one.
+A prompt that begins with the stream of an earlier call, id for id, extends it, unless it has something of what a later
+call sampled after that stream: then it should have begun with the stream of that call. One that is the prompt of an
+earlier call asks for another answer. Everything else is a break, unless the messages show another conversation.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from ..gateway.matching import chain, meaning
 from ..tokens.alignment import common_prefix, hunks
 from ..tokens.tokenizer import Ids, Tokenizer
 from .dumps.calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Floats, Mask, Request
+from .dumps.rows import runs
+from .streams import Streams
 
 _OTHERS: Final = 3
 """Among so many of the last conversations the one is looked for that a request was made of."""
+_TRACE: Final = 8
+"""Sampled tokens in a row, the first or the last of a completion, by which it is looked for in a later prompt."""
 
 
 class Step(StrEnum):
@@ -138,6 +143,7 @@ class _Inspector:
         self._vocabulary = None if tokenizer is None else tokenizer.vocabulary
         self._tips: list[Tip] = []
         """The streams that nothing goes on from. A stream that something does is the beginning of one of these."""
+        self._streams: Streams[Tip] = Streams(np.zeros(0, np.int32))
         self._prompts: set[bytes] = set()
         self._breaks: list[FoundBreak] = []
         self._findings: list[Finding] = []
@@ -189,35 +195,37 @@ class _Inspector:
         sampled[call.start :] = True
         self._tokens += len(call.stream) - shared
         self._check_mask(call, sampled, shared)
-        if step is Step.EXTENDS and tip is not None:
-            self._tips.remove(tip)
         self._prompts.add(_digest(call.prompt))
-        told = tip.logprobs if step is Step.EXTENDS and tip is not None else []
+        told = []
+        if step is Step.EXTENDS and tip is not None and shared == len(tip.stream):
+            self._tips.remove(tip)
+            self._streams.extended(tip.stream, tip)
+            told = tip.logprobs
         if call.logprobs is not None:
             told = [*told, (call.start, call.logprobs, call.temperature)]
         self._tips.append(Tip(call.stream, sampled, call.request, told))
+        self._streams.add(call.stream, self._tips[-1])
         return step
 
     def _placed(self, number: int, call: Call) -> tuple[Step, Tip | None, int]:
         """How a call stands to those before it, the stream it has most in common with, and how many tokens of it."""
         prompt = call.prompt
-        if not self._tips:
+        shared, tip, end, whole = self._streams.meet(prompt)
+        if tip is None:
             return Step.FIRST, None, 0
-        shared = [common_prefix(tip.stream, prompt) for tip in self._tips]
-        whole = [shared[at] == len(tip.stream) for at, tip in enumerate(self._tips)]
-        at = max(range(len(shared)), key=lambda at: (whole[at], shared[at], at))  # of equals, the last
-        tip = self._tips[at]
-        if whole[at]:
-            return Step.EXTENDS, tip, shared[at]
+        if whole is not None:
+            return Step.EXTENDS, whole, len(whole.stream)
         if _digest(prompt) in self._prompts:
-            return Step.REPEATS, tip, shared[at]
+            return Step.REPEATS, tip, shared
+        if end and not _goes_on(tip, prompt, shared, end):
+            return Step.EXTENDS, tip, shared
         history = self._history(tip.request, call.request)
         if history is not None and _is_another(history):
-            return Step.OTHER, tip, shared[at]
+            return Step.OTHER, tip, shared
         if history is not None and history.cause is BranchCause.RETRY:
-            return Step.REPEATS, tip, shared[at]
-        self._breaks.append(self._break(number, call, tip, shared[at], history))
-        return Step.BREAKS, tip, shared[at]
+            return Step.REPEATS, tip, shared
+        self._breaks.append(self._break(number, call, tip, shared, history))
+        return Step.BREAKS, tip, shared
 
     def _break(self, number: int, call: Call, tip: Tip, shared: int, history: HistoryCause | None) -> FoundBreak:
         prompt = call.prompt
@@ -343,6 +351,29 @@ def _is_another(history: HistoryCause) -> bool:
     """Whether a request is of another conversation. One with the same instructions, unless a call gave it its task, may
     as well be a history that was cut down to one message."""
     return history.cause is BranchCause.SUB_AGENT and (not history.message or GIVEN_TASK in history.detail)
+
+
+def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
+    """Whether a prompt that begins with a stream of `end` tokens has something of what was sampled next, on to a tip.
+
+    It shares so many tokens with that. A prompt that has the answer to another tool result, or to a generation prompt
+    that the template writes differently in the past, is not made of the shorter stream.
+    """
+    if shared == len(prompt):
+        return False
+    if tip.sampled[end : shared + 1].any():
+        return True
+    start, stop = next(runs(tip.sampled[shared:]), (0, 0))
+    answer = tip.stream[shared + start : shared + stop]
+    return any(_holds(prompt[shared:], trace) for trace in (answer[:_TRACE], answer[-_TRACE:]))
+
+
+def _holds(ids: Ids, few: Ids) -> bool:
+    """Whether some ids stand among others, in a row."""
+    places = len(ids) - len(few) + 1
+    if places < 1 or not len(few):
+        return False
+    return bool(np.logical_and.reduce([ids[at : at + places] == one for at, one in enumerate(few)]).any())
 
 
 def _digest(ids: Ids) -> bytes:

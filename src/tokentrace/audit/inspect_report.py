@@ -158,6 +158,11 @@ class Inspection(ShowsItself):
         return self.steps[Step.BREAKS]
 
     @property
+    def compared(self) -> int:
+        """Prompts that another call of their rollout came before: only these can extend a stream, or break off."""
+        return self.calls - self.steps[Step.FIRST]
+
+    @property
     def repeated(self) -> int:
         """Tokens that rows have more than once: prefixes that several rows of a rollout begin with."""
         return self.row_tokens - self.tokens
@@ -189,6 +194,11 @@ class Inspection(ShowsItself):
             return f"{self.broken:,} of {self.rollouts:,} rollouts break ({share:.1f} %), {times}"
         if self.failing("any"):
             return f"no prompt breaks in {counted(self.rollouts, 'rollout')}, but other things are wrong"
+        if not self.compared:
+            return (
+                f"no prompt was compared with another: each of {counted(self.rollouts, 'rollout')} has one call; calls "
+                "on lines of their own belong together by rollout_id (or session_id, conversation_id, episode_id)"
+            )
         calls = counted(self.calls, "call")
         return f"every prompt extends its stream, in {counted(self.rollouts, 'rollout')} of {calls}"
 
@@ -199,7 +209,17 @@ class Inspection(ShowsItself):
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
         plain = (
-            *("rollouts", "broken", "calls", "breaks", "samples", "samples_per_rollout", "tokens", "sampled"),
+            *(
+                "rollouts",
+                "broken",
+                "calls",
+                "compared",
+                "breaks",
+                "samples",
+                "samples_per_rollout",
+                "tokens",
+                "sampled",
+            ),
             *("row_tokens", "prompted", "unreadable", "stopped", "explained"),
         )
         return {

@@ -9,7 +9,15 @@ from typing import Any, Final
 import click
 
 from . import one_blas_thread
-from .options import complete_files, debug_option, json_option, page_option, quiet_option, renderer_options
+from .options import (
+    audit_options,
+    complete_files,
+    complete_folders,
+    debug_option,
+    json_option,
+    page_option,
+    quiet_option,
+)
 from .output import ProgressBars, note, show_view, write_page
 
 SHAPES: Final = ("verifiers", "nemo-gym", "openenv", "trl", "verl", "rows", "calls")
@@ -18,7 +26,14 @@ FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
 
 @click.command(short_help="Check the tokens of rollouts, whoever wrote them.")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
-@renderer_options
+@click.option(
+    "-t",
+    "--tokenizer",
+    metavar="PATH",
+    shell_complete=complete_folders,
+    help="A model's folder or hub name: causes are found with it.  [default: what the folder of a run names, or none]",
+)
+@audit_options
 @click.option("--shape", type=click.Choice(SHAPES), help="Whose shape a dump has.  [default: recognised]")
 @click.option(
     "--engine", metavar="URL", help='Compare logprobs with those of this engine; "embedded": the pocket model.'

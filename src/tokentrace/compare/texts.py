@@ -53,7 +53,7 @@ def one_line(text: str) -> str:
 
 def quoted(text: str, most: int = 48) -> str:
     """Text for a sentence: on one line, cut short where long."""
-    text = one_line(text)
+    text = one_line(text[: most + 1])  # which is never shorter
     if not text:
         return "nothing"
     return f"`{text}`" if len(text) <= most else f"`{text[:most]}…`"

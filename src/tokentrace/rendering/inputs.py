@@ -11,6 +11,7 @@ from ..conversation.messages import KnownTools, Messages, check_tools
 from ..conversation.place import Place
 from ..conversation.values import is_plain, plain_json
 from ..errors import InputError
+from ..parsing.values import Tools, schemas_of
 from ..study.memory import Memory
 from ..template.chat_template import wrap_tools
 from ..template.origin import Origin
@@ -29,6 +30,7 @@ class ToolCache:
         self._as_json = as_json
         self._known = Memory(most=64)
         self._wrapped = Memory(most=64)
+        self._schemas = Memory(most=64)
 
     def wrap(self, tools: Any) -> TracedList | None:
         """Checked and wrapped; values that are not JSON are made JSON where the settings say so."""
@@ -41,6 +43,16 @@ class ToolCache:
         except ValueError:  # objects of other types, a function for one
             return self._wrap(check_tools(tools) or [])
         return self._known.once(key, lambda: self._wrap(check_tools(tools) or []), keep=lambda _: is_plain(tools))
+
+    def schemas(self, tools: Any) -> Tools:
+        """Checked, and as a parser asks them what bare values mean."""
+        try:
+            key = marshal.dumps(tools) if tools and type(tools) is not KnownTools else None
+        except ValueError:
+            key = None
+        if key is None:
+            return schemas_of(check_tools(tools))
+        return self._schemas.once(key, lambda: schemas_of(check_tools(tools)), keep=lambda _: is_plain(tools))
 
     def _wrap(self, checked: list[dict[str, Any]]) -> TracedList:
         """`marshal` writes equal tools in several ways, as they share parts or not; its second version in one."""

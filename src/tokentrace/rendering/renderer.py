@@ -22,7 +22,6 @@ from ..parsing.parser import StreamingParser, called_functions, parse
 from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.unreadable import Unreadable, find_unreadable
 from ..parsing.values import Tools as ToolSchemas
-from ..parsing.values import schemas_of
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
@@ -429,7 +428,7 @@ class Renderer:
         return find_unreadable(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
-        schemas = schemas_of(check_tools(tools))
+        schemas = self._tools.schemas(tools)
         compiled = self._compiled(self.study(tools), bool(tools))
         if prompt_ids is None:
             return compiled, schemas, None

@@ -31,7 +31,7 @@ def plain_view(report: Inspection) -> str:
 
 
 def _parts(report: Inspection) -> Iterator[RenderableType]:
-    fine = report.rollouts and not report.failing("any")
+    fine = report.compared and not report.failing("any")
     tone = "green" if fine else "red" if report.breaks else "yellow"
     yield Text(f"{'✓' if fine else '✗' if report.breaks else '•'} {report.verdict}", f"bold {tone}")
     for note in report.notes:
@@ -205,14 +205,14 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
         tables.append(
             Table("Logprobs beside an engine's", ["", ""], list(score_rows(report.scores.to_json())), words=2)
         )
-    fine = bool(report.rollouts) and not report.failing("any")
+    tone = "bad" if report.failing("any") else "good" if report.compared else ""
     return Document(
         "What happened to the tokens",
         "tokentrace inspect",
         said=[report.verdict],
         notes=report.notes,
         cards=[
-            Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", "good" if fine else "bad"),
+            Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", tone),
             Card("Breaks", f"{report.breaks:,}", f"of {counted(report.calls, 'call')}"),
             Card("Rows", f"{report.samples:,}", f"{report.samples_per_rollout:.2f} a rollout"),
             Card("Tokens", f"{report.tokens:,}", f"{report.sampled:,} sampled"),

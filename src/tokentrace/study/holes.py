@@ -126,6 +126,8 @@ class Held:  # noqa: PLW1641 - its hash would be a look at it, and is refused be
 
     def __getattr__(self, name: str) -> Any:
         if name not in _METHODS:
+            if hasattr(str, name):
+                raise _Unfollowed
             raise AttributeError(name)
 
         def method(*arguments: Any) -> Any:
@@ -228,8 +230,11 @@ def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
-def _default(text: Held, other: Any = "", boolean: bool = False) -> Any:
-    return text if not boolean or text else other
+def _default(value: Any, other: Any = "", boolean: Any = False) -> Any:
+    """Either may be the text that is held: the value, or what stands in for one that is undefined."""
+    if isinstance(value, jinja2.Undefined) or (boolean and not value):
+        return other
+    return value
 
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {

@@ -31,7 +31,7 @@ from .budget import (
 from .formatting import percent_format
 from .jsonify import dumps
 from .markup import TracedMarkup, as_markup, escaped
-from .origin import Origin
+from .origin import UNKNOWN, Origin
 from .strings import TracedStr, join_traced, mapped, plain_text, promoted, with_runs
 from .traced import TracedBool, TracedDict, TracedInt, TracedList, TracedNone, doubted, is_traced, plain, text_of
 
@@ -320,17 +320,22 @@ def _same(value: Any, other: Any) -> bool:
         return plain(value) is plain(other)
     if value is other:
         return True
-    if isinstance(value, TracedInt):
-        return plain(value) is plain(other)
+    if isinstance(value, TracedInt) and plain(value) is plain(other):
+        return True
     origin = _whole_origin(value)
-    return origin is not None and type(value) is type(other) and origin == _whole_origin(other) and value == other
+    return (
+        origin not in (None, UNKNOWN)
+        and type(value) is type(other)
+        and origin == _whole_origin(other)
+        and value == other
+    )
 
 
 def _whole_origin(value: Any) -> Origin | None:
     """The field that a boxed value is, or may be: the same field may be boxed twice."""
     if isinstance(value, TracedStr):
         return value.runs[0][1] if len(value.runs) == 1 else None
-    return value.origin if isinstance(value, (TracedDict, TracedList)) else None
+    return value.origin if isinstance(value, (TracedDict, TracedList, TracedInt)) else None
 
 
 _SAFE_KINDS: Final = frozenset({str, TracedStr, int, float, bool, type(None), TracedInt, TracedBool, TracedNone})

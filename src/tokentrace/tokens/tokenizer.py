@@ -263,8 +263,11 @@ class _Encoder:
         check = Check(self._digest or _hashed(self.spec_json), sample)
         verdict = check.remembered()
         if verdict is None:
-            verdict = self._compared(sample, plain)
-            check.remember(verdict)
+            try:
+                verdict = self._compared(sample, plain)
+                check.remember(verdict)
+            except (MemoryError, OSError, ImportError) as error:  # may be gone the next time: not remembered
+                verdict = Verdict(False, False, str(error) or type(error).__name__)
         self.verdict = verdict
         if not verdict.fast:
             self._warn(verdict.problem)
@@ -275,6 +278,8 @@ class _Encoder:
             fast = self._load()
             if fast.encode(sample).ids != expected:
                 return Verdict(False, False, "its ids differ from those of tokenizers")
+        except (MemoryError, OSError, ImportError):
+            raise
         except Exception as error:
             return Verdict(False, False, str(error))
         self._fast, oracle = fast, plain()

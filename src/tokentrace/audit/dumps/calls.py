@@ -31,6 +31,8 @@ class Fault(StrEnum):
     """Of several tokens: that is what missing ones are padded with."""
     MASK_LENGTH = "a mask of another length than the tokens"
     MASK_VALUE = "a mask of other values than 0 and 1"
+    LABELS_OTHER = "labels of other tokens than those they stand at"
+    """Labels that were shifted already, for one."""
     TRAINED_UNSAMPLED = "trained, but no engine sampled it"
     SAMPLED_UNTRAINED = "sampled, but not trained"
     NOTHING_SAMPLED = "a call that sampled nothing"

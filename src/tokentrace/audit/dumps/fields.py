@@ -54,7 +54,12 @@ class Fields:
 
     def number(self, name: str) -> float | None:
         found = self.value.get(name)
-        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+        if not isinstance(found, (int, float)) or isinstance(found, bool):
+            return None
+        try:
+            return float(found)
+        except OverflowError:
+            raise InputError(f"is {shown(found)}, too large for a number", field=self.named(name)) from None
 
     def at(self, name: str) -> Fields:
         """A field that is an object itself; an empty one where it is not there."""
@@ -85,6 +90,16 @@ class Fields:
             raise InputError("is missing", field=self.named(name))
         return check_ids(self.value[name], self.named(name))
 
+    def floats(self, name: str) -> Floats:
+        """A list of numbers, NaN where there is none."""
+        try:
+            values = np.asarray([np.nan if one is None else one for one in self.listed(name)], np.float64)
+        except (TypeError, ValueError, OverflowError):
+            values = np.zeros((0, 0))
+        if values.ndim != 1:
+            raise InputError("must be one list of numbers", field=self.named(name))
+        return values
+
     def messages(self, name: str) -> list[Mapping[str, Any]] | None:
         """A list of messages; None where it is not there or is none."""
         found: Any = self.value.get(name)
@@ -108,16 +123,10 @@ def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
         return Checked(None, ())
     if name is None or fields.value.get(name) is None or not len(fields.listed(name)):
         return Checked(None, (Finding(Fault.NO_LOGPROBS, where, f"{counted(count)} sampled", count),))
-    given = fields.listed(name)
-    if len(given) != count:
-        said = f"{len(given):,} logprobs for {count:,} sampled tokens"
+    values = fields.floats(name)
+    if len(values) != count:
+        said = f"{len(values):,} logprobs for {count:,} sampled tokens"
         return Checked(None, (Finding(Fault.LOGPROBS_LENGTH, where, said, count),))
-    try:
-        values = np.asarray([np.nan if one is None else one for one in given], np.float64)
-    except (TypeError, ValueError):
-        values = np.zeros((0, 0))
-    if values.ndim != 1:
-        raise InputError("must be one list of numbers", field=fields.named(name))
     return Checked(values, tuple(logprob_findings(values, where)))
 
 

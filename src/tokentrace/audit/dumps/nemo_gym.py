@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -37,19 +38,26 @@ def _whole_prompts(lines: Sequence[Fields]) -> Iterator[Fields | Unreadable]:
             known.append((one, _entry(one)))
         except InputError as error:
             yield Unreadable(one.where, str(error))
+    named = Counter(entry.model_call_id for _, entry in known)
+    for at, (_, entry) in enumerate(known):
+        if entry.model_call_id is None or named[entry.model_call_id] > 1:
+            entry.model_call_id = f"\0{at}"  # a call by itself, which no other can say it goes on from
     prompts = full_prompts(entry for _, entry in known)
-    for one, entry in sorted(known, key=lambda pair: pair[0].number("created_at") or 0.0):
+    for one, entry in sorted(known, key=lambda pair: pair[1].created_at):
         if entry.model_call_id in prompts:
             yield Fields({**one.value, "prompt_token_ids": prompts[entry.model_call_id]}, one.where)
             continue
-        said = f"stored as what it adds to call {entry.parent_call_id!r}, which is not there"
-        yield Unreadable(one.where, f"{one.named('parent_call_id')}: call {entry.model_call_id!r} is {said}")
+        parent = entry.parent_call_id
+        said = f"of which there are {named[parent]}" if named[parent] > 1 else "which is not there"
+        said = f"call {one.text('model_call_id')!r} is stored as what it adds to call {parent!r}, {said}"
+        yield Unreadable(one.where, f"{one.named('parent_call_id')}: {said}")
 
 
 def _entry(fields: Fields) -> SimpleNamespace:
     return SimpleNamespace(
         model_call_id=fields.text("model_call_id"),
         parent_call_id=fields.text("parent_call_id"),
+        created_at=fields.number("created_at") or 0.0,
         prompt_is_delta=bool(fields.value.get("prompt_is_delta")),
         prompt_token_ids=fields.ids("prompt_token_ids").tolist(),
         generation_token_ids=fields.ids("generation_token_ids").tolist(),

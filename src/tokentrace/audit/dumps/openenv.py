@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any, Final
 
 from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Request
@@ -47,13 +48,21 @@ def _counted(sequence: Fields, row: DumpedRow) -> DumpedRow:
         return row
     told = sequence.ids("turn_lengths").tolist()
     trained = [stop - start for start, stop in runs(row.mask)]
-    if trained == told or not trained:
+    if not trained or _made_of(trained, told):
         return row
     more = sum(trained) - sum(told)
     fault = Fault.TRAINED_UNSAMPLED if more > 0 else Fault.SAMPLED_UNTRAINED
     said = f"the mask has stretches of {trained} tokens, and turn_lengths says that {told} were sampled"
-    finding = Finding(fault, sequence.place("loss_mask"), said[:300], abs(more))
+    finding = Finding(
+        fault, sequence.place("loss_mask"), said[:300], abs(more) or 1
+    )  # as many, elsewhere: at least one
     return DumpedRow(row.ids, row.mask, row.where, row.sampled, (*row.findings, finding))
+
+
+def _made_of(stretches: list[int], turns: list[int]) -> bool:
+    """Whether stretches of a mask are these turns: those that follow one another without a token between are one."""
+    ends = set(accumulate(turns))
+    return sum(stretches) == sum(turns) and ends.issuperset(accumulate(stretches))
 
 
 def _entry(fields: Fields) -> Iterable[DumpedRollout]:

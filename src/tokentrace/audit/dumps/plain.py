@@ -14,7 +14,10 @@ _COMPLETIONS: Final = ("completion_ids", "completion_token_ids", "generation_tok
 _LOGPROBS: Final = ("logprobs", "completion_logprobs", "log_probs")
 _MASKS: Final = ("loss_mask", "completion_mask", "mask")
 _LISTS: Final = ("calls", "turns", "steps")
-_NAMES: Final = ("rollout_id", "rollout", "session_id", "session", "trajectory_id", "request_id", "name")
+_NAMES: Final = (
+    *("rollout_id", "rollout", "session_id", "session", "trajectory_id", "conversation_id", "episode_id"),
+    *("request_id", "uid", "name"),
+)
 
 
 def _call(fields: Fields) -> Call:

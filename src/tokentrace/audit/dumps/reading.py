@@ -12,10 +12,10 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from ...data.chunks import Row, plan, read_rows
-from ...data.sources import Format, Source, find_sources
+from ...data.sources import Format, Source, find_sources, reading
 from ...errors import InputError
 from .calls import DumpedRollout, Unreadable
 from .fields import Fields
@@ -151,17 +151,22 @@ def _gathered(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]
     """The lines of each rollout, wherever in the file they are."""
     assert shape.key is not None
     places: dict[str, array[int]] = {}
-    for at, (start, stop, line) in enumerate(_lines(source)):
-        row = _line(source, start, stop, line)
-        key = shape.key(row.value) if isinstance(row.value, Mapping) else None
-        if key is None:
-            key = "" if shape.one_file and row.problem is None else f"\0{at}"
-        places.setdefault(key, array("q")).extend((start, stop, line))
     read = 0
-    for found in places.values():
-        rows = [_line(source, *found[at : at + 3]) for at in range(0, len(found), 3)]
-        read += sum(found[1::3]) - sum(found[::3])
-        yield rows, float(min(read, source.size))
+    with reading(source.name), open(source.path, "rb") as file:
+        for at, (start, stop, line) in enumerate(_lines(source)):
+            row = _line(file, start, stop, line)
+            key = shape.key(row.value) if isinstance(row.value, Mapping) else None
+            if key is None:
+                key = "" if shape.one_file and row.problem is None else f"\0{at}"
+                if key and not places:  # a rollout by itself, and all before it are
+                    read = stop
+                    yield [row], float(read)
+                    continue
+            places.setdefault(key, array("q")).extend((start, stop, line))
+        for found in places.values():
+            rows = [_line(file, *found[at : at + 3]) for at in range(0, len(found), 3)]
+            read += sum(found[1::3]) - sum(found[::3])
+            yield rows, float(min(read, source.size))
 
 
 def _lines(source: Source) -> Iterator[tuple[int, int, int]]:
@@ -178,10 +183,9 @@ def _lines(source: Source) -> Iterator[tuple[int, int, int]]:
             start += len(line)
 
 
-def _line(source: Source, start: int, stop: int, line: int) -> Row:
-    with open(source.path, "rb") as file:
-        file.seek(start)
-        text = file.read(stop - start)
+def _line(file: BinaryIO, start: int, stop: int, line: int) -> Row:
+    file.seek(start)
+    text = file.read(stop - start)
     try:
         return Row(line, line, json.loads(text.removeprefix(b"\xef\xbb\xbf")))
     except (ValueError, RecursionError) as error:

@@ -9,13 +9,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ...data.check.columns import IDS, LABELS, MASKS
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...samples.sample import IGNORE
+from ...tokens.ids import check_integers
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
 from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Mask, Request
-from .fields import Fields, logprob_findings, read_mask
+from .fields import Checked, Fields, logprob_findings, read_mask
 from .shape import Shape, line_name
 
 LOGPROBS: Final = (
@@ -58,31 +59,52 @@ def read_row(fields: Fields, row: RowArrays) -> tuple[list[Call], list[DumpedRow
 
 
 def _mask(fields: Fields, row: RowArrays, count: int) -> tuple[Mask, tuple[Finding, ...]]:
-    if row.mask is None and fields.has(LABELS):
-        labels = fields.listed(LABELS)
-        if len(labels) == len(row.ids):
-            return np.asarray([label != IGNORE for label in labels], np.bool_), ()
-    checked = read_mask(fields, row.mask, count, row.first)
+    labelled = row.mask is None and fields.has(LABELS)
+    checked = _labelled(fields, row.ids) if labelled else read_mask(fields, row.mask, count, row.first)
     if checked.array is not None:
         return checked.array, checked.findings
     everything = np.arange(len(row.ids)) >= row.first
     return everything, checked.findings
 
 
+def _labelled(fields: Fields, ids: Ids) -> Checked:
+    """What labels train: the tokens that they stand at, which they are to be."""
+    labels, where = check_integers(fields.value[LABELS], fields.named(LABELS)), fields.place(LABELS)
+    if len(labels) != len(ids):
+        said = f"{len(labels):,} labels for {len(ids):,} tokens"
+        return Checked(None, (Finding(Fault.MASK_LENGTH, where, said, len(labels)),))
+    mask = labels != IGNORE
+    wrong = mask & (labels != ids)
+    if not wrong.any():
+        return Checked(mask, ())
+    at = int(wrong.argmax())
+    said = f"the first is label {at:,}: {labels[at]}, and the token there is {ids[at]}"
+    return Checked(mask, (Finding(Fault.LABELS_OTHER, where, said, int(wrong.sum())),))
+
+
 def _spans(fields: Fields, ids: Ids, mask: Mask) -> tuple[list[tuple[int, int]], Mask | None]:
     """What was sampled at once, of that which the row trains; and which tokens were sampled, where the row tells."""
     if fields.has("kinds"):
-        sampled = np.asarray(fields.listed("kinds")) == Kind.SAMPLED
+        sampled = check_integers(fields.value["kinds"], fields.named("kinds")) == Kind.SAMPLED
     else:
         sampled = None
     if fields.has("completions"):
-        spans = [(int(one.value["start"]), int(one.value["stop"])) for one in fields.each("completions")]
+        spans = [_span(one, len(ids)) for one in fields.each("completions")]
         if sampled is None:
             sampled = np.zeros(len(ids), np.bool_)
             for start, stop in spans:
                 sampled[start:stop] = True
         return [(start, stop) for start, stop in spans if mask[start:stop].any()], sampled
     return list(runs(mask)), sampled
+
+
+def _span(fields: Fields, count: int) -> tuple[int, int]:
+    """Where a completion begins and ends in a row of so many tokens."""
+    start, stop = fields.value.get("start"), fields.value.get("stop")
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= count:
+        said = f"is from {shown(start)} to {shown(stop)}: no stretch of a row of {count:,} tokens"
+        raise InputError(said, field=fields.path)
+    return start, stop
 
 
 def runs(mask: Mask) -> Iterator[tuple[int, int]]:
@@ -98,21 +120,17 @@ def _logprobs(fields: Fields, row: RowArrays, mask: Mask, findings: list[Finding
         if trained:
             findings.append(Finding(Fault.NO_LOGPROBS, fields.place(), f"{counted(trained)} trained", trained))
         return None
-    where, given = fields.place(row.logprobs), fields.listed(row.logprobs)
+    where, given = fields.place(row.logprobs), fields.floats(row.logprobs)
     total, response = len(row.ids), len(row.ids) - row.first
     if len(given) not in (total, response, trained):
         said = f"{len(given):,} logprobs for {total:,} tokens, {trained:,} of them trained"
         findings.append(Finding(Fault.LOGPROBS_LENGTH, where, said, trained))
         return None
-    try:
-        numbers = np.asarray([np.nan if one is None else one for one in given], np.float64)
-    except (TypeError, ValueError):
-        raise InputError("must be one list of numbers", field=fields.named(row.logprobs)) from None
     values = np.full(total, np.nan)
     if len(given) in (total, response):
-        values[total - len(given) :] = numbers
+        values[total - len(given) :] = given
     else:
-        values[mask] = numbers
+        values[mask] = given
     return values
 
 

@@ -66,6 +66,8 @@ def _has_turns(row: Mapping[str, Any]) -> bool:
 
 def _is_batch(row: Mapping[str, Any]) -> bool:
     prompts = row.get("prompt_ids")
+    if prompts == [] and row.get("completion_ids") == []:
+        return named_by(*_NAMES)(row) is None  # of no rollouts; a line that has a name is a call
     return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], list) and "completion_ids" in row
 
 

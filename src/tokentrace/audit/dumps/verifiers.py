@@ -32,16 +32,18 @@ def _nodes(fields: Fields) -> Iterator[Call]:
     nodes = list(fields.each("nodes"))
     ids = [node.ids("token_ids") if node.has("token_ids") else np.zeros(0, np.int32) for node in nodes]
     masks = [read_mask(node, node.first("mask"), len(own)) for node, own in zip(nodes, ids, strict=True)]
-    sampling = {call.value.get("node"): call.at("sampling").number("temperature") for call in _calls(fields)}
+    sampling = {call.text("node"): call.at("sampling").number("temperature") for call in _calls(fields)}
     for at, node in enumerate(nodes):
         if not node.value.get("sampled") or not len(ids[at]):
             continue
         path = list(_path(nodes, at))
         own = masks[at].array
-        given = node.value.get("logprobs")
-        logprobs = read_logprobs(node, "logprobs", len(given or ()) if own is None else int(own.sum()))
-        # what comes before the first sampled token is the prompt for it
-        count = len(given or ()) if own is None or not own.any() else len(own) - int(own.argmax())
+        if own is not None and own.any():  # what comes before the first sampled token is the prompt for it
+            count, scored = len(own) - int(own.argmax()), int(own.sum())
+        else:  # then the logprobs tell how many were sampled, or all were
+            told = len(node.listed("logprobs")) if node.has("logprobs") else 0
+            count = scored = told if 0 < told <= len(ids[at]) else len(ids[at])
+        logprobs = read_logprobs(node, "logprobs", scored)
         stream = np.concatenate([ids[one] for one in path])
         known = [masks[one].array for one in path]
         mask = None
@@ -58,7 +60,7 @@ def _nodes(fields: Fields) -> Iterator[Call]:
             logprobs.array if logprobs.array is not None and len(logprobs.array) == count else None,
             mask,
             request,
-            temperature=sampling.get(at),
+            temperature=sampling.get(str(at)),
             findings=(*logprobs.findings, *masks[at].findings),
         )
 

@@ -1,0 +1,90 @@
+"""The streams of a rollout as a tree: what a prompt has in common with all of them is found by walking down once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from ..tokens.alignment import common_prefix
+from ..tokens.tokenizer import Ids
+
+Tip = TypeVar("Tip")
+
+
+class Met(NamedTuple, Generic[Tip]):
+    """What a prompt has in common with the streams before it."""
+
+    shared: int
+    """How many tokens it begins with that a stream begins with as well."""
+    last: Tip | None
+    """The last of the streams that have them."""
+    end: int
+    """The length of the longest stream that it begins with, whether or not something goes on from that; 0: of none."""
+    tip: Tip | None
+    """The longest stream that it begins with and that nothing goes on from."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node(Generic[Tip]):
+    """A stretch that streams have in common."""
+
+    stream: Ids
+    start: int
+    stop: int
+    last: Tip | None = None
+    ends: dict[int, list[Tip]] = field(default_factory=dict)
+    """Where streams end in it, and those of them that nothing goes on from."""
+    children: dict[int, _Node[Tip]] = field(default_factory=dict)
+    """What comes next, by its first id."""
+
+    def split(self, at: int) -> None:
+        """Leave what comes from a token on to a child."""
+        rest = _Node(self.stream, at, self.stop, self.last, children=self.children)
+        rest.ends = {end: tips for end, tips in self.ends.items() if end > at}
+        self.ends = {end: tips for end, tips in self.ends.items() if end <= at}
+        self.stop, self.children = at, {int(self.stream[at]): rest}
+
+
+class Streams(Generic[Tip]):
+    """Streams that were added, each with whatever stands for it."""
+
+    def __init__(self, nothing: Ids) -> None:
+        self._root: _Node[Tip] = _Node(nothing, 0, 0)
+
+    def _walk(self, ids: Ids) -> tuple[list[_Node[Tip]], int]:
+        """The nodes that some ids begin with, and how many of the ids those have."""
+        path, at = [self._root], 0
+        while at == path[-1].stop and at < len(ids) and (child := path[-1].children.get(int(ids[at]))) is not None:
+            path.append(child)
+            at += common_prefix(child.stream[child.start : child.stop], ids[at:])
+        return path, at
+
+    def meet(self, prompt: Ids) -> Met[Tip]:
+        """What a prompt has in common with the streams."""
+        path, shared = self._walk(prompt)
+        ends = [(end, tips) for node in path for end, tips in node.ends.items() if end <= shared]
+        tip = max(((end, tips) for end, tips in ends if tips), key=lambda pair: pair[0], default=(0, [None]))[1][-1]
+        return Met(shared, path[-1].last, max((end for end, _ in ends), default=0), tip)
+
+    def add(self, stream: Ids, tip: Tip) -> None:
+        """A stream that nothing goes on from yet."""
+        path, at = self._walk(stream)
+        node: Any = path[-1]
+        if at < node.stop:
+            node.split(at)
+        if at < len(stream):
+            if node.children or node is self._root:
+                node.children[int(stream[at])] = node = _Node(stream, at, len(stream))
+                path.append(node)
+            else:  # nothing else goes on from here: the stretch becomes longer
+                node.stream, node.stop = stream, len(stream)
+        node.ends.setdefault(len(stream), []).append(tip)
+        for one in path:
+            one.last = tip
+
+    def extended(self, stream: Ids, tip: Tip) -> None:
+        """Something goes on from a stream now."""
+        path, _ = self._walk(stream)
+        for node in path:
+            if tip in node.ends.get(len(stream), ()):
+                node.ends[len(stream)].remove(tip)
