@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..audit.appends import Break, Cell, Outcome
+from ..audit.appends import Break, Cell
 from ..audit.cases import Append
-from ..audit.report import AuditReport, Finding
+from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
 from ..tokens.visible import counted, visible
@@ -108,15 +108,8 @@ def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[tuple[Grade | N
                 if cell.append is append and cell.turn.reasoning == reasoning and cell.turn.content == content
                 if cell.turn.arguments != "JSON text"
             ]
-            signs.append((_grade(cells), bool(cells)))
+            signs.append((grade(cells), bool(cells)))
         yield str(append), signs
-
-
-def _grade(cells: Sequence[Cell]) -> Grade | None:
-    if all(cell.outcome is Outcome.REFUSED for cell in cells):
-        return None
-    good = sum(cell.outcome is Outcome.HOLDS for cell in cells)
-    return Grade.HOLDS if good == len(cells) else Grade.PARTLY if good else Grade.FAILS
 
 
 def _finding(number: int, found: Finding) -> Iterator[Text]:
@@ -364,8 +357,8 @@ def _overview(reports: Sequence[AuditReport]) -> Table:
     return Table("All", ["", *Append, *Use], rows, KEY)
 
 
-def _sign(grade: Grade | None) -> PageCell:
-    return PageCell(SIGNS[grade], _PAGE_TONES[grade])
+def _sign(known: Grade | None) -> PageCell:
+    return PageCell(SIGNS[known], _PAGE_TONES[known])
 
 
 def _page_verdict(one: Verdict) -> list[str | PageCell]:
