@@ -22,6 +22,7 @@ from tests.template.boxed import rendered
 from tests.template.test_same_text import STATEMENTS
 from tokentrace import TemplateError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
+from tokentrace.template.expressions import Expressions
 from tokentrace.template.trace import Rendering
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -224,6 +225,37 @@ def test_language(name: str) -> None:
         **_plain_template_data({**SPECIALS, **variables}),
     )
     assert found[0] == plain or " at 0x" in plain  # the address of some object
+
+
+CHAINS = {
+    "methods without a plain form": ("{{ messages[1].content", ".replace('a', 'b')", " }}"),
+    "methods with arguments": ("{{ messages[1].content", ".strip(messages[0].role)", " }}"),
+    "filters of the template's own": ("{% set ns = namespace(a='b') %}{{ ns.a", "|trim", " }}"),
+    "filters with arguments": ("{{ messages[1].content", "|trim('x')", " }}"),
+    "differences": ("{% set x = messages|length + 0.5 %}{{ x", " - x", " }}"),
+    "differences and products": ("{% set x = messages|length %}{{ x", " * 2 - x", " }}"),
+    "items": ("{{ messages", "[0:9][0].a", " is defined }}"),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_work_of_compiling_grows_with_the_template(chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, link, end = CHAINS[chain]
+    visits = 0
+    visit = Expressions._pair
+
+    def counting(self: Expressions, node: Any, frame: Any) -> Any:
+        nonlocal visits
+        visits += 1
+        return visit(self, node, frame)
+
+    monkeypatch.setattr(Expressions, "_pair", counting)
+    seen = {}
+    for length in (3, 6, 9, 40):
+        visits = 0
+        same(start + length * link + end, MESSAGES)
+        seen[length] = visits
+        assert visits <= seen[3] * length, seen
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -315,3 +315,14 @@ def test_it_fits_the_window(opened: Callable[..., Tab], width: int) -> None:
     for result in (hostile(), trajectory(), histories(), RESULTS["check"]()):
         page = opened(result, width=width, height=800, mobile=width < 500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_table_of_steps_fits_a_window_of_900_and_its_links_stand_as_their_cells_do(
+    opened: Callable[..., Tab],
+) -> None:
+    page = opened(histories(), width=900, height=800)
+    assert page.evaluate("[...document.querySelectorAll('.wide')].every((one) => one.scrollWidth <= one.clientWidth)")
+    aligned = "(one) => getComputedStyle(one).textAlign === getComputedStyle(one.parentElement).textAlign"
+    links = page.evaluate(f"[...document.querySelectorAll('td .link')].map({aligned})")
+    assert links
+    assert all(links)

@@ -17,7 +17,7 @@ from ..audit.cases import Append, Said
 from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from ..viewer.document import HUES, Card, Contrast, Document, Table, Track, token_columns
 from ..viewer.document import Cell as PageCell
 from .terminal import flat, laid_out, plain_lines
@@ -116,7 +116,7 @@ class Sign(NamedTuple):
 
 def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[Sign]]]:
     """For each append the grade of each kind of turn."""
-    counted = {cell.turn for cell in report.judged}
+    counting = {cell.turn for cell in report.judged}
     for append in Append:
         signs = []
         for kind in COLUMNS.values():
@@ -127,7 +127,7 @@ def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[Sign]]]:
                 if cell.turn.arguments != "JSON text"
             ]
             known = grade(cells)
-            if any(cell.turn in counted for cell in cells):
+            if any(cell.turn in counting for cell in cells):
                 signs.append(Sign(SIGNS[known], _TONES[known], _PAGE_TONES[known]))
             else:
                 signs.append(Sign(f"({SIGNS[known]})", "dim") if cells else Sign())
@@ -213,7 +213,10 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     )
     for note in writing.notes:
         yield "", note
-    yield "read back", f"{writing.tried} kinds of turns written and parsed; {len(writing.unreadable)} differences"
+    yield (
+        "read back",
+        f"{writing.tried} kinds of turns written and parsed; {counted(len(writing.unreadable), 'difference')}",
+    )
     for loss in writing.unreadable:
         yield "", loss
     defaults = report.defaults
@@ -305,7 +308,7 @@ def differences_view(compared: Compared) -> Text:
     """What differs between two audits, for a terminal."""
     before, now, changed = compared
     told = f"{visible(before.name)} → {visible(now.name)}: "
-    lines = [Text(told + (f"{len(changed)} differences" if changed else "nothing differs"), "bold")]
+    lines = [Text(told + (counted(len(changed), "difference") if changed else "nothing differs"), "bold")]
     verdicts = [
         f"{one.use}: {one.grade} → {other.grade}"
         for one, other in zip(before.verdicts, now.verdicts, strict=True)

@@ -31,10 +31,10 @@ _IMPORTS: Final = {
     "traced": {"TracedNone": "tt_none"},
     "environment": {"TemplateNamespace": "tt_namespace", "attributes_of": "tt_attributes"},
 }
-_COUNTS: Final = frozenset(
-    ("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem")
-)
+_COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
 """What a loop knows without an object of its own."""
+_NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
+"""What a loop over single items knows, too; a loop over keys and values has its items in another form."""
 
 
 _PRINTING: Final[tuple[type[nodes.Node], ...]] = (
@@ -256,7 +256,6 @@ class TracingGenerator(Expressions):
     def _boxed_loop(self, node: nodes.For, is_silent: bool, frame: Frame) -> None:
         """A loop as Jinja has it, over boxed items."""
         level = frame.inner().symbols.level
-        self.counted_loops.pop(f"l_{level}_loop", None)
         item = f"l_{level}_{node.target.name}" if isinstance(node.target, nodes.Name) else "None"
         hook = f"trace.look({item}, None)" if is_silent else f"trace.round({item}, None, OUT)"
         node.body = [_line(hook), *node.body]
@@ -271,8 +270,9 @@ class TracingGenerator(Expressions):
         counted = _uses_loop(node)
         index, found, origins = (self.temporary_identifier() for _ in range(3))
         self._write_rows(node, found, origins, counted, frame)
+        loop = inner.symbols.declare_parameter("loop") if counted else ""
         if counted:
-            self.counted_loops[inner.symbols.declare_parameter("loop")] = index, found, origins
+            self.counted_loops[loop] = index, found, origins
         inner.symbols.analyze_node(node, for_branch="body")
         if node.else_:
             otherwise.symbols.analyze_node(node, for_branch="else")
@@ -290,6 +290,7 @@ class TracingGenerator(Expressions):
         item = f"{refs[0]}, {beside(refs[0])}" if len(refs) == 1 else "None, None"
         self.writeline(f"trace.look({item})" if is_silent else f"trace.round({item}, {frame.buffer})")
         self.blockvisit(node.body, inner)
+        self.counted_loops.pop(loop, None)  # another scope of this depth may have a ``loop`` of its own
         if node.else_:
             self.writeline(f"{never} = False")
         self.outdent()
@@ -391,7 +392,8 @@ def _counts_only(node: nodes.For) -> bool:
         return False
     if any(name.name == "loop" and name.ctx == "store" for name in node.find_all(nodes.Name)):
         return False  # which Jinja refuses
-    return all(isinstance(found, nodes.Getattr) and found.attr in _COUNTS for found in _loop_names(_body(node)))
+    known = _COUNTS | _NEIGHBOURS if isinstance(node.target, nodes.Name) else _COUNTS
+    return all(isinstance(found, nodes.Getattr) and found.attr in known for found in _loop_names(_body(node)))
 
 
 def _uses_loop_name(node: nodes.Node) -> bool:

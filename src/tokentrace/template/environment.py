@@ -416,7 +416,7 @@ class _TemplateDict:
 class TemplateNamespace(Namespace):
     """``namespace(…)``; names with a leading underscore are refused, as in transformers."""
 
-    __slots__ = ("attributes",)
+    __slots__ = ("_attributes",)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, arguments = args[0], args[1:]
@@ -431,9 +431,9 @@ class TemplateNamespace(Namespace):
         Namespace.__setitem__(self, name, value)
 
 
-attributes_of: Final[Callable[[TemplateNamespace], dict[str, Any]]] = TemplateNamespace.attributes.__get__  # type: ignore[attr-defined]
+attributes_of: Final[Callable[[TemplateNamespace], dict[str, Any]]] = TemplateNamespace._attributes.__get__  # type: ignore[attr-defined]
 """What a namespace holds; a name of the template's own hides nothing of it."""
-_set_attributes: Final = TemplateNamespace.attributes.__set__  # type: ignore[attr-defined]
+_set_attributes: Final = TemplateNamespace._attributes.__set__  # type: ignore[attr-defined]
 
 
 def _check_name(name: Any) -> None:

@@ -50,9 +50,21 @@ class Expressions(Containers):
     """Of loops that need no object of their own: names of the index, of the items and of their origins."""
     namespaces: frozenset[str]
     """Variables that hold nothing but namespaces."""
+    _pairs: dict[nodes.Node, Pair]
+    """Of expressions seen: one that has no plain form asks for its parts twice, and so would each of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pairs = {}
 
     def pair(self, node: nodes.Node, frame: Frame) -> Pair:
         """Value and origin of an expression."""
+        found = self._pairs.get(node)
+        if found is None:
+            found = self._pairs[node] = self._pair(node, frame)
+        return found
+
+    def _pair(self, node: nodes.Node, frame: Frame) -> Pair:
         if self.optimizer is not None and isinstance(node, _FOLDED):
             node = self.optimizer.visit(node, frame.eval_ctx)
         method: Callable[[Any, Frame], Pair | None] | None = getattr(self, f"pair_{type(node).__name__}", None)
