@@ -195,7 +195,7 @@ class AppendMatrix:
 
     def _unread(self, case: Case) -> Cell:
         """Arguments that are JSON text, given to a template that does not read them as arguments."""
-        cell = self._tried(case)
+        cell = self._named(self._tried(case))
         if cell.outcome not in (Outcome.HOLDS, Outcome.LOSES):
             return cell
         reason = "arguments that are JSON text are not read as arguments; tokentrace parses them first"
