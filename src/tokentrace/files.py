@@ -23,6 +23,13 @@ def writing(path: Path) -> Iterator[None]:
         raise WriteError(problem, path=str(path)) from error
 
 
+def unwritable(path: Path) -> str:
+    """Why a file cannot be written there, in words; empty where nothing is known against it."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "the system does not allow it"
+
+
 def sync(path: Path) -> None:
     """Have what was written to a file on the disk."""
     with path.open("rb") as file:

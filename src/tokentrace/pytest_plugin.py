@@ -13,7 +13,8 @@ those of the folder that has pytest's configuration, if they exist there. What t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ class Certify:
         source = _tokenizer(self._config, tokenizer)
         key = repr((source, sorted(settings.items())))
         if key not in self._known:
-            self._known[key] = audit_template(source, **settings)
+            with _told():
+                self._known[key] = audit_template(source, **settings)
         report = self._known[key]
         unmet = report.unmet(wanted, partly=partly)
         if unmet:
@@ -82,18 +84,28 @@ class CertifyRows:
         self._config = config
 
     def __call__(
-        self, *rows: str | Path, tokenizer: Any = None, allow_unchecked: bool = False, **options: Any
+        self,
+        *rows: str | Path,
+        tokenizer: Any = None,
+        source: str | Path | Iterable[str | Path] = (),
+        allow_unchecked: bool = False,
+        **options: Any,
     ) -> CheckReport:
         """The check of files of rows; the test fails unless every row is what the template makes of its conversation.
 
-        `allow_unchecked` is content with rows that have no conversation beside them. `options` are those of
+        `source` is the file, or the files, that the rows were made from, where they do not tell. `allow_unchecked` is
+        content with rows that have no conversation beside them. `options` are those of
         `tokentrace.data.check.dataset.check_dataset`.
         """
         from .data.check.dataset import check_dataset
         from .show.checks import plain_view
 
         paths = [_here(self._config, row) for row in rows]
-        report = check_dataset(paths, tokenizer=_tokenizer(self._config, tokenizer), **options)
+        given = [source] if isinstance(source, (str, Path)) else source
+        sources = [_here(self._config, one) for one in (*options.pop("sources", ()), *given)]
+        named = _tokenizer(self._config, tokenizer)
+        with _told():
+            report = check_dataset(paths, tokenizer=named, sources=sources, **options)
         if not report.rows or report.differing or not (report.clean or allow_unchecked):
             pytest.fail(plain_view(report), pytrace=False)
         return report
@@ -109,6 +121,17 @@ def certify(request: pytest.FixtureRequest) -> Certify:
 def certify_rows(request: pytest.FixtureRequest) -> CertifyRows:
     """``certify_rows(file, tokenizer=...)`` fails the test unless every row is what the template makes."""
     return CertifyRows(request.config)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What tokentrace refuses, a model that is not there for one, fails the test with its own line alone."""
+    from .errors import TokentraceError
+
+    try:
+        yield
+    except TokentraceError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _tokenizer(config: pytest.Config, given: Any) -> Any:

@@ -23,7 +23,8 @@ def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceErr
         return kind(value)
     except (ValueError, TypeError, RecursionError):
         choices = ", ".join(repr(str(choice)) for choice in kind)
-        raise error(f"{name} is one of {choices}, not {shown(value)}") from None
+        hint = near(value, map(str, kind)) if isinstance(value, str) else ""
+        raise error(f"{name} is one of {choices}, not {shown(value)}{hint}") from None
 
 
 def whole(
@@ -110,5 +111,10 @@ def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceEr
 def nearest(name: object, names: Iterable[str]) -> str:
     """A hint for a name that is not there: the one that was probably meant, or all that there are."""
     known = list(names)
-    near = difflib.get_close_matches(str(name), known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+    return near(name, known).removeprefix("; ") or f"there are {', '.join(known) or 'none'}"
+
+
+def near(name: object, names: Iterable[str]) -> str:
+    """The same where all names are told already: ``"; did you mean ...?"``, or nothing."""
+    found = difflib.get_close_matches(str(name), list(names), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""

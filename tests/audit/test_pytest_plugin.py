@@ -101,6 +101,38 @@ def test_the_configuration_says_what_tests_do_not(team: Path, pytester: pytest.P
     result.stdout.fnmatch_lines(["*dropping is not safe for rl-append-only*"])
 
 
+def test_what_cannot_be_checked_is_told_in_a_line(team: Path, pytester: pytest.Pytester) -> None:
+    """No tick on a failure, no traceback of a library, and what is asked for can be given."""
+    row = json.loads((team / "rows.jsonl").read_text(encoding="utf-8"))
+    (team / "chats.jsonl").write_text(json.dumps({"messages": row.pop("messages")}) + "\n", encoding="utf-8")
+    (team / "alone.jsonl").write_text(
+        json.dumps({**row, "source": "chats.jsonl", "row": 1, "sample": 0}) + "\n", encoding="utf-8"
+    )
+    (team / "empty.jsonl").write_text("", encoding="utf-8")
+    pytester.makepyfile(
+        """
+        def test_source(certify_rows):
+            assert certify_rows("alone.jsonl", tokenizer="model", source="chats.jsonl").clean
+
+        def test_empty(certify_rows):
+            certify_rows("empty.jsonl", tokenizer="model")
+
+        def test_no_source(certify_rows):
+            certify_rows("alone.jsonl", tokenizer="model")
+
+        def test_mistyped(certify):
+            certify("models/our", uses="rl-append-only")
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(passed=1, failed=3)
+    said = result.stdout.str()
+    for line in ("there are no rows", "in Python with sources=", "'models/our' is not a folder here"):
+        assert line in said
+    assert "✓" not in said
+    assert "exception" not in said
+
+
 def test_pytest_finds_the_plugin_by_itself() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points = project["entry-points"]["pytest11"]

@@ -99,3 +99,50 @@ def test_a_template_of_the_same_tokenizer_is_compared_with_it(dropping: Path, tm
 
 def test_several_against_one_is_refused() -> None:
     assert run(POCKET, POCKET, "--against", POCKET).exit_code == 2
+
+
+# -- what cannot be is said before anything is done
+
+
+@pytest.fixture
+def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("audited before its arguments were looked at")
+
+    monkeypatch.setattr("tokentrace.audit.certify.audit_template", refuse)
+
+
+@pytest.mark.usefixtures("nothing_audited")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--against", "nope.jinja"], "there is no file nope.jinja"),
+        (["--against", "./nope"], "there is no folder './nope'"),
+        (["--html", "nowhere/page.html"], "there is no folder nowhere"),
+        (["--markdown", "nowhere/table.md"], "there is no folder nowhere"),
+        (["--require", "rl-apend-only"], "did you mean 'rl-append-only'?"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_audit(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(POCKET, *arguments)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_a_template_alone_is_told_how_to_get_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text("{{ messages }}", encoding="utf-8")
+    result = run(tmp_path / "mine.jinja")
+    assert result.exit_code == 2
+    assert f"--chat-template {tmp_path / 'mine.jinja'}" in result.output
+
+
+def test_uses_are_completed_one_after_the_other() -> None:
+    from tokentrace.cli.audit import audit
+
+    context = audit.make_context("audit", [], resilient_parsing=True)
+    [option] = [one for one in audit.params if one.name == "require"]
+    words = [item.value for item in option.shell_complete(context, "sft-per-turn,sft")]
+    assert words == ["sft-per-turn,sft-one-row"]
+    assert "rl-append-only" in [item.value for item in option.shell_complete(context, "rl")]

@@ -187,7 +187,7 @@ def test_options_reach_the_check(tmp_path: Path) -> None:
     result = run(*given)
     assert result.exit_code == 0, result.output
     assert "2 of padding taken off" in result.stdout
-    assert "only the first 1 rows" in result.stdout
+    assert "stopped after 1 row, as the limit says" in result.stdout
 
 
 def test_errors_are_2(good: Path, tmp_path: Path) -> None:

@@ -69,3 +69,18 @@ def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
     save_trajectory(trajectory(), tmp_path / "one.tt")
     assert run("inspect", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 0
     assert len(page(tmp_path / "inspect.html")["contrasts"]) == 1
+
+
+def test_a_conversation_is_sent_to_the_command_that_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "hi"}]', encoding="utf-8")
+    done = run("view", tmp_path / "chat.json", "--html", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "not a trajectory (.tt), nor rows of ids" in done.output
+    assert "tokentrace render" in done.output
+
+
+def test_a_choice_that_was_mistyped_is_guessed_and_a_page_that_cannot_be_written_refused(tmp_path: Path) -> None:
+    (tmp_path / "calls.jsonl").write_text("{}\n", encoding="utf-8")
+    assert "did you mean 'breaks'?" in run("inspect", tmp_path / "calls.jsonl", "--fail-on", "brakes").output
+    done = run("inspect", tmp_path / "calls.jsonl", "--html", tmp_path / "nowhere" / "page.html")
+    assert (done.exit_code, f"there is no folder {tmp_path / 'nowhere'}" in done.output) == (2, True)

@@ -159,6 +159,16 @@ def test_reasoning_kept_where_the_template_leaves_it_out() -> None:
     assert found.causes == [Cause.STRIPPED_REASONING]
 
 
+def test_a_tag_in_the_place_of_another_token_is_not_reasoning() -> None:
+    """Both sides say the same after it."""
+    talk = {"messages": [user("What is 2 + 2?"), assistant("It is 4.")]}
+    ids = sample_of(talk).ids.copy()
+    ids[1] = RENDERER.tokenizer.token_id("<think>")
+    found = checked(row_of(ids, None, talk))
+    assert found.causes == [Cause.UNKNOWN]
+    assert "expected `<|turn|>`, found `<think>`" in found.deviations[0].detail
+
+
 # -- masks
 
 

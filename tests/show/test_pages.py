@@ -14,14 +14,27 @@ import pytest
 
 from tests.conversations import CONVERSATIONS
 from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, columns, read_frame, read_page, said
-from tests.show.results import MESSAGES, RENDERER, RESULTS, TOOLS, broken, first_turn, histories, rendering, trajectory
+from tests.show.results import (
+    MESSAGES,
+    RENDERER,
+    RESULTS,
+    TOOLS,
+    broken,
+    first_turn,
+    histories,
+    inspected,
+    rendering,
+    trajectory,
+)
 from tests.show.test_views import hostile
 from tests.support import make_renderer
+from tokentrace import load_trajectory, save_trajectory
 from tokentrace.compare import Cause
 from tokentrace.compare.histories import View
 from tokentrace.errors import InputError
 from tokentrace.show import html_page, show
 from tokentrace.show.documents import document_of
+from tokentrace.show.inspections import figures
 from tokentrace.tokens import Kind
 from tokentrace.viewer.page import SCRIPTS, asset
 
@@ -97,6 +110,15 @@ def test_a_trajectory_is_told_branch_by_branch() -> None:
             assert len(set(told["turn"][turn.start : turn.stop])) == 1
     own = sum(len(track["tokens"]) for track in document["tracks"])
     assert own == record.num_tokens, "what branches share is written once"
+
+
+def test_a_trajectory_from_a_file_is_one_and_what_is_missing_of_it_is_said(tmp_path: Path) -> None:
+    save_trajectory(trajectory(), tmp_path / "one.tt")
+    assert document_of(load_trajectory(tmp_path / "one.tt")).to_json() == document_of(trajectory()).to_json()
+    (tmp_path / "cut.tt").write_bytes((tmp_path / "one.tt").read_bytes()[:-3])
+    cut = load_trajectory(tmp_path / "cut.tt")
+    assert cut.problem
+    assert document_of(cut).notes == [cut.problem]
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:
@@ -192,6 +214,25 @@ def test_a_check_shows_each_row_that_differs() -> None:
 
 
 # -- size and script
+
+
+def test_an_inspection_marks_its_breaks_and_says_what_it_read_without_alarm() -> None:
+    report = inspected()
+    report.notes = ["one.tt: a trajectory"]
+    made = document_of(report)
+    assert report.breaks
+    assert {card.label: card.tone for card in made.cards if card.tone} == {"Breaks": "bad"}
+    assert not made.notes
+    assert [["one.tt: a trajectory"]] in [table.rows for table in made.tables]
+
+
+@pytest.mark.parametrize(("sizes", "words"), [([2, 2], "2"), ([2, 4, 4], "2 to 4, median 4, p95 4")])
+def test_lengths_are_told_by_their_usual_names(sizes: list[int], words: str) -> None:
+    report = inspected()
+    report.turns = type(report.turns)()
+    for size in sizes:
+        report.turns.add(size)
+    assert dict(figures(report))["calls a rollout"] == words
 
 
 def test_a_page_takes_a_few_bytes_for_a_token() -> None:

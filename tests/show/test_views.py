@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import unicodedata
 from typing import Any
 
 import pytest
@@ -100,6 +101,21 @@ def test_characters_of_several_tokens_are_shown_once() -> None:
 
 def test_visible_text_cannot_act() -> None:
     assert visible("a\x1b[31m\x07\u202eb\ud800\n\t") == "a␛[31m␇⟨U+202E⟩b\ufffd\n\t"
+
+
+HAVE_A_SIGN = [*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)]
+"""Format characters that are drawn."""
+
+
+def test_visible_text_hides_nothing() -> None:
+    formats = [code for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cf", "Zl", "Zp")]
+    fillers = [0x34F, 0x115F, 0x1160, 0x17B4, 0x3164, 0xFFA0, 0x180B, 0xFE0F, 0xE0100]
+    for code in [*formats, *fillers]:
+        if code not in HAVE_A_SIGN:
+            assert visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
+    for whole in ("\U0001f469\u200d\u2764\ufe0f\u200d\U0001f469", "می\u200cخواهم", "ᠠ\u180b"):
+        assert visible(whole) == whole
+    assert visible("\u2764\ufe0f\U000e0100") == "\u2764\ufe0f⟨U+E0100⟩"
 
 
 def test_an_edit_is_what_was_taken_out_and_put_in() -> None:

@@ -13,6 +13,8 @@ from tests.support import byte_tokenizer_json
 from tokentrace import TemplateError, create_renderer
 from tokentrace.errors import TemplateLimitError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
+from tokentrace.template.chat_template import told
+from tokentrace.template.trace import Trace
 from tokentrace.tokens import Tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
@@ -176,6 +178,15 @@ def test_failures_name_the_message_and_the_line(body: str, problem: str) -> None
     assert caught.value.message == 2
     assert caught.value.line == 3
     assert "Traced" not in str(caught.value)
+
+
+def test_a_failure_at_no_line_is_told_all_the_same() -> None:
+    template = ChatTemplate("{{ messages }}")
+    nowhere = compile("int('x')", "<template>", "exec").replace(co_linetable=b"")  # as some of Jinja's code is
+    failed = pytest.raises(TemplateError, match="failed on this conversation: ValueError")
+    with failed as caught, told(Trace(0), template._template):
+        exec(nowhere, {})
+    assert caught.value.line is None
 
 
 def test_failures_outside_every_turn_name_no_message() -> None:

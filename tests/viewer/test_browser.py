@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.browser import CHROMIUM, NO_CHROMIUM, Chromium, chromium
@@ -15,6 +16,9 @@ from tests.show.results import RENDERER, RESULTS, histories, rendering, trajecto
 from tests.show.test_views import hostile
 from tokentrace import Trajectory
 from tokentrace.show import show
+from tokentrace.tokens.visible import visible
+from tokentrace.viewer.document import Cell, Document, Table, Track
+from tokentrace.viewer.page import page_html
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
@@ -33,7 +37,11 @@ def opened(browser: Chromium, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
     pages: list[Tab] = []
 
     def open_page(result: Any, place: str = "", **window: Any) -> Tab:
-        path = show(result, tokenizer=RENDERER, title=EVIL).save(tmp_path / f"{len(pages)}.html")
+        path = tmp_path / f"{len(pages)}.html"
+        if isinstance(result, Document):
+            path.write_text(page_html(result), encoding="utf-8")
+        else:
+            show(result, tokenizer=RENDERER, title=EVIL).save(path)
         context = browser.page(**window)
         page = context.__enter__()
         made.append(context)
@@ -219,6 +227,56 @@ def test_hostile_texts_stay_texts(opened: Callable[..., Tab]) -> None:
         page.until(DRAWN)
 
 
+def alternating(count: int) -> Document:
+    """Tokens of which no two neighbours are of one kind."""
+    kinds = (np.arange(count) % 2 * 3 + 1).astype(np.uint8)
+    return Document(title="made up", tracks=[Track("a", np.arange(count) % 3000, kinds, texts=["x"] * count)])
+
+
+@pytest.mark.parametrize("place", ["", "#q=x", "#at=1", "#diff=0&q=x"])
+def test_a_page_of_tables_alone_takes_any_address(opened: Callable[..., Tab], place: str) -> None:
+    page = opened(Document(title="tables", tracks=[], tables=[Table("T", ["a"], [["b"]])]), place)
+    before = page.evaluate("location.hash")
+    press(page, "Escape", windowsVirtualKeyCode=27)
+    page.until(DRAWN)
+    assert page.evaluate("location.hash") == before
+
+
+def test_a_difference_that_is_not_there_shows_the_tokens(opened: Callable[..., Tab]) -> None:
+    page = opened(alternating(4), "#diff=9&q=x")
+    page.until("document.querySelectorAll('.tokens s > *').length === 4")
+    page.until("document.querySelector('.found').textContent === '1 of 4'")
+
+
+def test_no_tokens_are_at_no_place(opened: Callable[..., Tab]) -> None:
+    page = opened(alternating(0), "#track=0&at=0&q=x")
+    assert page.evaluate("location.hash") == "#track=0&at=0&q=x"
+    assert page.evaluate("document.querySelector('.found').textContent") == "none"
+
+
+def test_a_message_may_have_any_number_of_pieces(opened: Callable[..., Tab]) -> None:
+    page = opened(alternating(300_000))
+    page.until("document.querySelector('.tokens .row s > *')")
+    assert "300,000" in page.text()
+
+
+def test_what_hides_is_shown_as_python_shows_it(opened: Callable[..., Tab]) -> None:
+    codes = [*range(1, 0xD800), *range(0xE000, 0x110000)]
+    hidden = [visible(f"a{chr(code)}") != f"a{chr(code)}" for code in codes]
+    edges = [code for at, code in enumerate(codes) if len(set(hidden[max(0, at - 1) : at + 2])) > 1]
+    texts = ["".join(f"a{chr(code)}" for code in edges)]
+    texts += ["\U0001f469\u200d\u2764\ufe0f\u200d\U0001f469", "a\ufe0f\u200d", "\u2764\ufe0f\ufe0f\U000e0100"]
+    page = opened(Document(title="all", tracks=[], tables=[Table("T", ["a"], [[text] for text in texts])]))
+    shown = page.evaluate("[...document.querySelectorAll('tbody td')].map((cell) => cell.textContent)")
+    assert shown == [visible(text) for text in texts]
+
+
+def test_links_stand_where_texts_do(opened: Callable[..., Tab]) -> None:
+    table = Table("T", ["a", "b"], [[Cell("word " * 200, "", "", "track=0"), "c"]])
+    page = opened(Document(title="linked", tracks=[], tables=[table]))
+    assert page.evaluate("getComputedStyle(document.querySelector('td .link')).textAlign") in ("left", "start")
+
+
 def test_the_policy_is_in_force(browser: Chromium, tmp_path: Path) -> None:
     """What a hostile text would try if it became part of the page after all."""
     with browser.page() as page:
@@ -257,3 +315,14 @@ def test_it_fits_the_window(opened: Callable[..., Tab], width: int) -> None:
     for result in (hostile(), trajectory(), histories(), RESULTS["check"]()):
         page = opened(result, width=width, height=800, mobile=width < 500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_table_of_steps_fits_a_window_of_900_and_its_links_stand_as_their_cells_do(
+    opened: Callable[..., Tab],
+) -> None:
+    page = opened(histories(), width=900, height=800)
+    assert page.evaluate("[...document.querySelectorAll('.wide')].every((one) => one.scrollWidth <= one.clientWidth)")
+    aligned = "(one) => getComputedStyle(one).textAlign === getComputedStyle(one.parentElement).textAlign"
+    links = page.evaluate(f"[...document.querySelectorAll('td .link')].map({aligned})")
+    assert links
+    assert all(links)

@@ -96,10 +96,29 @@ class Cell:
     """What of the messages that were appended reached no token."""
     reason: str = ""
     """Why it was refused."""
+    ends: bool = True
+    """Whether the turn, where it is the last, has the token that the model stops with."""
+    also: tuple[Cell, ...] = ()
+    """The same turn and append after other pasts: the smallest of each other way in which they go wrong."""
+    elsewhere: bool = False
+    """Whether it holds after some other past."""
 
     @property
     def append(self) -> Append:
         return self.turn.append
+
+    @property
+    def flaws(self) -> frozenset[str]:
+        """The ways in which it goes wrong."""
+        found = {
+            "refused": self.outcome is Outcome.REFUSED,
+            "turn": any(one.at_turn for one in self.breaks),
+            "past": any(not one.at_turn for one in self.breaks),
+            "lost": bool(self.lost),
+            "lost after": bool(self.lost_after),
+            "end": not self.ends,
+        }
+        return frozenset(name for name, there in found.items() if there)
 
 
 class AppendMatrix:
@@ -115,25 +134,48 @@ class AppendMatrix:
         self._rendered: dict[str, Encoded | TokentraceError] = {}
 
     def cell(self, turn: Turn) -> Cell:
-        """What becomes of a kind of turn: the first case that breaks; if none does, the first that loses something."""
+        """What becomes of a kind of turn: the first case that breaks, else that loses something, else that is refused.
+
+        A past that the template refuses by itself is left out: the cell in which it was appended says so, or, of a
+        system message, what is known of roles.
+        """
         if turn.arguments is Arguments.TEXT and not self._study.forms.calls.text:
             case = next(cases(turn, self._ids))
             reason = "it does not read arguments that are JSON text; tokentrace parses them first"
             return Cell(turn, Outcome.REFUSED, case, case.messages, reason=reason)
-        found: list[Cell] = []
-        for case in cases(turn, self._ids):
-            cell = self._tried(case)
-            found.append(cell)
-            if cell.outcome is Outcome.BREAKS:
-                return cell
-        return next((cell for one in (Outcome.LOSES, Outcome.HOLDS) for cell in found if cell.outcome is one), found[0])
+        every = list(cases(turn, self._ids))
+        found = [self._tried(case) for case in [case for case in every if self._asks(case)] or every[:1]]
+        worst = (Outcome.BREAKS, Outcome.LOSES, Outcome.REFUSED, Outcome.HOLDS)
+        shown = min(found, key=lambda cell: worst.index(cell.outcome))
+        flaws, also = shown.flaws, []
+        for cell in found:
+            if cell.flaws - flaws:
+                also.append(self._named(cell))
+                flaws |= cell.flaws
+        holds = any(cell.outcome is Outcome.HOLDS for cell in found if cell is not shown)
+        return replace(self._named(shown), also=tuple(also), elsewhere=holds)
 
-    def _tried(self, case: Case) -> Cell:
+    def _asks(self, case: Case) -> bool:
+        """Whether the template writes the prompt that the case begins with."""
+        try:
+            self._encoded(self._adapted(case)[: len(case.past)], case.tools, True)
+        except TokentraceError:
+            return False
+        return True
+
+    def _named(self, cell: Cell) -> Cell:
+        """A cell whose breaks name their lines; which costs too much for those that are not told."""
+        return self._tried(cell.case, self._tracer) if cell.breaks and self._tracer is not None else cell
+
+    def _adapted(self, case: Case) -> Messages:
+        """The conversation of a case in the form that the template reads."""
+        as_is = case.turn.arguments is Arguments.TEXT
+        return case.messages if as_is else tuple(adapt(case.messages, self._study.forms).messages)
+
+    def _tried(self, case: Case, tracer: LineTracer | None = None) -> Cell:
         study = self._study
         try:
-            messages = case.messages
-            if case.turn.arguments is not Arguments.TEXT:
-                messages = tuple(adapt(messages, study.forms).messages)
+            messages = self._adapted(case)
             before = len(case.past)
             asked = self._encoded(messages[:before], case.tools, True)
             turned = self._encoded(messages[: before + 1], case.tools, False)
@@ -142,12 +184,13 @@ class AppendMatrix:
             return Cell(case.turn, Outcome.REFUSED, case, case.messages, reason=_refusal(error))
         lost, _ = find_lost(turned.rendering, messages[: before + 1], study.forms, first=before)
         after, _ = find_lost(appended.rendering, messages, study.forms, first=before + 1)
-        breaks = tuple(self._breaks(case, messages, asked, turned, appended))
+        stop, ends = self._stop(case, messages[: before + 1], turned)
+        stream = study.encode(turned.rendering.until(turned.position(stop))) if stop < len(turned.ids) else turned
+        breaks = tuple(self._breaks(case, messages, asked, stream, appended, tracer))
         outcome = Outcome.BREAKS if breaks else Outcome.LOSES if lost or after else Outcome.HOLDS
         gone = tuple(one.field for one in lost)
-        return Cell(
-            case.turn, outcome, case, messages, breaks, gone, tuple(_lost_words(one, messages) for one in after)
-        )
+        gone_after = tuple(_lost_words(one, messages) for one in after)
+        return Cell(case.turn, outcome, case, messages, breaks, gone, gone_after, ends=ends)
 
     def _encoded(self, messages: Messages, tools: bool, prompt: bool) -> Encoded:
         """A conversation's text and ids, made once. Raises what the template raises, each time."""
@@ -166,32 +209,37 @@ class AppendMatrix:
     # -- comparing
 
     def _breaks(
-        self, case: Case, messages: Messages, asked: Encoded, turned: Encoded, appended: Encoded
+        self,
+        case: Case,
+        messages: Messages,
+        asked: Encoded,
+        stream: Encoded,
+        appended: Encoded,
+        tracer: LineTracer | None,
     ) -> Iterator[Break]:
-        before, study = len(case.past), self._study
-        stop = self._stop(case, messages[: before + 1], turned)
-        stream = study.encode(turned.rendering.until(turned.position(stop))) if stop < len(turned.ids) else turned
+        before = len(case.past)
         past, turn = (messages[:before], True), (messages[: before + 1], False)
         at = _parting(asked, stream)
         if at is not None:
             prompt = asked.rendering
             same = common_prefix(prompt.text, stream.rendering.text)
             where = Where.SEAM if same == len(prompt.text) else Where.PROMPT if same >= prompt.tail else Where.PAST
-            yield replace(self._parted(case, where, asked, stream, at, past, turn), at_turn=True)
+            yield replace(self._parted(case, where, asked, stream, at, past, turn, tracer), at_turn=True)
         at = _parting(stream, appended)
         if at is not None:
             after = (messages, case.turn.append is not Append.ASSISTANT)
-            yield self._parted(case, Where.PAST, stream, appended, at, turn, after)
+            yield self._parted(case, Where.PAST, stream, appended, at, turn, after, tracer)
 
-    def _stop(self, case: Case, messages: Messages, encoded: Encoded) -> int:
-        """How many tokens the stream has: all up to the end of the turn, its stop token included."""
+    def _stop(self, case: Case, messages: Messages, encoded: Encoded) -> tuple[int, bool]:
+        """How many tokens the stream has: all up to the end of the turn, its stop token included, if it has one."""
         study, at = self._study, len(messages) - 1
         render = functools.partial(study.run_with, self._tools if case.tools else None)
         found, _ = find_turns(encoded.rendering, messages, render, study.tokenizer, wanted=lambda index: index == at)
         own = [turn for turn in found if turn.message == at]
         if not own:
-            return len(encoded.ids)
-        return turn_end(encoded, own[-1], study.endings(case.tools)).stop
+            return len(encoded.ids), True
+        end = turn_end(encoded, own[-1], study.endings(case.tools))
+        return end.stop, end.stop_token is not None
 
     def _parted(
         self,
@@ -202,11 +250,14 @@ class AppendMatrix:
         token: int,
         first: tuple[Messages, bool],
         second: tuple[Messages, bool],
+        tracer: LineTracer | None,
     ) -> Break:
         texts = one.rendering, other.rendering
         fields = tuple(_changed_fields(*texts)) if where is Where.PAST else ()
         at = common_prefix(texts[0].text, texts[1].text)
-        blame = self._blame(case, where, at, first, second) if where is not Where.SEAM else None
+        blame = None
+        if tracer is not None and where is not Where.SEAM:
+            blame = self._blame(tracer, case, where, at, first, second)
         message = next((turn for end, turn in zip(texts[0].ends, texts[0].turns, strict=True) if end > at), None)
         starts = one.position(token), other.position(token)
         had, has = (text.text[start : start + _EXCERPT] for text, start in zip(texts, starts, strict=True))
@@ -214,11 +265,15 @@ class AppendMatrix:
         return Break(where, had, has, starts[0], message, fields, blame, ids=ids)
 
     def _blame(
-        self, case: Case, where: Where, at: int, first: tuple[Messages, bool], second: tuple[Messages, bool]
+        self,
+        tracer: LineTracer,
+        case: Case,
+        where: Where,
+        at: int,
+        first: tuple[Messages, bool],
+        second: tuple[Messages, bool],
     ) -> Blame | None:
         """The line, told of the second without a generation prompt if that parts at the same place."""
-        if self._tracer is None:
-            return None
         one = self._encoded(first[0], case.tools, first[1]).rendering.text
         for prompt in dict.fromkeys((False, second[1])):
             other = self._encoded(second[0], case.tools, prompt).rendering.text
@@ -227,7 +282,7 @@ class AppendMatrix:
                 left = {"messages": first[0], "add_generation_prompt": first[1], **given}
                 right = {"messages": second[0], "add_generation_prompt": prompt, **given}
                 find = find_blame if where is Where.PAST else find_writers
-                return find(self._tracer, left, right, at, (one, other))
+                return find(tracer, left, right, at, (one, other))
         return None
 
 

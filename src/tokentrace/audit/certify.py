@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
-from ..errors import TokentraceError
+from ..errors import TemplateLimitError, TokentraceError
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
+from ..study.probes import USER
 from ..study.study import TemplateStudy
 from .appends import AppendMatrix, Cell, Outcome, line_tracer
 from .cases import Arguments, turns
@@ -17,9 +18,12 @@ from .lines import LineTracer
 from .readback import find_writing
 from .remedies import Remedies, remedy, try_remedies
 from .report import AuditReport, SettingAudit
-from .running import find_cost, find_defaults
+from .running import Defaults, changes_by_itself, find_cost, find_defaults
 from .settings import find_settings
 from .verdicts import Grade, Use, Verdict, judged, verdict
+
+_MOST_TEXT: Final = 200_000
+"""Characters that a template may write around one question."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being looked at, how much of it is done, and how much there is."""
@@ -31,7 +35,8 @@ def audit_template(
     """Certify a tokenizer and its template: a `Renderer`, or whatever `create_renderer` takes, with its settings.
 
     Every append of the matrix is rendered and compared id for id; everything else that the report says is found out by
-    running the template as well. Raises what `create_renderer` raises.
+    running the template as well. Raises what `create_renderer` raises, and TemplateLimitError where one question is too
+    much work for the template already.
 
     >>> from tokentrace.pocket import POCKET
     >>> audit_template(POCKET).verdict("rl-append-only").grade
@@ -51,7 +56,20 @@ class _Audit:
         self.study = _study(renderer)
         self.tracer = line_tracer(self.study)
 
+    def _check_size(self) -> None:
+        """Refuse a template that is too much work for one question: an audit asks hundreds of them."""
+        try:
+            rendering = self.study.run((USER,), None, True)
+        except TemplateLimitError:
+            raise
+        except TokentraceError:
+            return  # what it refuses is part of the report
+        if len(rendering.text) > _MOST_TEXT:
+            problem = f"the template writes {len(rendering.text):,} characters around one question"
+            raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MOST_TEXT:,}")
+
     def report(self) -> AuditReport:
+        self._check_size()
         renderer, study, tracer = self.renderer, self.study, self.tracer
         cells = tuple(self._cells(study, tracer))
         self.progress("facts", 0, 1)
@@ -65,8 +83,8 @@ class _Audit:
             "cost": find_cost(renderer, tracer),
         }
         self.progress("facts", 1, 1)
-        switches, unchanged = self._switches(cells, prompting, defaults.variables)
-        verdicts = self._verdicts(cells, reading, prompting, defaults.clock, remedies, switches)
+        switches, unchanged = self._switches(cells, prompting, defaults)
+        verdicts = self._verdicts(cells, reading, prompting, defaults, remedies, switches)
         return AuditReport(
             name=self.name,
             family=renderer.family,
@@ -93,12 +111,12 @@ class _Audit:
         self.progress("appends", len(kinds), len(kinds))
 
     def _switches(
-        self, cells: tuple[Cell, ...], prompting: Prompting, printed: Any
+        self, cells: tuple[Cell, ...], prompting: Prompting, defaults: Defaults
     ) -> tuple[list[SettingAudit], list[str]]:
         """Each setting that changes an outcome or the prompt, with calls of one shape; and the names of the others."""
         found: list[SettingAudit] = []
         unchanged: list[str] = []
-        given = find_settings(self.renderer, printed)
+        given = find_settings(self.renderer, defaults.variables)
         plain = {cell.turn: (cell.outcome, cell.lost) for cell in cells}
         for done, setting in enumerate(given):
             self.progress("settings", done, len(given))
@@ -108,12 +126,13 @@ class _Audit:
             if all(cell.outcome is Outcome.REFUSED for cell in own):
                 found.append(SettingAudit(setting, None, None))
                 continue
-            now = find_prompting(study)
-            if now == prompting and all(plain[cell.turn] == (cell.outcome, cell.lost) for cell in own):
+            now, itself = find_prompting(study), changes_by_itself(study, self.tracer)
+            same = (now, *itself) == (prompting, defaults.clock, defaults.random)
+            if same and all(plain[cell.turn] == (cell.outcome, cell.lost) for cell in own):
                 unchanged.append(SettingAudit(setting, own, now).name)
                 continue
             kept = judged(own, find_reading(study), now)
-            found.append(SettingAudit(setting, own, now, tuple(verdict(use, kept) for use in Use)))
+            found.append(SettingAudit(setting, own, now, tuple(verdict(use, kept, *itself) for use in Use)))
         self.progress("settings", len(given), len(given))
         return found, unchanged
 
@@ -122,13 +141,13 @@ class _Audit:
         cells: tuple[Cell, ...],
         reading: Any,
         prompting: Prompting,
-        clock: bool,
+        defaults: Defaults,
         remedies: Remedies,
         switches: list[SettingAudit],
     ) -> Iterator[Verdict]:
         kept = judged(cells, reading, prompting)
         for use in Use:
-            found = verdict(use, kept, clock)
+            found = verdict(use, kept, defaults.clock, defaults.random)
             with_them = [
                 one.name
                 for one in switches

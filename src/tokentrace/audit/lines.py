@@ -5,7 +5,8 @@ and each piece of text that was written, with the place in the output where that
 nothing of it, so it costs nothing where nobody asks; and as it is plain Jinja with transformers' settings, its text is
 an independent check of what the tracing engine wrote.
 
-A template may run without end; give only conversations that the tracing engine, which has limits, has rendered.
+A template may run without end: a run that does too much is given up. What one expression makes has no limit here, so
+give only conversations that the tracing engine, which has limits, has rendered.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..template.budget import Budget
 from ..template.chat_template import REASONING_FIELDS
 from .expressions import written_out
 
 _HOOK: Final = "tokentrace_saw"
+_STEPS: Final = 1_000_000
+"""Things that may happen in one run: each is kept."""
 _LOGIC: Final = (nodes.And, nodes.Or)
 _TESTED: Final = (nodes.If, nodes.CondExpr, nodes.For)
 
@@ -69,6 +73,8 @@ class Run:
     events: list[Event] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     """Where each piece of the output ended."""
+    drew: bool = False
+    """Whether it asked for something random."""
 
 
 class LineTracer:
@@ -79,6 +85,7 @@ class LineTracer:
         self.lines = source.split("\n")
         self.places: list[Place] = []
         self._run = Run()
+        self._budget = Budget(steps=_STEPS)
         self._forced: Mapping[int, bool] = {}
         self._messages: list[int] = []
         environment = chat_environment()
@@ -101,11 +108,14 @@ class LineTracer:
         variables: Mapping[str, Any] | None = None,
         forced: Mapping[int, bool] | None = None,
         now: datetime | None = None,
-        seed: int = 0,
     ) -> Run | None:
-        """Run the template; None where it refuses. `forced` are tests, by their number, that get another answer."""
+        """Run the template; None where it refuses, or does too much.
+
+        `forced` are tests, by their number, that get another answer.
+        """
         given = [_named_reasoning(json.loads(json.dumps(message))) for message in messages]
         self._run, self._forced, self._messages = Run(), forced or {}, list(map(id, given))
+        self._budget = Budget(steps=_STEPS)
         self._template.environment.globals["strftime_now"] = (now or datetime.now()).strftime
         values = {
             "messages": given,
@@ -115,22 +125,26 @@ class LineTracer:
             **(variables or {}),
         }
         state, run, pieces = random.getstate(), self._run, []
-        random.seed(seed)
+        random.seed(0)
+        seeded = random.getstate()
         try:
             at = 0
             for piece in self._template.root_render_func(self._template.new_context(values)):
                 if piece:
                     pieces.append(piece)
                     at += len(piece)
+                    self._budget.make(len(piece))
                     run.ends.append(at)
         except Exception:  # whatever a template raises is its refusal
             return None
         finally:
+            run.drew = random.getstate() != seeded
             random.setstate(state)
         run.text = "".join(pieces)
         return run
 
     def _saw(self, kind: str, place: int, value: Any = None) -> Any:
+        self._budget.step()
         run = self._run
         noted = value
         if kind == Kind.TEST:

@@ -67,11 +67,7 @@ class AuditReport(ShowsItself):
 
     def outcome(self, append: Append) -> Grade | None:
         """What becomes of an append over all turns that verdicts are about; None where the template refuses it."""
-        own = [cell for cell in self.judged if cell.append is append]
-        if all(cell.outcome is Outcome.REFUSED for cell in own):
-            return None
-        good = sum(cell.outcome is Outcome.HOLDS for cell in own)
-        return Grade.HOLDS if good == len(own) else Grade.PARTLY if good else Grade.FAILS
+        return grade([cell for cell in self.judged if cell.append is append])
 
     @property
     def judged(self) -> list[Cell]:
@@ -136,6 +132,16 @@ class Finding:
         return self.smallest.breaks
 
 
+def grade(cells: Sequence[Cell]) -> Grade | None:
+    """What becomes of some turns: holds, partly or fails; None where the template refuses them after every past."""
+    if all(cell.outcome is Outcome.REFUSED and not cell.elsewhere for cell in cells):
+        return None
+    if all(cell.outcome is Outcome.HOLDS for cell in cells):
+        return Grade.HOLDS
+    some = any(cell.outcome is Outcome.HOLDS or (cell.outcome is Outcome.REFUSED and cell.elsewhere) for cell in cells)
+    return Grade.PARTLY if some else Grade.FAILS
+
+
 def _cell(cell: Cell) -> dict[str, Any]:
     turn = cell.turn
     return {
@@ -151,6 +157,8 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "lost": list(cell.lost),
         "lost_after": list(cell.lost_after),
         "reason": cell.reason,
+        "ends": cell.ends,
+        "also": [_cell(one) for one in cell.also],
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
-from ..study.probes import ANSWER, RETURNED, USER
+from ..study.probes import ANSWER, CONTINUED, RETURNED, SYSTEM, THOUGHT, USER
 from ..study.study import TemplateStudy
 from ..study.turns import turn_spans
 from .cases import TOOLS
@@ -21,6 +21,14 @@ from .lines import LineTracer
 _PROBE: Final = "PROBEVALUE"
 _SHORT: Final = 200
 """Characters of a default that are told."""
+_TRIED: Final = (
+    (USER,),
+    (SYSTEM, USER),
+    CONTINUED,
+    RETURNED,
+    (SYSTEM, *RETURNED, THOUGHT, USER),
+)
+"""Conversations in which a date may stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ def find_defaults(study: TemplateStudy, tracer: LineTracer | None) -> Defaults:
                 if plain.text[:at] == changed.text[:at] and end >= at:
                     found[name] = plain.text[at:end][:_SHORT]
                     break
-    return Defaults(_system(study), found, *_changes_by_itself(study, tracer))
+    return Defaults(_system(study), found, *changes_by_itself(study, tracer))
 
 
 def _system(study: TemplateStudy) -> str:
@@ -81,21 +89,20 @@ def _system(study: TemplateStudy) -> str:
     return said if any(char.isalpha() for char in said) else ""
 
 
-def _changes_by_itself(study: TemplateStudy, tracer: LineTracer | None) -> tuple[bool, bool]:
+def changes_by_itself(study: TemplateStudy, tracer: LineTracer | None) -> tuple[bool, bool]:
     """Whether the clock, and whether chance, changes what is written."""
     if tracer is None:
         return False, False
     times = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
+    variables = dict(study.variables)
     clock = chance = False
-    for messages, tools in itertools.product(((USER,), RETURNED), (None, TOOLS)):
-        variables = dict(study.variables)
-        ways = ((times[0], 0), (times[1], 0), (times[0], 1))
-        texts = []
-        for now, seed in ways:
-            run = tracer.run(messages, tools, add_generation_prompt=True, variables=variables, now=now, seed=seed)
-            texts.append(None if run is None else run.text)
+    for messages, tools in itertools.product(_TRIED, (None, TOOLS)):
+        if study.probe(messages, tools is not None, True) is None:
+            continue
+        runs = [tracer.run(messages, tools, add_generation_prompt=True, variables=variables, now=now) for now in times]
+        texts = [None if run is None else run.text for run in runs]
         clock |= texts[0] != texts[1]
-        chance |= texts[0] != texts[2]
+        chance |= any(run is not None and run.drew for run in runs)
     return clock, chance
 
 
@@ -149,5 +156,8 @@ def find_cost(renderer: Renderer, tracer: LineTracer | None) -> Cost:
 def _steps(study: TemplateStudy, tracer: LineTracer | None) -> tuple[int, int] | None:
     if tracer is None:
         return None
-    runs = [tracer.run([USER, ANSWER] * (count // 2), variables=dict(study.variables)) for count in (8, 64)]
+    asked = [[USER, ANSWER] * (count // 2) for count in (8, 64)]
+    if any(study.probe(messages, False, False) is None for messages in asked):
+        return None
+    runs = [tracer.run(messages, variables=dict(study.variables)) for messages in asked]
     return None if None in runs else (len(runs[0].events), len(runs[1].events))  # type: ignore[union-attr]

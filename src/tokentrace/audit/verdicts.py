@@ -82,27 +82,42 @@ def judged(cells: Iterable[Cell], reading: Reading, prompting: Prompting) -> lis
     return [cell for cell in cells if cell.turn.arguments is not Arguments.TEXT and (thinks or not cell.turn.reasoning)]
 
 
-def verdict(use: Use, cells: Sequence[Cell], clock: bool = False) -> Verdict:
-    """The verdict on a use; `clock` says whether what is written depends on the day.
+def verdict(use: Use, cells: Sequence[Cell], clock: bool = False, chance: bool = False) -> Verdict:
+    """The verdict on a use; `clock` and `chance` say whether what is written depends on the day, or on luck.
 
     It fails where some append goes wrong, unseen, for every turn, or where nothing holds at all. An append that the
-    template refuses is an error that somebody sees: the use holds partly.
+    template refuses is an error that somebody sees: if others hold, the use holds partly.
     """
-    fits = _turn_fits if use is Use.SFT_PER_TURN else _append_fits
+    counted = _IN_TURN if use is Use.SFT_PER_TURN else _IN_APPEND
+
+    def fits(cell: Cell) -> bool:
+        return not counted & _flaws(cell)
+
+    def fits_somewhere(cell: Cell) -> bool:
+        """Whether the worst is that it is refused, and that only after some pasts."""
+        written = cell.outcome is not Outcome.REFUSED or cell.elsewhere
+        return counted & _flaws(cell) <= {"refused"} and written
+
     by_append = {append: [cell for cell in cells if cell.append is append] for append in _APPENDS[use]}
-    good = {append: [fits(cell) for cell in own] for append, own in by_append.items()}
+    good = [fits(cell) for own in by_append.values() for cell in own]
+    some = {append: any(map(fits_somewhere, own)) for append, own in by_append.items()}
     silent = [append for append, own in by_append.items() if any(cell.outcome is not Outcome.REFUSED for cell in own)]
     against = _against(by_append, fits, named=use is not Use.SFT_PER_TURN)
-    if all(map(all, good.values())):
+    if all(good):
         grade = Grade.HOLDS
-    elif not any(map(any, good.values())) or any(not any(good[append]) for append in silent):
+    elif not any(some.values()) or any(not some[append] for append in silent):
         grade = Grade.FAILS
     else:
         grade = Grade.PARTLY
-    if use is Use.PRODUCTION_PARITY and clock:
-        against.append("the prompt holds the date of the day it is rendered on")
-        grade = Grade.PARTLY if grade is Grade.HOLDS else grade
-    return Verdict(use, grade, tuple(against))
+    itself = [_DATED] if clock and use is Use.PRODUCTION_PARITY else []
+    itself += [_BY_CHANCE] if chance else []
+    if itself and grade is Grade.HOLDS:
+        grade = Grade.PARTLY
+    return Verdict(use, grade, (*against, *itself))
+
+
+_DATED: Final = "the prompt holds the date of the day it is rendered on"
+_BY_CHANCE: Final = "the template draws at random: the same conversation is not always written the same"
 
 
 def _against(by_append: Mapping[Append, Sequence[Cell]], fits: Callable[[Cell], bool], named: bool) -> list[str]:
@@ -118,23 +133,36 @@ def _against(by_append: Mapping[Append, Sequence[Cell]], fits: Callable[[Cell], 
     return [f"{' / '.join(appends)}: {words}" if named else words for words, appends in found.items()]
 
 
-def _append_fits(cell: Cell) -> bool:
-    return cell.outcome is Outcome.HOLDS
+_IN_APPEND: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
+_IN_TURN: Final = frozenset({"refused", "turn", "lost", "end"})
+"""What goes wrong in a turn itself, whatever follows."""
 
 
-def _turn_fits(cell: Cell) -> bool:
-    return cell.outcome is not Outcome.REFUSED and not cell.lost and not any(one.at_turn for one in cell.breaks)
+def _flaws(cell: Cell) -> frozenset[str]:
+    """The ways in which a cell goes wrong, after whatever past."""
+    return cell.flaws.union(*(one.flaws for one in cell.also))
 
 
 def cause(cell: Cell, in_turn: bool = False) -> str:
     """What goes wrong with a cell, in a few words: the same for cells that go wrong in the same way."""
+    if in_turn:
+        return "; ".join(dict.fromkeys(_cause(one, True) for one in (cell, *cell.also) if _IN_TURN & one.flaws))
+    refused = [one for one in cell.also if one.outcome is Outcome.REFUSED]
+    return "; ".join(dict.fromkeys(_cause(one, False) for one in (cell, *refused)))
+
+
+def _cause(cell: Cell, in_turn: bool) -> str:
     if cell.outcome is Outcome.REFUSED:
-        return f"refused: {cell.reason}"
+        return f"refused: {cell.reason}{f', {cell.case.given}' if cell.case.given else ''}"
     said = [_broken(one.where, one.blame, one.fields) for one in cell.breaks if one.at_turn or not in_turn]
     if said and cell.case.given:
         said[-1] += f", {cell.case.given}"
     lost = [*_lost(cell.lost), *(() if in_turn else cell.lost_after)]
-    return "; ".join(dict.fromkeys([*said, *([f"{', '.join(lost)} reaches no token"] if lost else [])]))
+    said += [f"{', '.join(lost)} reaches no token"] if lost else []
+    said += ["the row ends before the token that the model stops with (final_stop=True adds it)"] * (
+        in_turn and not cell.ends
+    )
+    return "; ".join(dict.fromkeys(said))
 
 
 def _lost(fields: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .options import audit_options, complete_folders, debug_option, json_option, page_option
+from .options import ResultFile, audit_options, complete_folders, complete_uses, debug_option, json_option, page_option
 from .output import ProgressBars, note, show_view, write_file
 
 if TYPE_CHECKING:
     from ..audit.report import AuditReport
+    from ..rendering.renderer import Renderer
 
 
 @click.command(short_help="Certify a tokenizer and its template.")
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     "--require",
     metavar="USES",
     default="",
+    shell_complete=complete_uses,
     help="Exit with 1 unless these hold: sft-one-row, sft-per-turn, rl-append-only, rl-user-turns, production-parity.",
 )
 @click.option("--allow-partly", is_flag=True, help="What holds for some turns meets --require.")
 @click.option("--against", metavar="OTHER", help="Another tokenizer or template: say what differs from it.")
 @json_option("Print the reports as JSON.")
 @page_option("Write a page as well.")
-@click.option(
-    "--markdown", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a table as well."
-)
+@click.option("--markdown", type=ResultFile(), metavar="FILE", help="Write a table as well.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but what is not met.")
 @debug_option
 @click.pass_context
@@ -91,8 +90,12 @@ def audit(
     if against is not None and len(names) != 1:
         raise click.UsageError("--against compares one tokenizer with another")
     with ProgressBars(transient=True, quiet=quiet) as bars:
-        reports = [_audited(name, options, bars, f"{at + 1}/{len(names)}") for at, name in enumerate(names)]
-        other = None if against is None else _other(against, names[0], options, bars)
+        second = None if against is None else _other(against, names[0], options, bars)
+        reports = []
+        for at, name in enumerate(names, 1):
+            label = f"{at}/{len(names)}"
+            reports.append(_audited(*_loaded(name, options, bars, label), bars, label))
+        other = None if second is None else _audited(*second, bars, "against")
     changed = [] if other is None else list(differences(other, reports[0]))
     if html is not None:
         write_file(html, page_html(views.audit_document(reports)))
@@ -117,8 +120,8 @@ def audit(
     ctx.exit(1 if unmet or changed else 0)
 
 
-def _audited(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> AuditReport:
-    from ..audit.certify import audit_template
+def _loaded(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> tuple[Renderer, str]:
+    """The renderer of what is audited, and what to call it."""
     from ..rendering.factory import create_renderer
     from .inputs import parse_kwargs, read_template
 
@@ -127,27 +130,39 @@ def _audited(name: str, options: dict[str, Any], bars: ProgressBars, label: str)
     if path.suffix == ".jinja":
         if template is not None:
             raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
+        if not path.is_file():
+            raise InputError(f"there is no file {name}")
+        if not _has_tokenizer(path):
+            raise InputError(
+                f"{name} has no tokenizer.json beside it: name the model whose template it is to be, as in "
+                f"tokentrace audit MODEL --chat-template {name}"
+            )
         template, name = name, str(path.parent)
     bars.show(label, 0, 1, f"loading {name}", f"{label}: loading {name}")
     renderer = create_renderer(
         name, options["renderer"], chat_template=read_template(template), **parse_kwargs(options["kwargs"])
     )
+    return renderer, path.name or name
+
+
+def _audited(renderer: Renderer, name: str, bars: ProgressBars, label: str) -> AuditReport:
+    from ..audit.certify import audit_template
 
     def progress(what: str, done: int, total: int) -> None:
-        bars.show(label, done, total, f"{path.name}: {what}", f"{label} {path.name}: {what}, {done} of {total}")
+        bars.show(label, done, total, f"{name}: {what}", f"{label} {name}: {what}, {done} of {total}")
 
-    return audit_template(renderer, name=path.name or name, progress=progress)
+    return audit_template(renderer, name=name, progress=progress)
 
 
-def _other(name: str, first: str, options: dict[str, Any], bars: ProgressBars) -> AuditReport:
+def _other(name: str, first: str, options: dict[str, Any], bars: ProgressBars) -> tuple[Renderer, str]:
     """What ``--against`` names: another tokenizer, or another template for the same one."""
     path = Path(name)
-    if path.suffix == ".jinja":
-        if not path.is_file():
-            raise InputError(f"--against: there is no file {name}")
-        if not (path.parent / "tokenizer.json").is_file():
-            note(f"{name} has no tokenizer beside it: it is audited with that of {first}")
-            folder = str(Path(first).parent) if first.endswith(".jinja") else first
-            found = _audited(folder, {**options, "chat_template": name}, bars, "against")
-            return dataclasses.replace(found, name=path.name)
-    return _audited(name, options, bars, "against")
+    if path.suffix == ".jinja" and path.is_file() and not _has_tokenizer(path):
+        note(f"{name} has no tokenizer beside it: it is audited with that of {first}")
+        folder = str(Path(first).parent) if first.endswith(".jinja") else first
+        return _loaded(folder, {**options, "chat_template": name}, bars, "against")[0], path.name
+    return _loaded(name, options, bars, "against")
+
+
+def _has_tokenizer(template: Path) -> bool:
+    return (template.parent / "tokenizer.json").is_file()

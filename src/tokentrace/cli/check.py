@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from .options import (
+    ResultFile,
     complete_files,
     debug_option,
     json_option,
@@ -38,9 +39,7 @@ from .output import ProgressBars, show_view, write_file, write_page
 @click.option("--allow-unchecked", is_flag=True, help="Exit with 0 even if some rows could not be checked.")
 @page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the report; .json: as JSON."
-)
+@click.option("-o", "--output", type=ResultFile(), help="Write the report; .json: as JSON.")
 @debug_option
 @click.pass_context
 def check(

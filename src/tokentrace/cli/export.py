@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .options import complete_files, debug_option, json_option, quiet_option, trainer_option
+from .options import OneOf, complete_files, debug_option, json_option, quiet_option, trainer_option
 from .output import ProgressBars, advice_json, note, short_number, show_advice
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 )
 @trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
-@click.option(
-    "--state", type=click.Choice(["open", "sealed", "exported"]), help="Only sessions that are in this state."
-)
+@click.option("--state", type=OneOf(["open", "sealed", "exported"]), help="Only sessions that are in this state.")
 @click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
 @click.option("--overwrite", is_flag=True, help="Replace a folder that is there already; files are always replaced.")
 @click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")

@@ -10,7 +10,7 @@ import click
 
 from ..errors import RendererError
 from ..settings import nearest
-from .options import complete_families, debug_option
+from .options import OneOf, complete_families, debug_option
 from .output import make_console
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ GRAMMAR: Final = (("turn", "An assistant's turn"), ("tool", "A tool's result"))
 
 @click.command(short_help="Show what is known of each family of models.")
 @click.argument("name", required=False, shell_complete=complete_families)
-@click.option("-f", "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-f", "--format", "form", type=OneOf(["text", "json"]), default="text", show_default=True)
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
 @debug_option
 def families(*, name: str | None, form: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from .options import debug_option, index_option, json_option, page_option, template_options
+from .options import OneOf, debug_option, index_option, json_option, page_option, template_options
 from .output import note, show_view, working, write_file
 
 
@@ -18,7 +18,7 @@ from .output import note, show_view, working, write_file
 @template_options
 @click.option(
     "--history",
-    type=click.Choice(["train", "inference"]),
+    type=OneOf(["train", "inference"]),
     default="train",
     show_default=True,
     help="What the rollout does where the template would rewrite the past: keep it, or break.",

@@ -10,6 +10,7 @@ import click
 
 from . import one_blas_thread
 from .options import (
+    OneOf,
     audit_options,
     complete_files,
     complete_folders,
@@ -34,14 +35,12 @@ FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
     help="A model's folder or hub name: causes are found with it.  [default: what the folder of a run names, or none]",
 )
 @audit_options
-@click.option("--shape", type=click.Choice(SHAPES), help="Whose shape a dump has.  [default: recognised]")
+@click.option("--shape", type=OneOf(SHAPES), help="Whose shape a dump has.  [default: recognised]")
 @click.option(
     "--engine", metavar="URL", help='Compare logprobs with those of this engine; "embedded": the pocket model.'
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Look at the first N rollouts only.")
-@click.option(
-    "--fail-on", multiple=True, type=click.Choice(FAIL_ON), help="Exit with 1 if there are any; may be repeated."
-)
+@click.option("--fail-on", multiple=True, type=OneOf(FAIL_ON), help="Exit with 1 if there are any; may be repeated.")
 @page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
 @quiet_option

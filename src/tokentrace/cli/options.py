@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+
+from ..errors import InputError
+from ..files import unwritable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEBUG: Final = "tokentrace.debug"
@@ -25,13 +29,38 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return decorate
 
 
+class OneOf(click.Choice[str]):
+    """One of a few names; of another one, the name that was probably meant is said."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            from ..settings import near
+
+            raise click.BadParameter(error.message + near(value, map(str, self.choices)), ctx, param) from None
+
+
+class ResultFile(click.Path):
+    """A file that is written when the work is done: that it cannot be is said before."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if problem := unwritable(path):
+            raise InputError(f"{path} cannot be written: {problem}")
+        return path
+
+
 def _remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         ctx.meta[DEBUG] = True
 
 
 def _one_of(name: str, choices: list[str], text: str, default: str | None = None) -> Callable[[Any], Any]:
-    return click.option(name, type=click.Choice(choices), default=default, show_default=True, help=text)
+    return click.option(name, type=OneOf(choices), default=default, show_default=True, help=text)
 
 
 def _address(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
@@ -70,6 +99,15 @@ def complete_dialects(_: click.Context, __: click.Parameter, incomplete: str) ->
     return [name for name in DIALECTS if name.startswith(incomplete)]
 
 
+def complete_uses(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The uses whose names begin so, after those that are named already."""
+    from ..audit.verdicts import Use
+
+    named, comma, last = incomplete.rpartition(",")
+    known = named.split(",")
+    return [f"{named}{comma}{use}" for use in Use if use.startswith(last) and use not in known]
+
+
 def complete_folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Folders, by the shell itself."""
     return [CompletionItem(incomplete, type="dir")]
@@ -87,7 +125,7 @@ def json_option(text: str) -> Callable[[Any], Any]:
 
 def page_option(text: str) -> Callable[[Any], Any]:
     """``--html FILE``, with what the page shows."""
-    return click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=text)
+    return click.option("--html", type=ResultFile(), metavar="FILE", help=text)
 
 
 debug_option: Final = click.option(
@@ -96,7 +134,7 @@ debug_option: Final = click.option(
 trainer_option: Final = click.option(
     "--for",
     "trainer",
-    type=click.Choice(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
+    type=OneOf(["trl", "axolotl", "llama-factory", "torchtune", "unsloth"]),
     help="Write what this trainer reads, and say what to put into its configuration.",
 )
 tokenizer_option: Final = click.option(

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import control_tokens_option, debug_option, index_option, messages_option, template_options
+from .options import (
+    OneOf,
+    ResultFile,
+    control_tokens_option,
+    debug_option,
+    index_option,
+    messages_option,
+    template_options,
+)
 from .output import show_view, working, write_file
 
 if TYPE_CHECKING:
@@ -26,9 +34,9 @@ if TYPE_CHECKING:
 @click.option("--preserve-all-thinking", is_flag=True, help="Keep reasoning that the template drops.")
 @click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled.")
 @index_option
-@click.option("-f", "--format", "form", type=click.Choice(["text", "json", "html"]), default="text", show_default=True)
+@click.option("-f", "--format", "form", type=OneOf(["text", "json", "html"]), default="text", show_default=True)
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option("-o", "--output", type=ResultFile(), help="Write to this file.")
 @click.option("--open", "open_", is_flag=True, help="Show the HTML in a browser.")
 @debug_option
 def render(

@@ -13,7 +13,7 @@ import click
 
 from ..errors import InputError
 from . import one_blas_thread
-from .options import control_tokens_option, debug_option, quiet_option, renderer_options
+from .options import OneOf, control_tokens_option, debug_option, quiet_option, renderer_options
 from .output import note, working
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _KINDS = ["auto", "vllm", "sglang", "llamacpp"]
     metavar="URL",
     help="Where the engine is (several with commas between), or 'embedded': the pocket model.",
 )
-@click.option("--engine-kind", type=click.Choice(_KINDS), default="auto", show_default=True, help="Which engine it is.")
+@click.option("--engine-kind", type=OneOf(_KINDS), default="auto", show_default=True, help="Which engine it is.")
 @renderer_options
 @control_tokens_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")

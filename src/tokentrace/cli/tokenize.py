@@ -16,6 +16,7 @@ import click
 from ..errors import InputError
 from ..tokens.visible import counted
 from .options import (
+    OneOf,
     debug_option,
     json_option,
     messages_column_option,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 @supervision_options
 @click.option(
     "--lost",
-    type=click.Choice(["error", "warn", "ignore"]),
+    type=OneOf(["error", "warn", "ignore"]),
     default="error",
     show_default=True,
     help="Rows with text that reaches no token: reject them, keep them with a note, or keep them silently.",
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 @click.option("--max-length", type=click.IntRange(1), metavar="N", help="The most tokens that a row may have.")
 @click.option(
     "--overlong",
-    type=click.Choice(["drop", "turns", "right", "left"]),
+    type=OneOf(["drop", "turns", "right", "left"]),
     default="drop",
     show_default=True,
     help="What becomes of longer rows: reported and left out, or cut: after whole turns, on the right, on the left.",

@@ -44,8 +44,16 @@ def _read(file: Path, rows: int) -> Any:
 
     with file.open("rb") as opened:
         if opened.read(len(MAGIC)) == MAGIC:
-            return load_trajectory(file).trajectory
-    from ..data.tables import read_samples
+            return load_trajectory(file)
+        opened.seek(0)
+        is_parquet = opened.read(4) == b"PAR1"
+    from ..data.tables import is_lines, read_samples
+
+    if not (is_parquet or file.suffix == ".arrow" or is_lines(file)):
+        raise InputError(
+            f"{file.name} is not a trajectory (.tt), nor rows of ids (.parquet, .arrow, .jsonl); "
+            f"a conversation is shown by tokentrace render {file} --format html --open"
+        )
 
     found = list(itertools.islice(read_samples(file), rows))
     if not found:

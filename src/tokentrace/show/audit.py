@@ -12,12 +12,12 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..audit.appends import Break, Cell, Outcome
+from ..audit.appends import Break, Cell
 from ..audit.cases import Append
-from ..audit.report import AuditReport, Finding
+from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from ..viewer.document import HUES, Card, Contrast, Document, Table, Track, token_columns
 from ..viewer.document import Cell as PageCell
 from .terminal import flat, laid_out, plain_lines
@@ -108,15 +108,8 @@ def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[tuple[Grade | N
                 if cell.append is append and cell.turn.reasoning == reasoning and cell.turn.content == content
                 if cell.turn.arguments != "JSON text"
             ]
-            signs.append((_grade(cells), bool(cells)))
+            signs.append((grade(cells), bool(cells)))
         yield str(append), signs
-
-
-def _grade(cells: Sequence[Cell]) -> Grade | None:
-    if all(cell.outcome is Outcome.REFUSED for cell in cells):
-        return None
-    good = sum(cell.outcome is Outcome.HOLDS for cell in cells)
-    return Grade.HOLDS if good == len(cells) else Grade.PARTLY if good else Grade.FAILS
 
 
 def _finding(number: int, found: Finding) -> Iterator[Text]:
@@ -199,7 +192,10 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     )
     for note in writing.notes:
         yield "", note
-    yield "read back", f"{writing.tried} kinds of turns written and parsed; {len(writing.unreadable)} differences"
+    yield (
+        "read back",
+        f"{writing.tried} kinds of turns written and parsed; {counted(len(writing.unreadable), 'difference')}",
+    )
     for loss in writing.unreadable:
         yield "", loss
     defaults = report.defaults
@@ -291,7 +287,7 @@ def differences_view(compared: Compared) -> Text:
     """What differs between two audits, for a terminal."""
     before, now, changed = compared
     told = f"{visible(before.name)} → {visible(now.name)}: "
-    lines = [Text(told + (f"{len(changed)} differences" if changed else "nothing differs"), "bold")]
+    lines = [Text(told + (counted(len(changed), "difference") if changed else "nothing differs"), "bold")]
     for what, old, new in changed:
         lines.append(Text(f"  {flat(what)}"))
         lines.append(Text(f"    − {flat(old) or 'nothing'}", "red"))
@@ -361,8 +357,8 @@ def _overview(reports: Sequence[AuditReport]) -> Table:
     return Table("All", ["", *Append, *Use], rows, KEY)
 
 
-def _sign(grade: Grade | None) -> PageCell:
-    return PageCell(SIGNS[grade], _PAGE_TONES[grade])
+def _sign(known: Grade | None) -> PageCell:
+    return PageCell(SIGNS[known], _PAGE_TONES[known])
 
 
 def _page_verdict(one: Verdict) -> list[str | PageCell]:

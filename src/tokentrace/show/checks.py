@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..data.check.deviations import Deviation
 from ..data.check.report import CheckedRow, CheckReport, Outcome
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from .terminal import flat, laid_out, plain_lines
 
 COLOURS: Final = {
@@ -41,13 +41,14 @@ def plain_view(report: CheckReport) -> str:
 
 
 def _parts(report: CheckReport) -> Iterator[RenderableType]:
-    tone = "green" if report.clean else "red" if report.differing else "yellow"
-    yield Text(f"{'✓' if report.clean else '✗' if report.differing else '•'} {report.verdict}", f"bold {tone}")
+    fine = report.rows and report.clean
+    tone = "green" if fine else "red" if report.differing else "yellow"
+    yield Text(f"{'✓' if fine else '✗' if report.differing else '•'} {report.verdict}", f"bold {tone}")
     for found in report.findings:
         yield Text(f"  {visible(found)}", "yellow")
     yield Text(f"  {_totals(report)}", "dim")
     if report.stopped:
-        yield Text(f"  only the first {report.rows:,} rows were looked at", "yellow")
+        yield Text(f"  stopped after {counted(report.rows, 'row')}, as the limit says", "yellow")
     if not report.rows:
         return
     yield Text()
@@ -70,9 +71,9 @@ def _parts(report: CheckReport) -> Iterator[RenderableType]:
 
 
 def _totals(report: CheckReport) -> str:
-    said = [f"{report.tokens:,} tokens"]
+    said = [counted(report.tokens)]
     if report.compared:
-        said.append(f"{report.expected_tokens:,} expected of {report.compared:,} rows")
+        said.append(f"{report.expected_tokens:,} expected of {counted(report.compared, 'row')}")
     if report.masks:
         said.append(f"{report.trained:,} trained")
         if report.compared:

@@ -25,6 +25,7 @@ from ..tokens.kinds import Kind as Origin
 from ..tokens.kinds import Part
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.visible import counted, visible
+from ..trajectory.storage import Loaded
 from ..trajectory.trajectory import Trajectory
 from ..viewer.document import (
     HUES,
@@ -246,6 +247,12 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
         turns=[Sampled(turn.branch, turn.start, turn.stop, turn.finish_reason) for _, turn in turns],
         start=f"track={max(0, value.current)}",
     )
+
+
+@_document.register
+def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
+    made = _trajectory(value.trajectory, tokenizer)
+    return dataclasses.replace(made, notes=[value.problem]) if value.problem is not None else made
 
 
 def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:

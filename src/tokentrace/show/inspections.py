@@ -37,7 +37,7 @@ def _parts(report: Inspection) -> Iterator[RenderableType]:
     for note in report.notes:
         yield Text(f"  {visible(note)}", "dim")
     if report.stopped:
-        yield Text(f"  only the first {report.rollouts:,} rollouts were looked at", "yellow")
+        yield Text(f"  stopped after {counted(report.rollouts, 'rollout')}, as the limit says", "yellow")
     if report.rollouts:
         yield Text()
         yield _figures(report)
@@ -76,16 +76,16 @@ def _parts(report: Inspection) -> Iterator[RenderableType]:
 def figures(report: Inspection) -> Iterator[tuple[str, str]]:
     """What there is, in words and numbers."""
     yield "rollouts", f"{report.rollouts:,}, {report.broken:,} with a break"
-    steps = ", ".join(f"{report.steps[step]:,} {step}" for step in Step if report.steps[step])
+    steps = ", ".join(f"{step} {report.steps[step]:,}" for step in Step if report.steps[step])
     yield "calls", f"{report.calls:,} ({steps})"
     yield "samples", f"{report.samples:,} ({report.samples_per_rollout:.2f} a rollout)"
     yield "tokens", f"{report.tokens:,} recorded, {report.sampled:,} sampled, {report.row_tokens:,} in rows"
     if report.breaks:
-        yield "cost of breaks", f"{report.reprefilled:,} tokens read again, {report.repeated:,} repeated in rows"
+        yield "cost of breaks", f"{counted(report.reprefilled)} read again, {report.repeated:,} repeated in rows"
     for name, lengths in (("calls a rollout", report.turns), ("prompt", report.prompts), ("row", report.streams)):
         if found := lengths.to_json():
-            most = f"{found['least']:,} to {found['most']:,}"
-            yield name, f"{most}, {found['median']:,} in the middle, {found['p95']:,} at 95 %"
+            spread = f"{found['least']:,} to {found['most']:,}, median {found['median']:,}, p95 {found['p95']:,}"
+            yield name, spread if found["least"] < found["most"] else f"{found['most']:,}"
 
 
 def _figures(report: Inspection) -> RenderableType:
@@ -130,7 +130,7 @@ def _faults(report: Inspection) -> RenderableType:
 def score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """How far logprobs are from an engine's."""
     skipped = f", {scores['skipped']:,} left out: sampled at another temperature" if scores["skipped"] else ""
-    yield "compared", f"{scores['tokens']:,} tokens of {scores['completions']:,} completions{skipped}"
+    yield "compared", f"{counted(scores['tokens'])} of {counted(scores['completions'], 'completion')}{skipped}"
     if scores["tokens"]:
         yield "absolute", ", ".join(f"{name} {scores[name]:.4g}" for name in ("mean", "median", "p95", "p99", "most"))
         yield "engine less dump", f"{scores['mean_difference']:+.4g} on average, ratio {scores['mean_ratio']:.4f}"
@@ -151,7 +151,7 @@ def _example(one: FoundBreak) -> Iterator[Text]:
         yield Text(f"  messages: {str(one.history.cause).replace('_', ' ')}: {flat(one.history.detail)}")
     if one.recorded:
         yield Text(f"  recorded: {flat(one.recorded)}")
-    cost = f"{one.reprefilled:,} tokens read again, {one.lost:,} sampled tokens gone"
+    cost = f"{counted(one.reprefilled)} read again, {counted(one.lost, 'sampled token')} gone"
     yield Text(f"  costs {cost}", "dim")
 
 
@@ -192,6 +192,7 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
     ]
     tables = [
         Table("What there is", ["", ""], list(figures(report)) if report.rollouts else [], words=2),
+        Table("What was read", [""], [[note] for note in report.notes], words=1),
         Table("Why prompts broke off", ["cause", "breaks", "rollouts", "of all"], causes),
         Table(
             "Examples", ["where", "what", "read again", "sampled, gone"], examples, "Tokens; a few of each cause.", 2
@@ -210,10 +211,9 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
         "What happened to the tokens",
         "tokentrace inspect",
         said=[report.verdict],
-        notes=report.notes,
         cards=[
-            Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", tone),
-            Card("Breaks", f"{report.breaks:,}", f"of {counted(report.calls, 'call')}"),
+            Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", "" if report.breaks else tone),
+            Card("Breaks", f"{report.breaks:,}", f"of {counted(report.calls, 'call')}", "bad" if report.breaks else ""),
             Card("Rows", f"{report.samples:,}", f"{report.samples_per_rollout:.2f} a rollout"),
             Card("Tokens", f"{report.tokens:,}", f"{report.sampled:,} sampled"),
             Card("Read again", f"{report.reprefilled:,}", f"{report.repeated:,} repeated in rows"),

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..data.statistics import Statistics
 from ..rendering.rendered import RenderedTokens
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from .terminal import plain_view, text_view
 
 Shown = tuple[str, RenderedTokens]
@@ -38,7 +38,7 @@ def statistics_text(found: Statistics, *, width: int = 36) -> RenderableType:
     """Counts, quantiles and a histogram."""
     share = 100 * found.trained / found.tokens if found.tokens else 0
     head = Text()
-    head.append(f"{found.samples:,} samples", "bold").append(f"   {found.tokens:,} tokens   ")
+    head.append(counted(found.samples, "sample"), "bold").append(f"   {counted(found.tokens)}   ")
     head.append(f"{found.trained:,} trained", "bold underline").append(
         f" ({share:.1f} %)   {found.messages:,} messages"
     )

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..rendering.rendered import RenderedTokens
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from .pieces import (
     Block,
     Kind,
@@ -110,7 +110,7 @@ def _tokens(rendered: RenderedTokens, block: Block, texts: list[str]) -> Text:
 def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
     total, sampled = len(rendered), int(rendered.mask.sum())
     head = Text()
-    head.append(f"{total:,} tokens", "bold")
+    head.append(counted(total), "bold")
     head.append("   ").append(f"{sampled:,} {rendered.mask_means}", "bold underline")
     head.append(f"   {message_count(rendered)} messages")
     yield head

@@ -160,7 +160,7 @@ def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
     """The template line an exception came from."""
     line, frame = None, error.__traceback__
     while frame is not None and template is not None:
-        if frame.tb_frame.f_code.co_filename == "<template>":
+        if frame.tb_frame.f_code.co_filename == "<template>" and frame.tb_lineno is not None:  # some code has none
             line = template.get_corresponding_lineno(frame.tb_lineno)
         frame = frame.tb_next
     return line

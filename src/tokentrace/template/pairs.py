@@ -107,8 +107,8 @@ def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
     """The origin of ``value[start:stop]``."""
     if type(value) is list:
         origins = _origins(value, origin)
-        if type(origins) is not _Inside:
-            return None if origins is None else Each(origins[: len(value)][which])  # type: ignore[index]
+        if not isinstance(origins, _Inside):
+            return None if origins is None else Each(origins[: len(value)][which])
         places = range(len(value))[which]
         check_pieces(len(places))
         return Each(map(origins.__getitem__, places))

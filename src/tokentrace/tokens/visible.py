@@ -7,14 +7,28 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any, Final
 
-_UNSEEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_HIDDEN: Final = (
+    r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f-\u1160\u17b4-\u17b5\u180e\u200b"
+    r"\u200e-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
+)
+"""What is not seen, or hides or reorders what is beside it: control and format characters, fillers, tags."""
+_SELECTORS: Final = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
+"""Variation selectors, which belong to the character before them."""
+_JOINERS: Final = r"\u200c-\u200d"
+_WRITTEN: Final = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
+"""What a selector or a joiner may stand after: an emoji, a letter of a script that has them."""
+_UNSEEN: Final = re.compile(
+    rf"[{_HIDDEN}]|(?<!{_WRITTEN})[{_SELECTORS}]|(?<!{_WRITTEN})(?<!{_WRITTEN}[{_SELECTORS}])[{_JOINERS}]"
+)
 
 
 def visible(text: str) -> str:
     """Text with nothing in it that a terminal or a browser would act upon; newlines and tabs stay.
 
-    Control characters become their pictures (``␛``), marks that reorder or hide text their numbers, halves
-    of surrogate pairs U+FFFD.
+    Control characters become their pictures (``␛``), marks that reorder or hide text, or that hide themselves, their
+    numbers, halves of surrogate pairs U+FFFD. Joiners and variation selectors stay where they belong to an emoji or to
+    a letter that is not ASCII.
     """
     if text.isascii() and text.isprintable():
         return text

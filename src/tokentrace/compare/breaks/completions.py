@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from ...tokens.alignment import Hunk, next_hunk
@@ -9,6 +11,9 @@ from ...tokens.tokenizer import Ids
 from ..causes import Cause
 from ..texts import quoted, shared_start, text_of
 from .case import Case, Evidence, counted
+
+_ALIKE: Final = 12
+"""Characters that texts share where they go on alike."""
 
 # -- reasoning
 
@@ -46,6 +51,8 @@ def _block(one: str, other: str, at: int, opening: str, closing: str, whole: boo
     if close < 0 and not whole:
         return None
     body, end = (one[start:close], close + len(closing)) if close >= 0 else (one[start:], len(one))
+    if close < 0 and len(body.strip()) >= _ALIKE and body.strip()[:_ALIKE] in other[at:]:
+        return None  # both say it: a tag alone is not a block
     after = one[end:].lstrip()
     if start <= at and other.startswith(opening, begin):
         stop = other.find(closing, start)
@@ -57,7 +64,7 @@ def _block(one: str, other: str, at: int, opening: str, closing: str, whole: boo
         rest = other[min(begin, at) :].lstrip().removeprefix(closing)
     if rest.startswith(opening):
         return None
-    return (body, end) if shared_start(after, rest.lstrip()) >= min(12, len(after)) else None
+    return (body, end) if shared_start(after, rest.lstrip()) >= min(_ALIKE, len(after)) else None
 
 
 def _without(case: Case, text: str, end: int) -> Hunk:

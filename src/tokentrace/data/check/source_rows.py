@@ -15,6 +15,7 @@ from ..sources import Source, find_sources
 
 _KEPT: Final = 4
 """Chunks that are kept: rows are mostly asked for in order."""
+_GIVE_IT: Final = "give it with --source, in Python with sources="
 
 
 class SourceRows:
@@ -39,7 +40,7 @@ class SourceRows:
             return named[0]
         if named:
             return f"several sources are named {base!r}"
-        return f"its source {name!r} is not at hand: give it with --source"
+        return f"its source {name!r} is not at hand: {_GIVE_IT}"
 
     def row(self, name: str, number: int) -> tuple[Source, Row] | str:
         """A row with the file it is from, or why there is none."""
@@ -82,9 +83,9 @@ class RecordedSources:
                 found.append(dataclasses.replace(origin, name=row["name"]))
             elif row.get("path"):
                 place = f"{row['name']}, which {self._rows.name} was made of"
-                gone.append(f"{place}, is not there any more: give it with --source")
+                gone.append(f"{place}, is not there any more: {_GIVE_IT}")
             else:
-                gone.append(f"{self._rows.name} was made of {row['name']}, which is not a file: give it with --source")
+                gone.append(f"{self._rows.name} was made of {row['name']}, which is not a file: {_GIVE_IT}")
         return found, gone
 
     def _found(self, row: Mapping[str, Any], spool: Path) -> Source | None:

@@ -1,6 +1,15 @@
 // Elements, and words for numbers. Every text goes in as text: nothing here or elsewhere writes HTML.
 
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+// What is not seen, or hides or reorders what is beside it; selectors and joiners, where they stand after nothing that they
+// belong to. The same as in tokens/visible.py.
+const HIDDEN =
+  "\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f-\\u1160\\u17b4-\\u17b5\\u180e\\u200b\\u200e-\\u200f" +
+  "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}" +
+  "\\u{e0000}-\\u{e00ff}\\u{e01f0}-\\u{e0fff}";
+const SELECTORS = "\\u180b-\\u180d\\u180f\\ufe00-\\ufe0f\\u{e0100}-\\u{e01ef}";
+const JOINERS = "\\u200c-\\u200d";
+const WRITTEN = `[^\\x00-\\x7f${HIDDEN}${SELECTORS}${JOINERS}]`;
+const UNSEEN = new RegExp(`[${HIDDEN}]|(?<!${WRITTEN})[${SELECTORS}]|(?<!${WRITTEN})(?<!${WRITTEN}[${SELECTORS}])[${JOINERS}]`, "gu");
 
 /** Text without anything that a browser would act upon, or that would hide or reorder what is beside it. */
 export function visible(text) {

@@ -277,7 +277,7 @@ export function gather(pieces, roles) {
     return row;
   };
   const add = (row, some) => {
-    row.pieces.push(...some);
+    for (const piece of some) row.pieces.push(piece); // not as arguments: there may be too many
     row.start = row.pieces[0].start;
     row.stop = row.pieces.at(-1).stop;
   };

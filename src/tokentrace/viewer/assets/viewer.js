@@ -37,7 +37,7 @@ class Viewer {
   page() {
     const { data } = this;
     const link = (to) => this.travel(new URLSearchParams(to));
-    const longest = Math.max(1, ...data.lanes.flatMap((one) => one.streams.map(([length]) => length)));
+    const longest = data.lanes.flatMap((one) => one.streams).reduce((most, [length]) => Math.max(most, length), 1);
     const about = [
       data.lead ? el("p", { class: "lead" }, data.lead) : null,
       data.cards.length ? el("div", { class: "cards" }, data.cards.map(card)) : null,
@@ -91,12 +91,14 @@ class Viewer {
     const place = new URLSearchParams(location.hash.slice(1) || this.data.start || "track=0");
     if (this.place !== undefined && place.toString() === this.place) return;
     this.place = place.toString();
-    const kind = place.has("diff") ? "diff" : "track";
-    const count = (kind === "diff" ? this.data.contrasts : this.data.tracks).length;
+    const { contrasts, tracks } = this.data;
+    const kind = place.has("diff") && contrasts.length ? "diff" : "track";
+    const count = (kind === "diff" ? contrasts : tracks).length;
+    if (!count) return; // tables alone
     const which = Math.min(count - 1, Math.max(0, Math.trunc(Number(place.get(kind))) || 0));
-    if (count) this.show(kind, which);
+    this.show(kind, which);
     const at = place.get("at");
-    if (at !== null && count) this.pick(Math.min(this.source.total - 1, Math.max(0, Math.trunc(Number(at)) || 0)), { go: true });
+    if (at !== null) this.pick(Math.min(this.source.total - 1, Math.max(0, Math.trunc(Number(at)) || 0)), { go: true });
     const query = place.get("q");
     if (query) {
       this.search.value = query;
@@ -213,6 +215,7 @@ class Viewer {
   // -- one token
 
   pick(position, { go = false } = {}) {
+    if (!this.source.total) return;
     if (go) this.tokens.go(position);
     this.tokens.pick(position);
     const token = this.tokens.token(position);
@@ -241,7 +244,7 @@ class Viewer {
     byId("keys").hidden = true;
     this.side.classList.remove("open");
     this.tokens.pick(null);
-    this.write(this.address);
+    if (this.source) this.write(this.address);
   }
 
   // -- searching
