@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -67,7 +68,7 @@ WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven",
 
 
 def reworded(messages: Messages, chance: random.Random) -> list[dict[str, Any]]:
-    """The same conversation with other texts."""
+    """The same conversation with other texts; tags in them, and white space around them, stay."""
 
     def text() -> str:
         return " ".join(chance.choices(WORDS, k=chance.randint(1, 6)))
@@ -83,7 +84,7 @@ def reworded(messages: Messages, chance: random.Random) -> list[dict[str, Any]]:
     for message in copy.deepcopy([dict(message) for message in messages]):
         content = message.get("content")
         if isinstance(content, str) and content:
-            message["content"] = text()
+            message["content"] = re.sub(r"(?<![<\w/|])[^\W\d_][^<>\n|]*[^\W\d_](?![\w>|])", lambda _: text(), content)
         elif isinstance(content, list):
             message["content"] = [{**part, "text": text()} for part in content]
         if message.get("reasoning_content"):

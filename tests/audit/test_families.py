@@ -11,7 +11,7 @@ from tests.audit.brute import audit_of, breaks, reworded, source_of
 from tests.support import JINJA_FAMILIES, rotating, some
 from tokentrace.audit import AuditReport, Grade
 from tokentrace.audit.appends import Cell, Outcome, Where
-from tokentrace.audit.cases import TOOLS, Append, Arguments
+from tokentrace.audit.cases import TOOLS, Append, Arguments, Said
 
 DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "nemotron-3-nano"]
 """Those of which it is known that they drop reasoning once a user speaks."""
@@ -35,8 +35,9 @@ def split(cell: Cell, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 def cells(report: AuditReport, append: str, **having: Any) -> list[Cell]:
-    """The cells of an append whose turn has these features; arguments as objects if nothing else is said."""
+    """The cells of an append whose turn has these features; arguments as objects, content plain if nothing is said."""
     shape = having.pop("arguments", Arguments.OBJECT)
+    having.setdefault("said", Said.PLAIN)
     return [
         cell
         for cell in report.cells

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -23,11 +23,13 @@ from ..rendering.lost import find_lost
 from ..study.sampling import turn_end
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import ChatTemplate, wrap_tools
+from ..template.chat_template import REASONING_FIELDS, ChatTemplate, wrap_tools
+from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from .blame import Blame, find_blame, find_writers
-from .cases import TOOLS, Append, Arguments, Case, Turn, cases
+from .cases import ANSWER, THOUGHT, TOOLS, Append, Arguments, Case, Said, Turn, cases
+from .facts import is_written, reasoning_tags
 from .lines import LineTracer
 
 _EXCERPT: Final = 48
@@ -131,6 +133,7 @@ class AppendMatrix:
         grammar = study.grammar(True)
         named = grammar.calls is not None and grammar.calls.id_is_name
         self._ids = ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
+        self._tags = reasoning_tags(study)
         self._rendered: dict[str, Encoded | TokentraceError] = {}
 
     def cell(self, turn: Turn) -> Cell:
@@ -140,10 +143,8 @@ class AppendMatrix:
         system message, what is known of roles.
         """
         if turn.arguments is Arguments.TEXT and not self._study.forms.calls.text:
-            case = next(cases(turn, self._ids))
-            reason = "it does not read arguments that are JSON text; tokentrace parses them first"
-            return Cell(turn, Outcome.REFUSED, case, case.messages, reason=reason)
-        every = list(cases(turn, self._ids))
+            return self._unread(next(cases(turn, self._ids)))
+        every = list(cases(turn, self._ids, self._tags))
         found = [self._tried(case) for case in [case for case in every if self._asks(case)] or every[:1]]
         worst = (Outcome.BREAKS, Outcome.LOSES, Outcome.REFUSED, Outcome.HOLDS)
         shown = min(found, key=lambda cell: worst.index(cell.outcome))
@@ -183,14 +184,22 @@ class AppendMatrix:
         except TokentraceError as error:
             return Cell(case.turn, Outcome.REFUSED, case, case.messages, reason=_refusal(error))
         lost, _ = find_lost(turned.rendering, messages[: before + 1], study.forms, first=before)
+        missing = _missing(turned.rendering, case, [one.field for one in lost])
         after, _ = find_lost(appended.rendering, messages, study.forms, first=before + 1)
         stop, ends = self._stop(case, messages[: before + 1], turned)
         stream = study.encode(turned.rendering.until(turned.position(stop))) if stop < len(turned.ids) else turned
         breaks = tuple(self._breaks(case, messages, asked, stream, appended, tracer))
-        outcome = Outcome.BREAKS if breaks else Outcome.LOSES if lost or after else Outcome.HOLDS
-        gone = tuple(one.field for one in lost)
+        outcome = Outcome.BREAKS if breaks else Outcome.LOSES if missing or after else Outcome.HOLDS
         gone_after = tuple(_lost_words(one, messages) for one in after)
-        return Cell(case.turn, outcome, case, messages, breaks, gone, gone_after, ends=ends)
+        return Cell(case.turn, outcome, case, messages, breaks, missing, gone_after, ends=ends)
+
+    def _unread(self, case: Case) -> Cell:
+        """Arguments that are JSON text, given to a template that does not read them as arguments."""
+        cell = self._tried(case)
+        if cell.outcome not in (Outcome.HOLDS, Outcome.LOSES):
+            return cell
+        reason = "arguments that are JSON text are not read as arguments; tokentrace parses them first"
+        return replace(cell, outcome=Outcome.LOSES, reason=reason)
 
     def _encoded(self, messages: Messages, tools: bool, prompt: bool) -> Encoded:
         """A conversation's text and ids, made once. Raises what the template raises, each time."""
@@ -284,6 +293,32 @@ class AppendMatrix:
                 find = find_blame if where is Where.PAST else find_writers
                 return find(tracer, left, right, at, (one, other))
         return None
+
+
+def _missing(rendering: Rendering, case: Case, lost: Sequence[str]) -> tuple[str, ...]:
+    """What of a turn is not written, in words: fields that are `lost`, and texts that are not as they were given."""
+    found, turn, at = list(lost), case.turn.said, len(case.past)
+    for name in ("content", "reasoning_content"):
+        given = case.said.get(name)
+        if not given:
+            continue
+        own = "".join(text for text, _, origin in rendering.spans() if _is_of(origin, at, name))
+        parts = (THOUGHT, ANSWER) if turn is Said.INLINE else (given.strip(),)
+        if turn is Said.INLINE and name in found and is_written(ANSWER, own):
+            found[found.index(name)] = str(Said.INLINE)
+        elif name not in found and not all(is_written(part, own) for part in parts):
+            found.append(f"{name} as it was given")
+        elif name not in found and turn is Said.SPACED and not is_written(given, own):
+            found.append(f"white space around {name}")
+    return tuple(found)
+
+
+def _is_of(origin: Origin | None, message: int, field: str) -> bool:
+    """Whether text may come from a field of a message: it does, or it cannot be told."""
+    names = REASONING_FIELDS if field in REASONING_FIELDS else (field,)
+    return origin is not None and (
+        origin.source == UNKNOWN.source or (origin.message == message and origin.field in names)
+    )
 
 
 def _parting(one: Encoded, other: Encoded) -> int | None:

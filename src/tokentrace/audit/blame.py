@@ -141,9 +141,9 @@ def _line(tracer: LineTracer, event: Event) -> int:
 
 
 def _source(tracer: LineTracer, event: Event) -> str:
-    """The line of the template; of one that is a whole program, what stands at the place."""
+    """The line of the template; of one that is a whole program, the expression at the place."""
     line, text = tracer.line(_line(tracer, event)), tracer.places[event.place].text
-    whole = line if len(line) <= _LONG_LINE else f"{{{{ {text} }}}}" if event.kind is Kind.WRITE else f"{{% {text} %}}"
+    whole = line if len(line) <= _LONG_LINE else text
     return whole if len(whole) <= _LONG_LINE else f"{whole[:_LONG_LINE]}…"
 
 

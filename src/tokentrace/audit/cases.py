@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from ..study.probes import ANSWER, SYSTEM, USER, call, calling, result
+from ..study.probes import SYSTEM, USER, call, calling, result
 
 Message = Mapping[str, Any]
 
@@ -29,6 +29,12 @@ class Append(StrEnum):
 
 CALLS: Final[Mapping[Append, int]] = {Append.TOOL: 1, Append.PARALLEL: 2, Append.TOOL_USER: 1}
 """How many calls the turn before makes."""
+
+
+LONG: Final = 6
+"""Rounds of tools, and earlier answers, in the longest pasts."""
+THINK: Final = ("<think>\n", "\n</think>\n\n")
+"""What reasoning stands between where a grammar has no marks of its own."""
 
 
 class Arguments(StrEnum):
@@ -59,6 +65,20 @@ def _tool(number: int) -> Message:
 TOOLS: Final[Sequence[Message]] = (_tool(1), _tool(2))
 
 
+ANSWER: Final = "An Answer, naïve"
+THOUGHT: Final = "A Thought, naïve"
+"""What turns say: with capitals, and not in ASCII alone, so that a template which writes it otherwise is seen."""
+
+
+class Said(StrEnum):
+    """How a turn's content is given."""
+
+    PLAIN = ""
+    SPACED = "white space around content"
+    INLINE = "reasoning inside content"
+    """As a client has it that keeps what was sampled, and takes no reasoning out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What an assistant's turn has."""
@@ -67,10 +87,11 @@ class Turn:
     reasoning: bool
     content: bool = True
     arguments: Arguments = Arguments.NONE
+    said: Said = Said.PLAIN
 
     @property
     def words(self) -> str:
-        has = [*(["reasoning"] if self.reasoning else []), *(["content"] if self.content else [])]
+        has = [*(["reasoning"] if self.reasoning else []), *([self.said or "content"] if self.content else [])]
         calls = CALLS.get(self.append, 0)
         if calls:
             has.append(f"{'a call' if calls == 1 else 'two calls'} ({self.arguments})")
@@ -104,17 +125,25 @@ def turns(shapes: Sequence[Arguments] = tuple(_ARGUMENTS)) -> Iterator[Turn]:
             for content in (False, True):
                 for arguments in shapes:
                     yield Turn(append, reasoning, content, arguments)
+        for said in (Said.SPACED, Said.INLINE):
+            yield Turn(append, False, True, Arguments.OBJECT if append in CALLS else Arguments.NONE, said)
 
 
-def cases(turn: Turn, ids: Sequence[str]) -> Iterator[Case]:
-    """The conversations that a kind of turn is tried in, the smallest first. `ids` are two ids of calls."""
-    said = _said(turn, ids)
+def cases(turn: Turn, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iterator[Case]:
+    """The conversations that a kind of turn is tried in, the smallest first.
+
+    `ids` are two ids of calls, `tags` what reasoning inside content stands between. Content that is given in another
+    way than plainly is tried after a question alone.
+    """
+    said = _said(turn, ids, tags)
     appended = _appended(turn.append, ids)
     calls = turn.append in CALLS
-    called = _said(Turn(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT), ids)
-    answered = {**ANSWER, **({"reasoning_content": "thought"} if turn.reasoning else {})}
+    called = _said(Turn(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT), ids, tags)
+    answered = _said(Turn(Append.USER, turn.reasoning), ids, tags)
     round_ = (called, _result(1, ids))
     yield Case(turn, (USER,), said, appended, calls)
+    if turn.said is not Said.PLAIN:
+        return
     if not calls:
         yield Case(turn, (USER,), said, appended, True, "where tools are declared")
     yield Case(turn, (SYSTEM, USER), said, appended, calls, "where there is a system message")
@@ -123,12 +152,15 @@ def cases(turn: Turn, ids: Sequence[str]) -> Iterator[Case]:
     yield Case(
         turn, (USER, answered, USER, *round_), said, appended, True, "after an earlier answer and a round of tools"
     )
+    yield Case(turn, (USER, *round_ * LONG), said, appended, True, f"after {LONG} rounds of tools")
+    yield Case(turn, (*(USER, answered) * LONG, USER), said, appended, calls, f"after {LONG} earlier answers")
 
 
-def _said(turn: Turn, ids: Sequence[str]) -> Message:
-    fields: dict[str, Any] = {"role": "assistant", "content": "answer" if turn.content else ""}
+def _said(turn: Turn, ids: Sequence[str], tags: tuple[str, str]) -> Message:
+    content = {Said.PLAIN: ANSWER, Said.SPACED: f"\n {ANSWER} \n", Said.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"}
+    fields: dict[str, Any] = {"role": "assistant", "content": content[turn.said] if turn.content else ""}
     if turn.reasoning:
-        fields["reasoning_content"] = "thought"
+        fields["reasoning_content"] = THOUGHT
     given, as_text = _ARGUMENTS.get(turn.arguments), turn.arguments is Arguments.TEXT
     calls = [{**call(n + 1, given, as_text=as_text), "id": ids[n]} for n in range(CALLS.get(turn.append, 0))]
     return calling(*calls, **fields) if calls else fields
@@ -151,4 +183,4 @@ def _appended(append: Append, ids: Sequence[str]) -> tuple[Message, ...]:
         case Append.SYSTEM:
             return (SYSTEM,)
         case _:
-            return (ANSWER,)
+            return ({"role": "assistant", "content": ANSWER},)

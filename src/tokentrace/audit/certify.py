@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -19,8 +19,8 @@ from .readback import find_writing
 from .remedies import Remedies, remedy, try_remedies
 from .report import AuditReport, SettingAudit
 from .running import Defaults, changes_by_itself, find_cost, find_defaults
-from .settings import find_settings
-from .verdicts import Grade, Use, Verdict, judged, verdict
+from .settings import find_settings, other_than_truths
+from .verdicts import Grade, Use, Verdict, judged, verdict, with_roles
 
 _MOST_TEXT: Final = 200_000
 """Characters that a template may write around one question."""
@@ -78,7 +78,7 @@ class _Audit:
         remedies = try_remedies(renderer, judged(cells, reading, prompting))
         facts = {
             "stops": find_stops(renderer),
-            "forging": find_forging(study),
+            "forging": find_forging(study, tracer),
             "writing": find_writing(renderer),
             "cost": find_cost(renderer, tracer),
         }
@@ -98,7 +98,7 @@ class _Audit:
             defaults=defaults,
             remedies=remedies,
             verdicts=tuple(verdicts),
-            notes=tuple(self._notes(cells)),
+            notes=tuple(self._notes(cells, defaults.variables)),
             tokenizer=renderer.tokenizer,
             **facts,  # type: ignore[arg-type]
         )
@@ -132,7 +132,8 @@ class _Audit:
                 unchanged.append(SettingAudit(setting, own, now).name)
                 continue
             kept = judged(own, find_reading(study), now)
-            found.append(SettingAudit(setting, own, now, tuple(verdict(use, kept, *itself) for use in Use)))
+            told = [with_roles(verdict(use, kept, *itself), find_reading(study)) for use in Use]
+            found.append(SettingAudit(setting, own, now, tuple(told)))
         self.progress("settings", len(given), len(given))
         return found, unchanged
 
@@ -147,7 +148,7 @@ class _Audit:
     ) -> Iterator[Verdict]:
         kept = judged(cells, reading, prompting)
         for use in Use:
-            found = verdict(use, kept, defaults.clock, defaults.random)
+            found = with_roles(verdict(use, kept, defaults.clock, defaults.random), reading)
             with_them = [
                 one.name
                 for one in switches
@@ -156,7 +157,10 @@ class _Audit:
             ]
             yield Verdict(use, found.grade, found.against, remedy(found, remedies), tuple(with_them))
 
-    def _notes(self, cells: tuple[Cell, ...]) -> Iterator[str]:
+    def _notes(self, cells: tuple[Cell, ...], printed: Mapping[str, str]) -> Iterator[str]:
+        names = sorted(other_than_truths(self.renderer) - printed.keys())
+        if names:
+            yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
         if self.tracer is None:
             yield "the format is written in Python: there are no template lines to name"
         elif any(one.blame is None and one.where != "seam" for cell in cells for one in cell.breaks):

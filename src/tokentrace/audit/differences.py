@@ -24,7 +24,8 @@ def _told(report: AuditReport) -> Iterator[tuple[str, str]]:
         yield f"verdict on {verdict.use}", str(verdict.grade)
     for cell in report.cells:
         what = f"{cell.append} after {cell.turn.words}"
-        yield what, str(cell.outcome) if not cell.lost and not cell.reason else f"{cell.outcome}: {cause(cell)}"
+        why = cell.reason or (cause(cell) if cell.lost else "")
+        yield what, f"{cell.outcome}: {why}" if why else str(cell.outcome)
     for name in ("stops", "prompting", "forging", "reading", "writing", "defaults"):
         section = report.to_json()[name]
         for key, value in section.items():

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
-from ..study.probes import ANSWER, ASSISTANT_TURNS, OTHER_TURNS, RETURNED, USER, calling, result, role_turn
+from ..study.probes import (
+    ANSWER,
+    ASSISTANT_TURNS,
+    OTHER_TURNS,
+    RETURNED,
+    SYSTEM,
+    THOUGHT,
+    USER,
+    Probe,
+    calling,
+    result,
+    role_turn,
+)
 from ..study.prompts import searched_words
 from ..study.study import TemplateStudy
-from .cases import TOOLS
+from .cases import ANSWER as TEXT
+from .cases import THINK, TOOLS
+from .lines import Kind, LineTracer
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 
@@ -71,7 +86,8 @@ class Reading:
     arguments: tuple[str, ...]
     no_content: tuple[str, ...]
     reasoning: bool
-    inline_reasoning: bool
+    inline_reasoning: str
+    """What becomes of reasoning inside content: it is read as reasoning, kept as text, left out, or refused."""
     calls: bool
 
 
@@ -104,7 +120,7 @@ def find_prompting(study: TemplateStudy) -> Prompting:
     return Prompting(prompt, prefill, grammar.opens_reasoning)
 
 
-def find_forging(study: TemplateStudy) -> Forging:
+def find_forging(study: TemplateStudy, tracer: LineTracer | None) -> Forging:
     """Each control token that the template writes, spelled in a user message and encoded as transformers does it."""
     vocabulary = study.tokenizer.vocabulary
     written: dict[int, None] = {}
@@ -119,7 +135,27 @@ def find_forging(study: TemplateStudy) -> Forging:
         rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
         if rendering is not None and index in _ids_in_content(study, rendering):
             forged.append(text)
-    return Forging(tuple(forged), len(vocabulary.added) - len(forged), tuple(searched_words(study)))
+    return Forging(tuple(forged), len(vocabulary.added) - len(forged), tuple(_words(study, tracer)))
+
+
+def _words(study: TemplateStudy, tracer: LineTracer | None) -> Iterator[str]:
+    """Of the words that a template may look for in texts, those whose being there some condition turns on."""
+    variables = {name: str(value) if isinstance(value, str) else value for name, value in study.variables.items()}
+
+    def answers(text: str) -> Iterator[list[tuple[int, Any]] | None]:
+        for probe in ((SYSTEM, USER), (USER, ANSWER), RETURNED):
+            said = [{**one, "content": text} for one in probe]
+            run = None if tracer is None else tracer.run(said, add_generation_prompt=True, variables=variables)
+            yield None if run is None else [(one.place, one.value) for one in run.events if one.kind is Kind.TEST]
+
+    words = searched_words(study)
+    for word in words:
+        if any(
+            list(answers(f"{one} a {other}")) != list(answers(f"{plain} a {rest}"))
+            for beside in ("b", *words)
+            for (one, other), (plain, rest) in (((word, beside), ("c", beside)), ((beside, word), (beside, "c")))
+        ):
+            yield word
 
 
 def _ids_in_content(study: TemplateStudy, rendering: Any) -> set[int]:
@@ -143,28 +179,51 @@ def find_reading(study: TemplateStudy) -> Reading:
         tuple(arguments) if forms.calls.are_shown else (),
         tuple(map(str, forms.calls.silence)),
         forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
-        forms.shows_reasoning(False, True) or forms.shows_reasoning(True, True),
+        _inline(study),
         forms.calls.are_shown,
     )
+
+
+def reasoning_tags(study: TemplateStudy) -> tuple[str, str]:
+    """What reasoning stands between."""
+    frame = study.grammar(True).reasoning
+    return (frame.open, frame.close) if frame is not None and frame.open and frame.close else THINK
+
+
+def _inline(study: TemplateStudy) -> str:
+    """What becomes of reasoning inside the content of the last turn."""
+    first, last = reasoning_tags(study)
+    said = f"{first}{THOUGHT['reasoning_content']}{last}{THOUGHT['content']}"
+    rendering = study.readable((USER, {**ANSWER, "content": said}))
+    if rendering is None:
+        return "refused"
+    written = study.readable((USER, THOUGHT))
+    if written is not None and THOUGHT["reasoning_content"] in written.text and written.text == rendering.text:
+        return "read as reasoning"
+    return "kept as text" if THOUGHT["reasoning_content"] in rendering.text else "left out"
+
+
+def is_written(given: str, text: str) -> bool:
+    """Whether a text stands in another, as it is or as JSON."""
+    return any(one in text for one in (given, json.dumps(given, ensure_ascii=False)[1:-1], json.dumps(given)[1:-1]))
 
 
 def _role(study: TemplateStudy, role: str) -> str:
     """What becomes of a message of a role."""
     if role in ("tool", "function", "ipython"):
-        probe: Sequence[Mapping[str, Any]] = (*RETURNED[:2], {**RETURNED[2], "role": role})
+        probe: Probe = (*RETURNED[:2], {**RETURNED[2], "role": role})
         at = 2
     elif role in ("system", "developer"):
-        probe, at = ({"role": role, "content": "words"}, USER), 0
+        probe, at = ({"role": role}, USER), 0
     else:
         probe, at = role_turn(role), 1
         if role == "assistant":
             probe = (USER, ANSWER)
         elif role == "user":
             probe, at = (USER,), 0
-    rendering = study.readable(probe)
+    rendering = study.readable([{**one, "content": TEXT} if n == at else one for n, one in enumerate(probe)])
     if rendering is None:
         return "refused"
-    shown = any(
-        origin is not None and origin.message == at and origin.field == "content" for origin in rendering.origins
-    )
-    return "written" if shown else "dropped"
+    own = [origin is not None and origin.message == at and origin.field == "content" for origin in rendering.origins]
+    texts = [text for (text, _, _), mine in zip(rendering.spans(), own, strict=True) if mine]
+    return "dropped" if not texts else "written" if is_written(TEXT, "".join(texts)) else "rewritten"

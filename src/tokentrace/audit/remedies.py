@@ -80,6 +80,10 @@ def remedy(verdict: Verdict, all_broken: Remedies) -> str:
     n = all_broken.broken
     if verdict.grade is Grade.HOLDS:
         return "nothing is needed"
+    if not n and verdict.use in (Use.RL_APPEND_ONLY, Use.RL_USER_TURNS):
+        return (
+            "the bridge keeps the sampled ids, with what rendering them again would lose; what is refused is an error"
+        )
     if not n and verdict.use is not Use.PRODUCTION_PARITY:
         return 'nothing is rewritten; what is lost or refused here is a warning or an error (lost="error")'
     match verdict.use:

@@ -15,7 +15,7 @@ from .facts import Forging, Prompting, Reading, Stops
 from .readback import Writing
 from .remedies import Remedies
 from .running import Cost, Defaults
-from .verdicts import Grade, Use, Verdict, cause, judged, which_turns
+from .verdicts import Grade, Use, Verdict, cause, judged, sentence, which_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class AuditReport(ShowsItself):
         for why, cells in found.items():
             appends = {cell.append for cell in cells}
             turns = which_turns(cells, [cell for cell in self.judged if cell.append in appends])
-            made.append(Finding(f"{turns}{why}", tuple(cells)))
+            made.append(Finding(sentence(list(dict.fromkeys(cell.append for cell in cells)), turns, why), tuple(cells)))
         return made
 
     def to_json(self) -> dict[str, Any]:
@@ -149,6 +149,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "reasoning": turn.reasoning,
         "content": turn.content,
         "arguments": str(turn.arguments),
+        "said": str(turn.said),
         "outcome": str(cell.outcome),
         "messages": _plain(cell.messages),
         "appended": len(cell.case.appended),

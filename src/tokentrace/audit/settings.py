@@ -7,8 +7,10 @@ from typing import Any, Final
 
 from jinja2 import nodes
 
+from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
-from ..template.chat_template import ChatTemplate
+from ..study.probes import STAND_IN_TOOL, SYSTEM, USER
+from ..template.chat_template import ChatTemplate, wrap_tools
 from .lines import chat_environment
 
 _MOST: Final = 24
@@ -18,19 +20,33 @@ _MOST: Final = 24
 def find_settings(renderer: Renderer, printed: Mapping[str, str]) -> list[dict[str, Any]]:
     """Each switch with each value that it is worth trying on its own.
 
-    A variable that the template compares with texts takes those; one that it prints (`printed`) is no switch; any other
-    is tried as true and as false.
+    A variable that the template compares with texts takes those; one that it prints (`printed`), or that is a list, is
+    no switch; any other is tried as true and as false.
     """
     template = renderer.study().template
     tree = chat_environment().parse(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     compared, own = dict(_compared(tree)), _of_loops(tree)
     found: list[dict[str, Any]] = []
+    others = {*compared, *printed, *own, *other_than_truths(renderer)}
     for name, value in renderer.switches():
-        if name not in compared and name not in printed and name not in own:
+        if name not in others:
             found.append({name: value})
     for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - own):
         found += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
     return found[:_MOST]
+
+
+def other_than_truths(renderer: Renderer) -> set[str]:
+    """Variables that are something else than true or false, a list say: with one of these the template fails on it."""
+    found = set()
+    for name, value in renderer.switches():
+        study = renderer.with_variables({name: value}).study()
+        for tools in (None, wrap_tools([STAND_IN_TOOL])):
+            try:
+                study.run((SYSTEM, USER), tools, True)
+            except TokentraceError as error:
+                found |= {name} if isinstance(error.__cause__, TypeError) else set()
+    return found
 
 
 def _of_loops(tree: nodes.Template) -> set[str]:

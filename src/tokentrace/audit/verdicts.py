@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from .appends import Cell, Outcome
-from .cases import Append, Arguments, Turn
+from .cases import Append, Arguments, Said, Turn
 from .facts import Prompting, Reading
 
 
@@ -79,7 +79,12 @@ def judged(cells: Iterable[Cell], reading: Reading, prompting: Prompting) -> lis
     """
     closed = bool(prompting.prefill.strip()) and not prompting.opens_reasoning
     thinks = (reading.reasoning or prompting.opens_reasoning) and not closed
-    return [cell for cell in cells if cell.turn.arguments is not Arguments.TEXT and (thinks or not cell.turn.reasoning)]
+    return [
+        cell
+        for cell in cells
+        if cell.turn.arguments is not Arguments.TEXT
+        if (thinks or not cell.turn.reasoning) and not (closed and cell.turn.said is Said.INLINE)
+    ]
 
 
 def verdict(use: Use, cells: Sequence[Cell], clock: bool = False, chance: bool = False) -> Verdict:
@@ -98,7 +103,9 @@ def verdict(use: Use, cells: Sequence[Cell], clock: bool = False, chance: bool =
         written = cell.outcome is not Outcome.REFUSED or cell.elsewhere
         return counted & _flaws(cell) <= {"refused"} and written
 
-    by_append = {append: [cell for cell in cells if cell.append is append] for append in _APPENDS[use]}
+    by_append = {
+        append: [cell for cell in cells if cell.append is append and _counts(use, cell)] for append in _APPENDS[use]
+    }
     good = [fits(cell) for own in by_append.values() for cell in own]
     some = {append: any(map(fits_somewhere, own)) for append, own in by_append.items()}
     silent = [append for append, own in by_append.items() if any(cell.outcome is not Outcome.REFUSED for cell in own)]
@@ -120,17 +127,56 @@ _DATED: Final = "the prompt holds the date of the day it is rendered on"
 _BY_CHANCE: Final = "the template draws at random: the same conversation is not always written the same"
 
 
+_GIVEN: Final = (Use.SFT_ONE_ROW, Use.SFT_PER_TURN, Use.PRODUCTION_PARITY)
+"""Uses for which it counts that all messages reach the model as they were given."""
+
+
+def with_roles(found: Verdict, reading: Reading) -> Verdict:
+    """A verdict that also counts messages of others which the template leaves out, or writes otherwise."""
+    ways = {"dropped": "reaches no token", "rewritten": "is not written as it was given"}
+    roles = [(role, reading.roles.get(role, "")) for role in ("system", "user", "tool")]
+    against = [f"what a {role} message says {ways[what]}" for role, what in roles if what in ways]
+    if not against or found.use not in _GIVEN:
+        return found
+    grade = Grade.PARTLY if found.grade is Grade.HOLDS else found.grade
+    return replace(found, grade=grade, against=(*found.against, *against))
+
+
+def _counts(use: Use, cell: Cell) -> bool:
+    """Whether a use is about such turns: white space around content is lost on those alone who render again."""
+    return cell.turn.said is not Said.SPACED or use not in (Use.SFT_ONE_ROW, Use.SFT_PER_TURN)
+
+
 def _against(by_append: Mapping[Append, Sequence[Cell]], fits: Callable[[Cell], bool], named: bool) -> list[str]:
     """What stands against a use: a line for each way in which appends go wrong, with the appends that it is."""
-    found: dict[str, list[Append]] = {}
+    found: dict[tuple[str, str], list[Append]] = {}
     for append, cells in by_append.items():
         ways: dict[str, list[Cell]] = {}
         for cell in cells:
             if not fits(cell):
                 ways.setdefault(cause(cell, not named), []).append(cell)
         for why, wrong in ways.items():
-            found.setdefault(f"{which_turns(wrong, cells)}{why}", []).append(append)
-    return [f"{' / '.join(appends)}: {words}" if named else words for words, appends in found.items()]
+            found.setdefault((which_turns(wrong, cells), why), []).append(append)
+    return [sentence(appends if named else (), turns, why) for (turns, why), appends in found.items()]
+
+
+_FOLLOWS: Final[Mapping[Append, str]] = {
+    Append.TOOL: "a tool's result",
+    Append.PARALLEL: "two results",
+    Append.TOOL_USER: "a result and a user",
+    Append.USER: "a user",
+    Append.SYSTEM: "a system message",
+    Append.ASSISTANT: "another turn",
+}
+
+
+def sentence(appends: Sequence[Append], turns: str, why: str) -> str:
+    """What goes wrong, where these are appended to these turns."""
+    *first, last = [_FOLLOWS[append] for append in appends] or [""]
+    follows = f"{', '.join(first)} or {last}" if first else last
+    if follows:
+        return f"where {follows} follows {turns or 'a turn'}: {why}"
+    return f"{turns}: {why}" if turns else why
 
 
 _IN_APPEND: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
@@ -187,8 +233,10 @@ def _broken(where: str, blame: object, fields: Sequence[str]) -> str:
 
 
 _FEATURES: Final[Mapping[str, Callable[[Turn], bool]]] = {
+    f"with {Said.SPACED}": lambda turn: turn.said is Said.SPACED,
+    f"with {Said.INLINE}": lambda turn: turn.said is Said.INLINE,
     "with reasoning": lambda turn: turn.reasoning,
-    "without reasoning": lambda turn: not turn.reasoning,
+    "without reasoning": lambda turn: not turn.reasoning and turn.said is not Said.INLINE,
     "with content": lambda turn: turn.content,
     "without content": lambda turn: not turn.content,
     "with empty arguments": lambda turn: turn.arguments is Arguments.EMPTY,
@@ -198,12 +246,18 @@ _FEATURES: Final[Mapping[str, Callable[[Turn], bool]]] = {
 
 
 def which_turns(found: Sequence[Cell], cells: Sequence[Cell]) -> str:
-    """Which turns it are, if they have something in common: ``"turns without reasoning: "``."""
+    """Which turns it are, if they have something in common: ``"turns without reasoning"``.
+
+    Turns whose content is given plainly are told apart among themselves.
+    """
+    said = {cell.turn.said for cell in found}
+    if said == {Said.PLAIN}:
+        cells = [cell for cell in cells if cell.turn.said is Said.PLAIN]
     if len(found) == len(cells):
         return ""
     chosen = {id(cell) for cell in found}
     for count in (1, 2, 3):
         for names in itertools.combinations(_FEATURES, count):
             if {id(cell) for cell in cells if all(_FEATURES[name](cell.turn) for name in names)} == chosen:
-                return f"turns {' and '.join(names)}: "
-    return f"{len(found)} of {len(cells)} kinds of turns: "
+                return f"turns {' and '.join(names)}"
+    return f"{len(found)} of {len(cells)} kinds of turns"

@@ -71,7 +71,7 @@ def audit(
       tokentrace audit ./Qwen3-8B --against ./my-finetune
       tokentrace audit ./Qwen3-8B --against mine.jinja
       tokentrace audit models/* --html report.html
-      tokentrace audit ./Qwen3-8B --json | jq '.verdicts[] | {use, grade}'
+      tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
     """
     from ..audit.differences import differences
     from ..audit.verdicts import Use
@@ -102,11 +102,10 @@ def audit(
     if markdown is not None:
         write_file(markdown, views.markdown(reports))
     if as_json:
-        shown = [report.to_json() for report in reports]
-        data: Any = shown if len(shown) > 1 else shown[0]
+        data: Any = [report.to_json() for report in reports]
         if other is not None:
             told = [{"what": what, "before": before, "now": now} for what, before, now in changed]
-            data = {"audit": data, "against": other.to_json(), "differences": told}
+            data = {"audit": data[0], "against": other.to_json(), "differences": told}
         click.echo(json.dumps(data, ensure_ascii=False))
     elif other is not None:
         show_view(views.differences_view, views.plain_differences, (other, reports[0], changed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from rich.console import RenderableType
@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..audit.appends import Break, Cell
-from ..audit.cases import Append
+from ..audit.cases import Append, Said
 from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
@@ -29,7 +29,14 @@ _TONES: Final[Mapping[Grade | None, str]] = {
     Grade.FAILS: "red",
     None: "dim",
 }
+_PAGE_TONES: Final[Mapping[Grade | None, str]] = {
+    Grade.HOLDS: "good",
+    Grade.FAILS: "bad",
+    Grade.PARTLY: "poor",
+    None: "",
+}
 KEY: Final = "✓ holds   ◐ for some turns   ✗ for none   − refused by the template"
+_MATRIX_KEY: Final = f"{KEY}   ( ) does not count: reasoning that the template neither writes nor asks for"
 
 
 def text_view(reports: Sequence[AuditReport]) -> Text:
@@ -66,7 +73,7 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
             yield Text(f"    tokentrace: {flat(one.remedy)}", "dim")
     yield Text("\nWhat is appended, after which turn", "bold")
     yield _matrix(report)
-    yield Text(f"  {KEY}", "dim")
+    yield Text(f"  {_MATRIX_KEY}", "dim")
     if report.findings:
         yield Text("\nWhat goes wrong", "bold")
     for number, found in enumerate(report.findings, 1):
@@ -84,36 +91,51 @@ def _matrix(report: AuditReport) -> Grid:
     for words in COLUMNS:
         table.add_column(words, justify="center")
     for append, signs in matrix_rows(report):
-        table.add_row(append, *(Text(SIGNS[sign], _TONES[sign]) if known else Text("") for sign, known in signs))
+        table.add_row(append, *(Text(one.text, one.tone) for one in signs))
     return table
 
 
 COLUMNS: Final = {
-    "content": (False, True),
-    "reasoning + content": (True, True),
-    "calls alone": (False, False),
-    "reasoning + calls": (True, False),
+    "content": (False, True, Said.PLAIN),
+    "reasoning + content": (True, True, Said.PLAIN),
+    "calls alone": (False, False, Said.PLAIN),
+    "reasoning + calls": (True, False, Said.PLAIN),
+    "spaces around content": (False, True, Said.SPACED),
+    "reasoning in content": (False, True, Said.INLINE),
 }
-"""What a turn has beside its calls: reasoning, and content."""
+"""What a turn has beside its calls: reasoning, content, and how that is given."""
 
 
-def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[tuple[Grade | None, bool]]]]:
-    """For each append the grade of each kind of turn, and whether there is such a kind."""
+class Sign(NamedTuple):
+    """A cell of the matrix: empty where there are no such turns, in brackets where they do not count."""
+
+    text: str = ""
+    tone: str = ""
+    page_tone: str = ""
+
+
+def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[Sign]]]:
+    """For each append the grade of each kind of turn."""
+    counting = {cell.turn for cell in report.judged}
     for append in Append:
         signs = []
-        for reasoning, content in COLUMNS.values():
+        for kind in COLUMNS.values():
             cells = [
                 cell
                 for cell in report.cells
-                if cell.append is append and cell.turn.reasoning == reasoning and cell.turn.content == content
+                if cell.append is append and (cell.turn.reasoning, cell.turn.content, cell.turn.said) == kind
                 if cell.turn.arguments != "JSON text"
             ]
-            signs.append((grade(cells), bool(cells)))
+            known = grade(cells)
+            if any(cell.turn in counting for cell in cells):
+                signs.append(Sign(SIGNS[known], _TONES[known], _PAGE_TONES[known]))
+            else:
+                signs.append(Sign(f"({SIGNS[known]})", "dim") if cells else Sign())
         yield str(append), signs
 
 
 def _finding(number: int, found: Finding) -> Iterator[Text]:
-    yield Text(f"  {number}. ", "bold").append(flat(found.why)).append(f"   {' / '.join(found.appends)}", "dim")
+    yield Text(f"  {number}. ", "bold").append(flat(found.why))
     for one in found.breaks:
         yield from (Text(f"     {words}") for words in _told(one))
     yield Text("     the smallest conversation that shows it:", "dim")
@@ -175,15 +197,14 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     if forging.words:
         yield "looks in texts for", ", ".join(map(repr, forging.words))
     reading = report.reading
-    for word in ("written", "dropped", "refused"):
+    for word in ("written", "rewritten", "dropped", "refused"):
         roles = [role for role, what in reading.roles.items() if what == word]
         if roles:
             yield f"roles {word}", ", ".join(roles)
     forms = [f"{role}: {' or '.join(names) or 'none'}" for role, names in reading.content.items()]
     yield "content read as", "; ".join(forms)
     yield "arguments read as", " or ".join(reading.arguments) or "nothing: it writes no calls"
-    thought = [*(["its own field"] if reading.reasoning else []), *(["content"] if reading.inline_reasoning else [])]
-    yield "reasoning read from", " or ".join(thought) or "nowhere"
+    yield "reasoning", f"{'written' if reading.reasoning else 'not written'}; inside content {reading.inline_reasoning}"
     writing = report.writing
     frame = "" if writing.reasoning is None else f"; reasoning in {writing.reasoning[0]} … {writing.reasoning[1]}"
     yield (
@@ -238,7 +259,7 @@ def _many(reports: Sequence[AuditReport]) -> Iterator[RenderableType]:
         if report.findings:
             yield Text(f"\n{visible(report.name)}", "bold")
         for found in report.findings:
-            yield Text(f"  {' / '.join(found.appends)}: ", "dim").append(flat(found.why))
+            yield Text(f"  {flat(found.why)}")
 
 
 def markdown(reports: Sequence[AuditReport]) -> str:
@@ -265,7 +286,7 @@ def markdown_findings(report: AuditReport) -> list[str]:
     unnamed = "in no known dialect" if report.reading.calls else "not written"
     known += f"; calls are {report.writing.dialect or unnamed}"
     known += "; holds the date of the day" if report.defaults.clock else ""
-    found = [f"- {' / '.join(one.appends)}: {_escaped(flat(one.why))}" for one in report.findings]
+    found = [f"- {_escaped(flat(one.why))}" for one in report.findings]
     return [f"{known}.", "", *(found or ["- Nothing goes wrong."])]
 
 
@@ -288,8 +309,19 @@ def differences_view(compared: Compared) -> Text:
     before, now, changed = compared
     told = f"{visible(before.name)} → {visible(now.name)}: "
     lines = [Text(told + (counted(len(changed), "difference") if changed else "nothing differs"), "bold")]
+    verdicts = [
+        f"{one.use}: {one.grade} → {other.grade}"
+        for one, other in zip(before.verdicts, now.verdicts, strict=True)
+        if one.grade is not other.grade
+    ]
+    if changed:
+        lines += [Text(f"  {words}", "bold") for words in verdicts or ["all verdicts are the same"]]
+    alike: dict[tuple[str, str], list[str]] = {}
     for what, old, new in changed:
-        lines.append(Text(f"  {flat(what)}"))
+        if not what.startswith("verdict on "):
+            alike.setdefault((old, new), []).append(what)
+    for (old, new), names in alike.items():
+        lines += [Text(f"  {flat(what)}") for what in names]
         lines.append(Text(f"    − {flat(old) or 'nothing'}", "red"))
         lines.append(Text(f"    + {flat(new) or 'nothing'}", "green"))
     return laid_out(*lines)
@@ -301,13 +333,6 @@ def plain_differences(compared: Compared) -> str:
 
 
 # -- a page
-
-_PAGE_TONES: Final[Mapping[Grade | None, str]] = {
-    Grade.HOLDS: "good",
-    Grade.FAILS: "bad",
-    Grade.PARTLY: "poor",
-    None: "",
-}
 
 
 def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
@@ -321,12 +346,12 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
         named = "" if one is not None else f"{report.name}: "
         verdicts = [_page_verdict(verdict) for verdict in report.verdicts]
         tables.append(Table(f"{named}what it is safe for", ["use", "", "why"], verdicts, words=3))
-        matrix = [
-            [append, *(_sign(sign) if known else "" for sign, known in signs)] for append, signs in matrix_rows(report)
+        matrix: list[list[str | PageCell]] = [
+            [append, *(PageCell(one.text, one.page_tone) for one in signs)] for append, signs in matrix_rows(report)
         ]
-        tables.append(Table(f"{named}what is appended, after which turn", ["", *COLUMNS], matrix, KEY))
+        tables.append(Table(f"{named}what is appended, after which turn", ["", *COLUMNS], matrix, _MATRIX_KEY))
         if rows:
-            tables.append(Table(f"{named}what goes wrong", ["what", "appends", "shown by"], rows, words=3))
+            tables.append(Table(f"{named}what goes wrong", ["what", "shown by"], rows, words=2))
         facts = [list(row) for row in fact_rows(report)]
         tables.append(Table(f"{named}what else is known", ["", ""], facts, words=2))
     cards = (
@@ -382,7 +407,7 @@ def _page_findings(report: AuditReport, tracks: list[Track], contrasts: list[Con
             name = f"{report.name}: {found.why}"
             contrasts.append(_contrast(report, one, name, len(tracks)))
             tracks += [_track(report, ids) for ids in one.ids]
-        rows.append([PageCell(found.why, "bad", told, link), " / ".join(found.appends), said])
+        rows.append([PageCell(found.why, "bad", told, link), said])
     return rows
 
 

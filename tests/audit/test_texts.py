@@ -1,0 +1,124 @@
+"""What becomes of texts: content that is written otherwise, without its white space, or without reasoning inside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.audit.brute import audit_of, audited, rendered, source_of
+from tokentrace.audit import AuditReport, Grade
+from tokentrace.audit.appends import Outcome
+from tokentrace.audit.cases import TOOLS, Append, Said
+from tokentrace.show.audit import matrix_rows, plain_view
+
+TURNS = """{%- for m in messages SKIPPED %}
+{{- '<|turn|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}
+{{- WRITTEN }}
+{%- for c in m.tool_calls or [] %}{{- '<tool_call>\\n' + (c.function | tojson) + '\\n</tool_call>' }}{%- endfor %}
+{%- else %}{{- OTHERS }}{%- endif %}
+{{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn|>assistant\\n' }}{%- endif %}"""
+
+
+def template(written: str = "m.content or ''", skipped: str = "", others: str = "m.content") -> AuditReport:
+    return audited(TURNS.replace("WRITTEN", written).replace("SKIPPED", skipped).replace("OTHERS", others))
+
+
+def grades(report: AuditReport) -> dict[str, Grade]:
+    return {str(one.use): one.grade for one in report.verdicts}
+
+
+def test_a_template_that_writes_texts_as_they_are_holds() -> None:
+    assert set(grades(template()).values()) == {Grade.HOLDS}
+
+
+def test_content_that_is_written_otherwise_counts_against_every_use() -> None:
+    found = template("(m.content or '')|lower")
+    assert grades(found)["rl-append-only"] is Grade.PARTLY  # a call alone has no content
+    assert {grade for use, grade in grades(found).items() if use != "rl-append-only"} == {Grade.FAILS}
+    assert all("content as it was given reaches no token" in one.against[0] for one in found.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "others", "role", "words"),
+    [
+        ("if m.role != 'system'", "m.content", "system", "what a system message says reaches no token"),
+        ("", "m.content|upper", "user", "what a user message says is not written as it was given"),
+    ],
+)
+def test_messages_of_others_that_do_not_arrive_count(skipped: str, others: str, role: str, words: str) -> None:
+    found = template(skipped=skipped, others=others)
+    assert found.reading.roles[role] in ("dropped", "rewritten")
+    for use in ("sft-one-row", "sft-per-turn", "production-parity"):
+        assert found.verdict(use).grade is Grade.PARTLY
+        assert words in found.verdict(use).against
+
+
+def test_white_space_that_is_lost_counts_where_turns_are_rendered_again() -> None:
+    found = template("(m.content or '')|trim")
+    again = {"rl-append-only", "rl-user-turns", "production-parity"}
+    assert {use for use, grade in grades(found).items() if grade is Grade.PARTLY} == again
+    assert {grade for use, grade in grades(found).items() if use not in again} == {Grade.HOLDS}
+    assert "bridge keeps the sampled ids" in found.verdict("rl-append-only").remedy
+
+
+CUTS = "m.content.split('</think>')[-1] if m.content and '</think>' in m.content else (m.content or '')"
+
+
+def test_reasoning_that_is_cut_out_of_content_is_found() -> None:
+    found = template(CUTS)
+    assert found.reading.inline_reasoning == "left out"
+    assert found.forging.words == ("</think>",)
+    for use in ("rl-append-only", "rl-user-turns", "production-parity"):
+        assert found.verdict(use).grade is Grade.PARTLY
+        assert "reasoning inside content reaches no token" in found.verdict(use).against[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        ("deepseek-v3.1", "left out"),
+        ("gemma-3", "kept as text"),
+        ("llama-3.1", "kept as text"),
+        ("qwen3", "read as reasoning"),
+    ],
+)
+def test_what_becomes_of_reasoning_inside_content(family: str, told: str) -> None:
+    assert audit_of(family).reading.inline_reasoning == told
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1", "gemma-3", "glm-4.5", "kimi-k2", "deepseek-v3.1"])
+def test_white_space_is_lost_where_transformers_does_not_write_it(family: str) -> None:
+    for cell in audit_of(family).cells:
+        if cell.turn.said is not Said.SPACED or cell.outcome is Outcome.REFUSED:
+            continue
+        at, tools = len(cell.case.past), TOOLS if cell.case.tools else None
+        written = rendered(source_of(family), cell.messages[: at + 1], tools, False)
+        bare = [*cell.messages[:at], {**cell.messages[at], "content": cell.case.said["content"].strip()}]
+        same = written == rendered(source_of(family), bare, tools, False)
+        lost = any("content" in field for field in cell.lost)
+        assert lost or not same
+
+
+def test_words_that_are_not_looked_for_in_texts_are_not_named() -> None:
+    assert audit_of("gemma-3").forging.words == ()
+    assert set(audit_of("qwen3").forging.words) >= {"</think>", "<tool_response>", "</tool_response>"}
+
+
+def test_a_list_is_not_tried_as_a_switch() -> None:
+    report = audit_of("llama-3.1")
+    assert not [one.name for one in report.switches if "custom_tools" in one.name or "builtin_tools" in one.name]
+    assert any("builtin_tools, custom_tools" in note for note in report.notes)
+
+
+def test_a_window_over_results_is_a_break() -> None:
+    others = "'elided' if m.role == 'tool' and loop.index0 < messages|length - 4 else m.content"
+    assert template(others=others).verdict("rl-append-only").grade is not Grade.HOLDS
+
+
+def test_cells_that_do_not_count_are_in_brackets() -> None:
+    report = template()
+    rows = {append: [one.text for one in signs] for append, signs in matrix_rows(report)}
+    assert rows[Append.USER] == ["✓", "(✗)", "", "", "✓", "✓"]
+    assert "( ) does not count" in plain_view([report])
