@@ -67,7 +67,7 @@ def test_every_event_is_the_parsers_own(family: str, monkeypatch: pytest.MonkeyP
     size = renderer.tokenizer.vocabulary.size
     control = [token.id for token in renderer.tokenizer.vocabulary.control.values()]
     chooser = random.Random(family)
-    for round_ in rotating(range(12), family, 2):
+    for round_ in rotating(range(12), family, 3):
         turns = written(renderer, TEXT * 2, TEXT + "more", TEXT * 3)
         ids = [*turns[0], *turns[1]] if round_ % 2 else turns[round_ % 4 // 2]
         for _ in range(round_):  # hostile: anything may stand anywhere

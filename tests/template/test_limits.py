@@ -17,7 +17,7 @@ import pytest
 
 from tokentrace import TemplateError
 from tokentrace.errors import TemplateLimitError
-from tokentrace.template import ChatTemplate, wrap_tools
+from tokentrace.template import ChatTemplate, pairs, wrap_tools
 
 RUN = textwrap.dedent(
     """
@@ -384,3 +384,30 @@ def test_a_buffer_may_not_grow_without_bounds() -> None:
 def test_what_a_round_makes_is_paid_for(source: str) -> None:
     with pytest.raises(TemplateLimitError):
         ChatTemplate(source).render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "{% for x in messages[0].list %}{% break %}{% endfor %}",
+        "{% for x in messages[0].list %}{{ loop.nextitem }}{% break %}{% endfor %}",
+        "{% for k, v in messages[0].dict.items() %}{% break %}{% endfor %}",
+        "{% for k, v in own.items() %}{{ loop.index }}{% break %}{% endfor %}",
+        "{% set x = messages[0].list[1:] %}",
+    ],
+)
+def test_entering_a_loop_and_cutting_a_list_are_paid_for(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokentrace.template.budget.MAX_MADE", 20_000_000)
+    message = {"role": "user", "content": "x", "list": [1] * 20_000, "dict": dict.fromkeys(map(str, range(20_000)))}
+    source = "{% set own = dict(messages[0].dict) %}{% for i in range(500) %}" + step + "{% endfor %}"
+    with pytest.raises(TemplateLimitError, match=r"made more than 20000000 bytes"):
+        ChatTemplate(source).render([message])
+
+
+def test_entering_a_loop_makes_nothing_that_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    origin_of = pairs._Inside.__getitem__
+    monkeypatch.setattr(pairs._Inside, "__getitem__", lambda self, at: asked.append(at) or origin_of(self, at))
+    source = "{% for x in messages[0].list %}{{ x }}{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}"
+    assert ChatTemplate(source).render([{"role": "user", "content": "x", "list": [7] * 1000}]).text == "777"
+    assert asked == [0, 1, 2]

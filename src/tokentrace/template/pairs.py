@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from jinja2.runtime import LoopContext
 
-from .budget import check_pieces, looked_at, made
+from .budget import check_items, check_pieces, listed, looked_at, made
 from .origin import KEY, Origin
 from .strings import TracedStr, traced
 from .trace import message_origins
@@ -36,7 +36,6 @@ SMALL: Final = 1024
 """Text up to this size is paid for by the step that makes it (see `strings`)."""
 _KEPT: Final = PLAIN | {type(None)}
 _WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
-_SEVERAL: Final[tuple[Any, ...]] = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Each(list[Origin | None]):
@@ -47,6 +46,24 @@ class Each(list[Origin | None]):
 
 Beside = Origin | Each | None
 """What stands beside a value."""
+
+
+class _Inside:
+    """The origins of the items of a list that lies in a field, and of more: each is made when it is asked for."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+
+    def __getitem__(self, index: int) -> Origin:
+        return Origin(self.origin + (index,))
+
+    def __iter__(self) -> Iterator[Origin]:
+        return map(self.__getitem__, itertools.count())
+
+
+_Origins = Sequence[Origin | None] | _Inside
 
 
 def box(value: Any, origin: Beside) -> Any:
@@ -90,19 +107,22 @@ def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
     """The origin of ``value[start:stop]``."""
     if type(value) is list:
         origins = _origins(value, origin)
-        return None if origins is None else Each(origins[: len(value)][which])
+        if not isinstance(origins, _Inside):
+            return None if origins is None else Each(origins[: len(value)][which])
+        places = range(len(value))[which]
+        check_pieces(len(places))
+        return Each(map(origins.__getitem__, places))
     return origin if type(value) is str else None
 
 
-def _origins(value: list[Any], origin: Beside) -> Sequence[Origin | None] | None:
+def _origins(value: list[Any], origin: Beside) -> _Origins | None:
     """The origins of the items of a plain list (or more of them); None where its items have to be boxed."""
     if origin is None or type(origin) is Each:
         return origin
     if origin == ("messages",):
         return message_origins(len(value))
-    if not keeps_items(value):
-        return None
-    return [Origin(origin + (index,)) for index in range(len(value))]  # type: ignore[operator]
+    check_items(len(value))
+    return _Inside(origin) if keeps_items(value) else None  # type: ignore[arg-type]
 
 
 def keeps_items(value: list[Any]) -> bool:
@@ -133,7 +153,7 @@ def pieces(written: Iterable[Any]) -> Iterator[Any]:
 
 # -- loops
 
-Rows = tuple[Any, Sequence[Origin | None] | None]
+Rows = tuple[Any, _Origins | None]
 
 
 def rows(value: Any, origin: Beside, undefined: Any, *, counted: bool) -> Rows:
@@ -145,12 +165,10 @@ def rows(value: Any, origin: Beside, undefined: Any, *, counted: bool) -> Rows:
     boxed = box(value, origin)
     if isinstance(boxed, list):
         return boxed, None
-    if not counted:
-        return iter(boxed), None
-    return (list(boxed) if isinstance(boxed, _SEVERAL) else LoopContext(boxed, undefined)), None
+    return (LoopContext(boxed, undefined) if counted else iter(boxed)), None
 
 
-def each(found: Any, origins: Sequence[Origin | None] | None) -> Iterable[tuple[Any, Origin | None]]:
+def each(found: Any, origins: _Origins | None) -> Iterable[tuple[Any, Origin | None]]:
     if type(found) is LoopContext:
         return ((item, None) for item, _ in found)
     return zip(found, itertools.repeat(None) if origins is None else origins)  # noqa: B905 - there may be more origins
@@ -174,15 +192,17 @@ def neighbour(found: Any, index: int, by: int, undefined: Any) -> Any:
     return undefined("there is no previous item" if by < 0 else "there is no next item")
 
 
-def of_neighbour(found: Any, origins: Sequence[Origin | None] | None, at: int) -> Origin | None:
+def of_neighbour(found: Any, origins: _Origins | None, at: int) -> Origin | None:
     return origins[at] if origins is not None and 0 <= at < len(found) else None
 
 
 def items_of(value: Any, origin: Beside, boxed_items: Any, *, counted: bool) -> Iterable[tuple[Any, ...]]:
     """``value.items()`` as (key, its origin, value, its origin). `boxed_items` gives those of a boxed value."""
-    if type(value) is dict and type(origin) is Origin and all(type(key) is str for key in value):
+    pairs: Iterator[tuple[Any, ...]]
+    if type(value) is dict and type(origin) is Origin:
         check_pieces(len(value))
-        if _KEPT.issuperset(map(type, value.values())):
-            return [(key, Origin(origin + (key, KEY)), item, Origin(origin + (key,))) for key, item in value.items()]
-    pairs: Iterator[tuple[Any, ...]] = ((key, None, item, None) for key, item in boxed_items(box(value, origin)))
-    return list(pairs) if counted else pairs
+        if {str}.issuperset(map(type, value)) and _KEPT.issuperset(map(type, value.values())):
+            pairs = ((key, Origin(origin + (key, KEY)), item, Origin(origin + (key,))) for key, item in value.items())
+            return list(pairs) if counted else pairs
+    pairs = ((key, None, item, None) for key, item in boxed_items(box(value, origin)))
+    return listed(pairs) if counted else pairs
