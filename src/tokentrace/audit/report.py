@@ -15,7 +15,7 @@ from .facts import Forging, Prompting, Reading, Stops
 from .readback import Writing
 from .remedies import Remedies
 from .running import Cost, Defaults
-from .verdicts import Grade, Use, Verdict, cause, judged, sentence, which_turns
+from .verdicts import Grade, Use, Verdict, cause, judged, plain, sentence, which_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,9 @@ def grade(cells: Sequence[Cell]) -> Grade | None:
         return None
     if all(cell.outcome is Outcome.HOLDS for cell in cells):
         return Grade.HOLDS
-    some = any(cell.outcome is Outcome.HOLDS or (cell.outcome is Outcome.REFUSED and cell.elsewhere) for cell in cells)
+    some = any(
+        cell.outcome is Outcome.HOLDS or (cell.outcome is Outcome.REFUSED and cell.elsewhere) for cell in plain(cells)
+    )
     return Grade.PARTLY if some else Grade.FAILS
 
 

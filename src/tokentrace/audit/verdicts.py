@@ -107,7 +107,7 @@ def verdict(use: Use, cells: Sequence[Cell], clock: bool = False, chance: bool =
         append: [cell for cell in cells if cell.append is append and _counts(use, cell)] for append in _APPENDS[use]
     }
     good = [fits(cell) for own in by_append.values() for cell in own]
-    some = {append: any(map(fits_somewhere, own)) for append, own in by_append.items()}
+    some = {append: any(map(fits_somewhere, plain(own))) for append, own in by_append.items()}
     silent = [append for append, own in by_append.items() if any(cell.outcome is not Outcome.REFUSED for cell in own)]
     against = _against(by_append, fits, named=use is not Use.SFT_PER_TURN)
     if all(good):
@@ -140,6 +140,11 @@ def with_roles(found: Verdict, reading: Reading) -> Verdict:
         return found
     grade = Grade.PARTLY if found.grade is Grade.HOLDS else found.grade
     return replace(found, grade=grade, against=(*found.against, *against))
+
+
+def plain(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """The turns whose content is given plainly, if there are some: another way that goes well makes up for nothing."""
+    return [cell for cell in cells if cell.turn.said is Said.PLAIN] or cells
 
 
 def _counts(use: Use, cell: Cell) -> bool:
