@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..conversation.messages import Messages
+from ..conversation.values import is_plain
 from ..errors import TokentraceError
 from ..formats.grammar import TurnGrammar
 from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_variables
@@ -146,17 +147,8 @@ def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, A
     """
     given = dict(variables or {})
     wrap_variables(given)  # refuses values that have no end, before anything else walks through them
-    if not _is_plain(given):
+    if not is_plain(given):
         return TemplateStudy(template, tokenizer, given)
     what = template.digest if isinstance(template, ChatTemplate) else id(template)
     key = (type(template), what, id(tokenizer), repr(sorted(given.items())))
     return _SHARED.get(key) or _SHARED.setdefault(key, TemplateStudy(template, tokenizer, copy.deepcopy(given)))
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is made of Python's own types alone, none of which prints otherwise than it is."""
-    if type(value) is dict:
-        return all(type(key) is str and _is_plain(item) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (str, bool, int, float)
