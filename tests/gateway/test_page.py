@@ -147,8 +147,7 @@ def test_tokens_cut_anywhere_are_the_same(served: Served) -> None:
     for name in ("ids", "texts", "logprobs"):
         assert [each for part in parts for each in part[name]] == whole[name]
     text = "".join(whole["texts"])
-    assert visible(HOSTILE) in text
-    assert "👩" in text
+    assert visible(HOSTILE).replace("\u200d", "⟨U+200D⟩") in text, "a joiner that is a token of its own is seen"
 
 
 def test_an_answer_has_so_many_tokens_and_no_more(served: Served) -> None:
