@@ -41,18 +41,30 @@ def test_content_that_is_written_otherwise_counts_against_every_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("skipped", "others", "role", "words"),
+    ("skipped", "others", "system", "words"),
     [
-        ("if m.role != 'system'", "m.content", "system", "what a system message says reaches no token"),
-        ("", "m.content|upper", "user", "what a user message says is not written as it was given"),
+        ("if m.role != 'system'", "m.content", "dropped", "content of system messages reaches no token (line 1: `"),
+        (
+            "if m.role != 'system' or m == messages[0]",
+            "m.content",
+            "written",
+            "content of later system messages reaches no",
+        ),
+        ("", "m.content|upper", "rewritten", "content of system, user and tool messages is not written as it was"),
     ],
 )
-def test_messages_of_others_that_do_not_arrive_count(skipped: str, others: str, role: str, words: str) -> None:
+def test_messages_of_others_that_do_not_arrive_count(skipped: str, others: str, system: str, words: str) -> None:
     found = template(skipped=skipped, others=others)
-    assert found.reading.roles[role] in ("dropped", "rewritten")
+    assert found.reading.roles["system"] == system
     for use in ("sft-one-row", "sft-per-turn", "production-parity"):
         assert found.verdict(use).grade is Grade.PARTLY
-        assert words in found.verdict(use).against
+        assert any(one.startswith(words) for one in found.verdict(use).against)
+
+
+def test_content_that_is_given_otherwise_is_tried_with_a_system_message_too() -> None:
+    with_system = template(others="m.content if m.role != 'system' or messages|length < 4 else ''")
+    kinds = {cell.turn.said: cell.outcome for cell in with_system.cells if cell.append is Append.USER}
+    assert kinds == dict.fromkeys(Said, Outcome.BREAKS)
 
 
 def test_white_space_that_is_lost_counts_where_turns_are_rendered_again() -> None:
@@ -122,3 +134,39 @@ def test_cells_that_do_not_count_are_in_brackets() -> None:
     rows = {append: [one.text for one in signs] for append, signs in matrix_rows(report)}
     assert rows[Append.USER] == ["✓", "(✗)", "", "", "✓", "✓"]
     assert "( ) does not count" in plain_view([report])
+
+
+# -- texts that templates alter, each planted in a template that writes all of them as they are
+
+CALLS = "'{\"name\": \"' + c.function.name + '\", \"arguments\": ' + ARGUMENTS + '}'"
+
+
+@pytest.mark.parametrize(
+    ("written", "others", "arguments", "words"),
+    [
+        ("", "m.content|e", "", "system, user and tool messages with marks such as <, & and quotes"),
+        ("", "m.content.split('\\n')[0] if m.role == 'tool' else m.content", "", "of tool messages with line breaks"),
+        ("", "m.content[:300] if m.role == 'tool' else m.content", "", "tool messages of some thousand characters"),
+        ("(m.content or '')|replace('&', '&amp;')", "", "", "assistant messages with marks"),
+        ("(m.content or '')|replace('\\n\\n', '\\n')", "", "", "assistant messages with line breaks"),
+        ("", "", "c.function.arguments|tojson|lower", "arguments of calls are not written as they were given"),
+        ("", "", "c.function.arguments|tojson|replace(' ', '')", "arguments of calls are not written"),
+        ("", "", "'{\"someKey\": \"' ~ c.function.arguments.values()|first ~ '\"}'", "arguments of calls"),
+    ],
+)
+def test_texts_that_are_altered_count_and_their_line_is_named(
+    written: str, others: str, arguments: str, words: str
+) -> None:
+    source = TURNS.replace("SKIPPED", "").replace("WRITTEN", written or "m.content or ''")
+    source = source.replace("OTHERS", others or "m.content")
+    if arguments:
+        source = source.replace("(c.function | tojson)", CALLS.replace("ARGUMENTS", f"({arguments})"))
+    planted = next(text for text in (written, others, arguments) if text)
+    found = audited(source)
+    uses = ("sft-one-row", "sft-per-turn") if others else tuple(grades(found))
+    for use in uses:
+        assert found.verdict(use).grade is not Grade.HOLDS
+        (said,) = [one for one in found.verdict(use).against if words in one]
+        line = next(number for number, line in enumerate(source.split("\n"), 1) if planted in line)
+        assert f"line {line}: `" in said
+    assert "mend its line" in found.verdict("sft-one-row").remedy

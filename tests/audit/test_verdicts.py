@@ -108,6 +108,8 @@ def test_rows_without_the_stop_token_do_not_train_where_a_turn_ends() -> None:
     assert report.stops.untrained_end
     assert report.verdict("sft-per-turn").grade is Grade.FAILS
     assert "final_stop=True" in report.verdict("sft-per-turn").against[0]
+    assert report.verdict("sft-one-row").grade is Grade.PARTLY
+    assert "final_stop=True" in report.verdict("sft-one-row").against[0]
     assert report.verdict("rl-append-only").grade is Grade.HOLDS
 
 

@@ -122,6 +122,8 @@ def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--against", "./nope"], "there is no folder './nope'"),
         (["--html", "nowhere/page.html"], "there is no folder nowhere"),
         (["--markdown", "nowhere/table.md"], "there is no folder nowhere"),
+        (["--require", ""], "names no use"),
+        (["--require", " ,"], "names no use"),
         (["--require", "rl-apend-only"], "did you mean 'rl-append-only'?"),
     ],
 )

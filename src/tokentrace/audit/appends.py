@@ -23,14 +23,14 @@ from ..rendering.lost import find_lost
 from ..study.sampling import turn_end
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import REASONING_FIELDS, ChatTemplate, wrap_tools
-from ..template.origin import UNKNOWN, Origin
+from ..template.chat_template import ChatTemplate, wrap_tools
 from ..template.trace import Rendering
 from ..tokens.encoding import Encoded
 from .blame import Blame, find_blame, find_writers
 from .cases import ANSWER, THOUGHT, TOOLS, Append, Arguments, Case, Said, Turn, cases
-from .facts import is_written, reasoning_tags
+from .facts import reasoning_tags
 from .lines import LineTracer
+from .texts import call_ids, is_of, is_written
 
 _EXCERPT: Final = 48
 """Characters of a text that are quoted."""
@@ -130,9 +130,7 @@ class AppendMatrix:
         self._study = study
         self._tracer = tracer
         self._tools = wrap_tools(TOOLS)
-        grammar = study.grammar(True)
-        named = grammar.calls is not None and grammar.calls.id_is_name
-        self._ids = ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
+        self._ids = call_ids(study)
         self._tags = reasoning_tags(study)
         self._rendered: dict[str, Encoded | TokentraceError] = {}
 
@@ -302,7 +300,7 @@ def _missing(rendering: Rendering, case: Case, lost: Sequence[str]) -> tuple[str
         given = case.said.get(name)
         if not given:
             continue
-        own = "".join(text for text, _, origin in rendering.spans() if _is_of(origin, at, name))
+        own = "".join(text for text, _, origin in rendering.spans() if is_of(origin, at, name))
         parts = (THOUGHT, ANSWER) if turn is Said.INLINE else (given.strip(),)
         if turn is Said.INLINE and name in found and is_written(ANSWER, own):
             found[found.index(name)] = str(Said.INLINE)
@@ -311,14 +309,6 @@ def _missing(rendering: Rendering, case: Case, lost: Sequence[str]) -> tuple[str
         elif name not in found and turn is Said.SPACED and not is_written(given, own):
             found.append(f"white space around {name}")
     return tuple(found)
-
-
-def _is_of(origin: Origin | None, message: int, field: str) -> bool:
-    """Whether text may come from a field of a message: it does, or it cannot be told."""
-    names = REASONING_FIELDS if field in REASONING_FIELDS else (field,)
-    return origin is not None and (
-        origin.source == UNKNOWN.source or (origin.message == message and origin.field in names)
-    )
 
 
 def _parting(one: Encoded, other: Encoded) -> int | None:

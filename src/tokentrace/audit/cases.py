@@ -133,7 +133,7 @@ def cases(turn: Turn, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iter
     """The conversations that a kind of turn is tried in, the smallest first.
 
     `ids` are two ids of calls, `tags` what reasoning inside content stands between. Content that is given in another
-    way than plainly is tried after a question alone.
+    way than plainly is not tried after the longest pasts.
     """
     said = _said(turn, ids, tags)
     appended = _appended(turn.append, ids)
@@ -142,8 +142,6 @@ def cases(turn: Turn, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iter
     answered = _said(Turn(Append.USER, turn.reasoning), ids, tags)
     round_ = (called, _result(1, ids))
     yield Case(turn, (USER,), said, appended, calls)
-    if turn.said is not Said.PLAIN:
-        return
     if not calls:
         yield Case(turn, (USER,), said, appended, True, "where tools are declared")
     yield Case(turn, (SYSTEM, USER), said, appended, calls, "where there is a system message")
@@ -152,6 +150,8 @@ def cases(turn: Turn, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iter
     yield Case(
         turn, (USER, answered, USER, *round_), said, appended, True, "after an earlier answer and a round of tools"
     )
+    if turn.said is not Said.PLAIN:
+        return
     yield Case(turn, (USER, *round_ * LONG), said, appended, True, f"after {LONG} rounds of tools")
     yield Case(turn, (*(USER, answered) * LONG, USER), said, appended, calls, f"after {LONG} earlier answers")
 

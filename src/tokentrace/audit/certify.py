@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -13,14 +13,15 @@ from ..study.probes import USER
 from ..study.study import TemplateStudy
 from .appends import AppendMatrix, Cell, Outcome, line_tracer
 from .cases import Arguments, turns
-from .facts import Prompting, find_forging, find_prompting, find_reading, find_stops
+from .facts import Stops, find_forging, find_prompting, find_reading, find_stops
 from .lines import LineTracer
 from .readback import find_writing
 from .remedies import Remedies, remedy, try_remedies
 from .report import AuditReport, SettingAudit
 from .running import Defaults, changes_by_itself, find_cost, find_defaults
 from .settings import find_settings, other_than_truths
-from .verdicts import Grade, Use, Verdict, judged, verdict, with_roles
+from .texts import Altered, find_altered
+from .verdicts import Grade, Use, Verdict, judged, verdict, with_ends, with_texts
 
 _MOST_TEXT: Final = 200_000
 """Characters that a template may write around one question."""
@@ -76,15 +77,20 @@ class _Audit:
         reading, prompting = find_reading(study), find_prompting(study)
         defaults = find_defaults(study, tracer)
         remedies = try_remedies(renderer, judged(cells, reading, prompting))
+        stops, writing = find_stops(renderer), find_writing(renderer)
+        altered = find_altered(study, tracer, writing.altered)
         facts = {
-            "stops": find_stops(renderer),
+            "stops": stops,
             "forging": find_forging(study, tracer),
-            "writing": find_writing(renderer),
+            "writing": writing,
+            "altered": altered,
             "cost": find_cost(renderer, tracer),
         }
         self.progress("facts", 1, 1)
-        switches, unchanged = self._switches(cells, prompting, defaults)
-        verdicts = self._verdicts(cells, reading, prompting, defaults, remedies, switches)
+        itself = defaults.clock, defaults.random
+        switches, unchanged = self._switches(cells, defaults, (prompting, itself, altered, stops))
+        found = _verdicts(judged(cells, reading, prompting), itself, altered, stops)
+        verdicts = [_with_remedies(one, remedies, switches, altered) for one in found]
         return AuditReport(
             name=self.name,
             family=renderer.family,
@@ -111,7 +117,7 @@ class _Audit:
         self.progress("appends", len(kinds), len(kinds))
 
     def _switches(
-        self, cells: tuple[Cell, ...], prompting: Prompting, defaults: Defaults
+        self, cells: tuple[Cell, ...], defaults: Defaults, facts: tuple[Any, ...]
     ) -> tuple[list[SettingAudit], list[str]]:
         """Each setting that changes an outcome or the prompt, with calls of one shape; and the names of the others."""
         found: list[SettingAudit] = []
@@ -120,42 +126,23 @@ class _Audit:
         plain = {cell.turn: (cell.outcome, cell.lost) for cell in cells}
         for done, setting in enumerate(given):
             self.progress("settings", done, len(given))
-            study = _study(self.renderer.with_variables(setting))
+            renderer = self.renderer.with_variables(setting).silent()
+            study = _study(renderer)
             matrix = AppendMatrix(study, None)
             own = tuple(matrix.cell(turn) for turn in turns((Arguments.OBJECT,)))
             if all(cell.outcome is Outcome.REFUSED for cell in own):
                 found.append(SettingAudit(setting, None, None))
                 continue
             now, itself = find_prompting(study), changes_by_itself(study, self.tracer)
-            same = (now, *itself) == (prompting, defaults.clock, defaults.random)
+            altered, stops = find_altered(study, self.tracer, find_writing(renderer).altered), find_stops(renderer)
+            same = (now, itself, altered, stops) == facts
             if same and all(plain[cell.turn] == (cell.outcome, cell.lost) for cell in own):
                 unchanged.append(SettingAudit(setting, own, now).name)
                 continue
-            kept = judged(own, find_reading(study), now)
-            told = [with_roles(verdict(use, kept, *itself), find_reading(study)) for use in Use]
+            told = _verdicts(judged(own, find_reading(study), now), itself, altered, stops)
             found.append(SettingAudit(setting, own, now, tuple(told)))
         self.progress("settings", len(given), len(given))
         return found, unchanged
-
-    def _verdicts(
-        self,
-        cells: tuple[Cell, ...],
-        reading: Any,
-        prompting: Prompting,
-        defaults: Defaults,
-        remedies: Remedies,
-        switches: list[SettingAudit],
-    ) -> Iterator[Verdict]:
-        kept = judged(cells, reading, prompting)
-        for use in Use:
-            found = with_roles(verdict(use, kept, defaults.clock, defaults.random), reading)
-            with_them = [
-                one.name
-                for one in switches
-                for other in one.verdicts
-                if other.use is use and other.grade is Grade.HOLDS and found.grade is not Grade.HOLDS
-            ]
-            yield Verdict(use, found.grade, found.against, remedy(found, remedies), tuple(with_them))
 
     def _notes(self, cells: tuple[Cell, ...], printed: Mapping[str, str]) -> Iterator[str]:
         names = sorted(other_than_truths(self.renderer) - printed.keys())
@@ -165,6 +152,27 @@ class _Audit:
             yield "the format is written in Python: there are no template lines to name"
         elif any(one.blame is None and one.where != "seam" for cell in cells for one in cell.breaks):
             yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
+
+
+def _verdicts(
+    cells: Sequence[Cell], itself: tuple[bool, bool], altered: Sequence[Altered], stops: Stops
+) -> Iterator[Verdict]:
+    """The verdict on each use."""
+    for use in Use:
+        yield with_ends(with_texts(verdict(use, cells, *itself), altered), stops)
+
+
+def _with_remedies(
+    found: Verdict, remedies: Remedies, switches: Sequence[SettingAudit], altered: Sequence[Altered]
+) -> Verdict:
+    """A verdict with what tokentrace does about it, and the settings with which it holds."""
+    with_them = [
+        one.name
+        for one in switches
+        for other in one.verdicts
+        if other.use is found.use and other.grade is Grade.HOLDS and found.grade is not Grade.HOLDS
+    ]
+    return Verdict(found.use, found.grade, found.against, remedy(found, remedies, altered), tuple(with_them))
 
 
 def _study(renderer: Renderer) -> TemplateStudy:

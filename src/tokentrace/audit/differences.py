@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from .report import AuditReport
@@ -30,6 +31,7 @@ def _told(report: AuditReport) -> Iterator[tuple[str, str]]:
         section = report.to_json()[name]
         for key, value in section.items():
             yield f"{name}, {key}", _words(value)
+    yield "texts that are not written as given", "; ".join(str(replace(one, line=None)) for one in report.altered)
     for one in report.switches:
         grades = ", ".join(f"{verdict.use} {verdict.grade}" for verdict in one.verdicts)
         yield f"with {one.name}", grades or "refused"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +27,7 @@ from ..study.study import TemplateStudy
 from .cases import ANSWER as TEXT
 from .cases import THINK, TOOLS
 from .lines import Kind, LineTracer
+from .texts import is_written
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 
@@ -53,6 +53,8 @@ class Stops:
     tokens: tuple[StopToken, ...]
     untrained_end: bool
     """Whether a turn that is the last has no stop token in a row, so that its end is not trained."""
+    untrained_inside: bool
+    """Whether a turn has none though something follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +98,23 @@ def find_stops(renderer: Renderer) -> Stops:
     endings = study.endings(False), with_tools.endings(True)
     own = endings[0].stops | endings[1].stops
     trained: set[int] = set()
-    untrained = False
+    untrained = inside = False
     for messages in ([USER, ANSWER, USER, ANSWER], [USER, calling(), result(), ANSWER]):
         try:
             rendered = renderer.silent().render(messages, tools=TOOLS if len(messages[1]) > 2 else None)
         except TokentraceError:
             continue
         trained |= {turn.stop_token for turn in rendered.turns if turn.stop_token is not None}
-        untrained |= bool(rendered.turns) and rendered.turns[-1].stop_token is None
+        ended = [turn.stop_token is not None for turn in rendered.turns]
+        untrained |= not all(ended[-1:])
+        inside |= not all(ended[:-1])
     heads = endings[0].heads | endings[1].heads
     name = renderer.tokenizer.decode
     tokens = [
         StopToken(index, name([index]), index in trained, index in own, index in heads)
         for index in renderer.get_stop_token_ids()
     ]
-    return Stops(tuple(tokens), untrained)
+    return Stops(tuple(tokens), untrained, inside)
 
 
 def find_prompting(study: TemplateStudy) -> Prompting:
@@ -201,11 +205,6 @@ def _inline(study: TemplateStudy) -> str:
     if written is not None and THOUGHT["reasoning_content"] in written.text and written.text == rendering.text:
         return "read as reasoning"
     return "kept as text" if THOUGHT["reasoning_content"] in rendering.text else "left out"
-
-
-def is_written(given: str, text: str) -> bool:
-    """Whether a text stands in another, as it is or as JSON."""
-    return any(one in text for one in (given, json.dumps(given, ensure_ascii=False)[1:-1], json.dumps(given)[1:-1]))
 
 
 def _role(study: TemplateStudy, role: str) -> str:

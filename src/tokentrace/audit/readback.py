@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from ..formats.dialects import dialect_of
 from ..rendering.renderer import Renderer
 from ..study.probes import ANSWER, THOUGHT, USER, call, calling
 from .cases import TOOLS
+from .texts import call_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,16 @@ class Writing:
     tried: int
     unreadable: tuple[str, ...]
 
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """Arguments that are not read back as they were given, where those of a plain call are."""
+        if any(loss.startswith("a call: ") for loss in self.unreadable):
+            return ()  # nothing is known of how the template writes them
+        return tuple(dict.fromkeys(loss.partition(": ")[2] for loss in self.unreadable if ": argument " in loss))
+
 
 _ODD: Final[Mapping[str, Any]] = {
-    "text": 'line one\nline "two" é 雨 <b>',
+    "text": "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>",
     "number": "12",
     "word": "true",
     "empty": "",
@@ -41,7 +49,14 @@ _TYPED: Final[Mapping[str, Any]] = {
     "map": {"k": {}},
 }
 _TYPES: Final = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "a probe",
+            "parameters": {"type": "object", "properties": properties},
+        },
+    }
     for properties in [{key: {"type": "string"} for key in ("key", *_ODD)} | {key: {} for key in _TYPED}]
     for name in ("probe1", "probe2")
 ]
@@ -53,7 +68,7 @@ def find_writing(renderer: Renderer) -> Writing:
     shown = "" if grammar.calls is None else grammar.calls.shown
     frame = grammar.reasoning
     tried, losses = 0, dict[str, None]()
-    for name, message in _spoken(grammar.calls is not None and grammar.calls.id_is_name):
+    for name, message in _spoken(call_ids(renderer.study(TOOLS))):
         if message.get("tool_calls") and not renderer.study(TOOLS).forms.calls.are_shown:
             losses |= {"calls: the template writes none": None}
             continue
@@ -70,9 +85,8 @@ def find_writing(renderer: Renderer) -> Writing:
     )
 
 
-def _spoken(named_ids: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _spoken(ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     def calls(*arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        ids = ["functions.probe1:0", "functions.probe2:1"] if named_ids else ["call00001", "call00002"]
         return [{**call(n + 1, given), "id": ids[n]} for n, given in enumerate(arguments)]
 
     yield "an answer", ANSWER

@@ -6,12 +6,14 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ..errors import TokentraceError
 from ..rendering.bridged import BridgedTokens
 from ..rendering.renderer import Renderer
 from .appends import Cell, Outcome
 from .cases import TOOLS, Append
+from .texts import Altered
 from .verdicts import Grade, Use, Verdict
 
 
@@ -75,11 +77,23 @@ def _begins(renderer: Renderer, cell: Cell, tools: Sequence[object] | None, text
         return False
 
 
-def remedy(verdict: Verdict, all_broken: Remedies) -> str:
+_ALTERED: Final = "texts that the template alters are altered here as well, without a warning: mend its line"
+
+
+def remedy(verdict: Verdict, all_broken: Remedies, altered: Sequence[Altered] = ()) -> str:
     """What tokentrace does for a use, in words."""
-    n = all_broken.broken
     if verdict.grade is Grade.HOLDS:
         return "nothing is needed"
+    if verdict.use in (Use.RL_APPEND_ONLY, Use.RL_USER_TURNS):
+        return _remedy(verdict, all_broken)
+    written = [str(one) for one in altered if not one.dropped]
+    if not any(one in verdict.against for one in written):
+        return _remedy(verdict, all_broken)
+    return _ALTERED if set(verdict.against) <= set(written) else f"{_remedy(verdict, all_broken)}; {_ALTERED}"
+
+
+def _remedy(verdict: Verdict, all_broken: Remedies) -> str:
+    n = all_broken.broken
     if not n and verdict.use in (Use.RL_APPEND_ONLY, Use.RL_USER_TURNS):
         return (
             "the bridge keeps the sampled ids, with what rendering them again would lose; what is refused is an error"

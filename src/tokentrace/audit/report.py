@@ -15,6 +15,7 @@ from .facts import Forging, Prompting, Reading, Stops
 from .readback import Writing
 from .remedies import Remedies
 from .running import Cost, Defaults
+from .texts import Altered
 from .verdicts import Grade, Use, Verdict, cause, judged, plain, sentence, which_turns
 
 
@@ -49,6 +50,8 @@ class AuditReport(ShowsItself):
     forging: Forging
     reading: Reading
     writing: Writing
+    altered: tuple[Altered, ...]
+    """Fields of messages that do not arrive as they were given."""
     defaults: Defaults
     cost: Cost
     remedies: Remedies

@@ -10,7 +10,8 @@ from typing import Final
 
 from .appends import Cell, Outcome
 from .cases import Append, Arguments, Said, Turn
-from .facts import Prompting, Reading
+from .facts import Prompting, Reading, Stops
+from .texts import Altered
 
 
 class Use(StrEnum):
@@ -131,15 +132,33 @@ _GIVEN: Final = (Use.SFT_ONE_ROW, Use.SFT_PER_TURN, Use.PRODUCTION_PARITY)
 """Uses for which it counts that all messages reach the model as they were given."""
 
 
-def with_roles(found: Verdict, reading: Reading) -> Verdict:
-    """A verdict that also counts messages of others which the template leaves out, or writes otherwise."""
-    ways = {"dropped": "reaches no token", "rewritten": "is not written as it was given"}
-    roles = [(role, reading.roles.get(role, "")) for role in ("system", "user", "tool")]
-    against = [f"what a {role} message says {ways[what]}" for role, what in roles if what in ways]
-    if not against or found.use not in _GIVEN:
+def with_texts(found: Verdict, altered: Sequence[Altered]) -> Verdict:
+    """A verdict that also counts texts which the template leaves out, or writes otherwise.
+
+    Those of others count where messages are to reach the model as they were given; those of the assistant everywhere:
+    what was sampled is not what is rendered again.
+    """
+    against = [str(one) for one in altered if one.of_turns or found.use in _GIVEN]
+    if not against:
         return found
     grade = Grade.PARTLY if found.grade is Grade.HOLDS else found.grade
     return replace(found, grade=grade, against=(*found.against, *against))
+
+
+def with_ends(found: Verdict, stops: Stops) -> Verdict:
+    """A verdict on one row for a conversation that also counts turns which train no stop."""
+    if found.use is not Use.SFT_ONE_ROW:
+        return found
+    if stops.untrained_inside:
+        said = "a turn ends without a token that stops generation, whatever follows it"
+        return replace(found, grade=Grade.FAILS, against=(*found.against, said))
+    if stops.untrained_end:
+        grade = Grade.PARTLY if found.grade is Grade.HOLDS else found.grade
+        return replace(found, grade=grade, against=(*found.against, f"the last turn: {_NO_END}"))
+    return found
+
+
+_NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 
 
 def plain(cells: Sequence[Cell]) -> Sequence[Cell]:
@@ -210,9 +229,7 @@ def _cause(cell: Cell, in_turn: bool) -> str:
         said[-1] += f", {cell.case.given}"
     lost = [*_lost(cell.lost), *(() if in_turn else cell.lost_after)]
     said += [f"{', '.join(lost)} reaches no token"] if lost else []
-    said += ["the row ends before the token that the model stops with (final_stop=True adds it)"] * (
-        in_turn and not cell.ends
-    )
+    said += [_NO_END] * (in_turn and not cell.ends)
     return "; ".join(dict.fromkeys(said))
 
 

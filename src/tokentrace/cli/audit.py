@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 @click.option(
     "--require",
     metavar="USES",
-    default="",
     shell_complete=complete_uses,
     help="Exit with 1 unless these hold: sft-one-row, sft-per-turn, rl-append-only, rl-user-turns, production-parity.",
 )
@@ -43,7 +42,7 @@ def audit(
     kwargs: tuple[str, ...],
     renderer: str,
     chat_template: str | None,
-    require: str,
+    require: str | None,
     allow_partly: bool,
     against: str | None,
     as_json: bool,
@@ -80,11 +79,13 @@ def audit(
     from ..viewer.page import page_html
     from .inputs import chosen_tokenizer, split_list
 
-    if quiet and not require and against is None:
+    if quiet and require is None and against is None:
         raise click.UsageError("--quiet says nothing but what is not met: name that with --require or --against")
-    if require and not tokenizers:
+    if require is not None and not tokenizers:
         raise click.UsageError("--require needs to know of what: name the tokenizer")
-    uses = [choose(Use, "--require", use) for use in split_list(require)]
+    uses = [choose(Use, "--require", use) for use in split_list(require or "")]
+    if require is not None and not uses:
+        raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}, or leave it out")
     names = tokenizers or (chosen_tokenizer(None),)
     options = {"kwargs": kwargs, "renderer": renderer, "chat_template": chat_template}
     if against is not None and len(names) != 1:
