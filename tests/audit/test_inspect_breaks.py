@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.audit.planted import SHAPES, Told, clean, rollouts
 from tests.compare.two_requests import renderer_of
+from tests.conversations import SYS, assistant, user
 from tokentrace.audit.dumps.calls import DumpedRollout
 from tokentrace.audit.dumps.reading import read_rollouts
 from tokentrace.audit.dumps.shapes import shape_of
 from tokentrace.audit.inspect_calls import InspectedRollout, Step, inspect_rollout
-from tokentrace.compare.breaks import ADVICE
+from tokentrace.compare.breaks import ADVICE, Cause, explain_break
 
 
 def write(path: Path, shape: str, told: list[Told], messages: bool = False) -> Path:
@@ -31,7 +34,25 @@ def inspected(file: Path, family: str) -> dict[str, InspectedRollout]:
 
 
 def test_every_cause_is_planted() -> None:
-    assert {one.cause for one in rollouts("pocket")} == {None, *ADVICE}
+    of_ids = {Cause.BOS_MISSING, Cause.BOS_ADDED, Cause.NO_TOKEN}
+    assert {one.cause for one in rollouts("pocket")} == {None, *ADVICE} - of_ids
+
+
+@pytest.mark.parametrize(
+    ("cause", "changed"),
+    [
+        (Cause.BOS_MISSING, lambda ids: ids[1:]),
+        (Cause.BOS_ADDED, lambda ids: [ids[0], *ids]),
+        (Cause.NO_TOKEN, lambda ids: [*ids[:3], 999_999, *ids[4:]]),
+    ],
+)
+def test_ids_of_a_prompt_that_were_made_otherwise_are_named(cause: Cause, changed: Callable[[Any], list[int]]) -> None:
+    renderer = renderer_of("pocket")
+    stream = renderer.render_ids([SYS, user("Go."), assistant("Gone.")])
+    found = explain_break(stream, changed(renderer.render_ids([SYS, user("Go."), assistant("Gone.")])), renderer)
+    assert found is not None
+    assert found.cause is cause
+    assert "None" not in found.detail
 
 
 FAMILIES = [

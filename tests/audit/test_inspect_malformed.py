@@ -11,6 +11,7 @@ import pytest
 from tokentrace.audit.dumps.calls import Fault
 from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.audit.inspect_report import Inspection
+from tokentrace.errors import InputError
 
 Line = dict[str, Any]
 HUGE = 10**400
@@ -151,3 +152,16 @@ def test_lines_without_a_name_and_lines_with_one_keep_their_order(tmp_path: Path
     report = looked_at(tmp_path, CALL, bad, named, CALL, named, bad)
     assert (report.rollouts, report.calls) == (3 + 0, 4)
     assert [one.where.rpartition(" ")[2] for one in report.unread] == ["2", "6"]
+
+
+@pytest.mark.parametrize("shape", [None, "calls"])
+def test_a_first_line_that_cannot_be_read_is_listed_like_any_other(tmp_path: Path, shape: str | None) -> None:
+    file = tmp_path / "dump.jsonl"
+    first = {"rollout_id": "r", "completion_ids": [3, 4]}
+    file.write_text("".join(json.dumps(line) + "\n" for line in (first, CALL, CALL)), encoding="utf-8")
+    found = inspect_rollouts([str(file)], shape=shape)
+    assert (found.calls, found.unreadable) == (2, 1)
+    assert "line 1" in found.unread[0].where
+    file.write_text(json.dumps(first) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 1"):
+        inspect_rollouts([str(file)], shape=shape)

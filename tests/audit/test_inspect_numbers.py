@@ -30,7 +30,7 @@ def looked_at(folder: Path, made: list[Line] | str, **more: Any) -> Inspection:
     file = folder / "dump.jsonl"
     text = made if isinstance(made, str) else "".join(json.dumps(line) + "\n" for line in made)
     file.write_text(text, encoding="utf-8")
-    return inspect_rollouts([str(file)], **more)
+    return inspect_rollouts([str(file)], more.pop("known", None), **more)
 
 
 def change(path: str, edit: Callable[[Any], Any]) -> Callable[[list[Line]], None]:
@@ -99,7 +99,7 @@ UNREADABLE = {
     "missing": ("trl rollout", change("0.turns.1", lambda one: {"prompt_ids": one["prompt_ids"]}),
                 "line 1: turns[1].output_ids: is missing"),
     "no parent": ("verifiers trace", change("0.nodes.2.parent", lambda _: 77), "nodes[2].parent: is 77"),
-    "other line": ("calls lines", change("1", lambda _: {"score": 1}), "line 2: this is not like the lines before it"),
+    "other line": ("calls lines", change("1", lambda _: {"score": 1}), "line 2: this is not like the other lines"),
     "lost delta": ("nemo-gym captured", lambda made: "".join(json.dumps(one) + "\n" for one in made[1:]),
                    "parent_call_id: call 'clean-1' is stored as what it adds to call 'clean-0', which is not there"),
 }  # fmt: skip
@@ -235,3 +235,46 @@ def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shap
             at[last] = chance.choice(JUNK)
         with contextlib.suppress(TokentraceError):
             json.dumps(looked_at(tmp_path, made, known=renderer_of("pocket")).to_json())
+
+
+# -- rows: mask and labels, and what tells beside them
+
+
+def row(**more: Any) -> Line:
+    """A row of one turn, trained as it should be."""
+    rendered = renderer_of("pocket").render(
+        [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Gone."}]
+    )
+    ids, mask = rendered.ids.tolist(), rendered.mask.astype(int).tolist()
+    labels = [index if trained else -100 for index, trained in zip(ids, mask, strict=True)]
+    made = {"input_ids": ids, "loss_mask": mask, "labels": labels, "logprobs": [-0.5] * len(ids)}
+    return made | {name: edit(made[name]) for name, edit in more.items()}
+
+
+def test_labels_are_looked_at_beside_a_mask(tmp_path: Path) -> None:
+    right = looked_at(tmp_path, [row()])
+    assert not right.failing("any")
+    other = looked_at(tmp_path, [row(labels=lambda given: [*given[:-2], 17, given[-1]])])
+    assert set(other.faults) == {Fault.LABELS_OTHER}
+    more = looked_at(tmp_path, [row(labels=lambda given: row()["input_ids"])])
+    assert set(more.faults) == {Fault.LABELS_MASK}
+    assert more.faults[Fault.LABELS_MASK].tokens == row()["loss_mask"].count(0)
+    assert more.failing("masks")
+
+
+def test_what_no_engine_sampled_is_not_known_by_a_mask_alone(tmp_path: Path) -> None:
+    trained = row(loss_mask=lambda given: [1] * len(given), labels=lambda given: row()["input_ids"])
+    alone = looked_at(tmp_path, [trained])
+    assert alone.to_json()["training"]["trained_unsampled"] is None
+    assert "not known" in plain_view(alone)
+    told = looked_at(tmp_path, [trained], known=renderer_of("pocket"))
+    assert told.faults[Fault.TRAINED_UNSAMPLED].tokens > 0
+    assert told.failing("masks")
+    right = looked_at(tmp_path, [row()], known=renderer_of("pocket"))
+    assert right.to_json()["training"]["trained_unsampled"] == 0
+
+
+def test_a_row_that_was_cut_at_its_beginning_may_begin_inside_a_turn(tmp_path: Path) -> None:
+    first = row()["loss_mask"].index(1) + 1
+    cut = {name: values[first:] for name, values in row().items()}
+    assert not looked_at(tmp_path, [cut], known=renderer_of("pocket")).failing("any")

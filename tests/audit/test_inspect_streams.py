@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tokentrace.audit.dumps.calls import Call, DumpedRollout
 from tokentrace.audit.inspect_calls import InspectedRollout, Step, inspect_rollout
-from tokentrace.audit.streams import Streams
+from tokentrace.audit.streams import Streams, in_order
 from tokentrace.tokens.alignment import common_prefix
 
 
@@ -48,6 +48,33 @@ def test_a_fork_counts_shared_tokens_once_and_keeps_what_was_sampled() -> None:
     assert found.steps == [Step.FIRST, Step.EXTENDS, Step.EXTENDS, Step.EXTENDS]
     assert (found.tokens, found.samples, found.row_tokens) == (7 + 5, 2, 7 + 9)
     assert found.tips[1].sampled.tolist() == [False, False, True, True, False, True, True, False, True]
+
+
+@given(st.permutations(range(6)))
+def test_calls_whose_order_nobody_knows_are_taken_as_their_prompts_go_on(order: list[int]) -> None:
+    """A chain of four calls, a fork of its second, and a second answer to its third prompt."""
+    chain = [FIRST, SECOND, ([1, 2, 3, 4, 5, 6, 7, 8], [9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], [6])]
+    made = [*chain, ([1, 2, 3, 4, 5, 6, 7, 5], [5]), ([1, 2, 3, 4, 5, 6, 7, 8], [2])]
+    calls = [Call(np.asarray(prompt + done, np.int32), len(prompt), f"{at}") for at, (prompt, done) in enumerate(made)]
+    shuffled = DumpedRollout("r", "here", [calls[at] for at in order], ordered=False)
+    found = inspect_rollout(shuffled)
+    assert not found.breaks
+    assert (found.samples, found.steps.count(Step.FIRST)) == (3, 1)
+
+
+def test_a_break_is_the_same_whatever_the_order_of_lines() -> None:
+    other = ([1, 2, 3, 9, 5], [6, 7])
+    for calls in ([FIRST, other], [other, FIRST]):
+        made = [Call(np.asarray(prompt + done, np.int32), len(prompt), "") for prompt, done in calls]
+        (found,) = inspect_rollout(DumpedRollout("r", "here", made, ordered=False)).breaks
+        assert (found.position, found.call, len(found.prompt)) == (3, 2, 5)
+
+
+def test_calls_in_the_order_of_their_lines_stay_so() -> None:
+    later = [([7, 7, 7], [1]), ([7, 7], [2]), ([5, 6, 7, 8], [3]), ([5, 5], [4])]
+    made = [Call(np.asarray(prompt + done, np.int32), len(prompt), "") for prompt, done in later]
+    assert in_order(made)[2:] == made[2:]
+    assert in_order(made)[:2] == [made[1], made[0]]  # but for the one that the first goes on from
 
 
 IDS = st.lists(st.integers(0, 2), max_size=8)

@@ -16,6 +16,7 @@ from .dumps.reading import Progress, read_rollouts
 from .inspect_calls import inspect_rollout
 from .inspect_report import Inspection
 from .inspect_scores import Scores
+from .shown_turns import ShownTurns
 
 
 def inspect_rollouts(
@@ -40,6 +41,7 @@ def inspect_rollouts(
     """
     report = Inspection(explained=known is not None)
     digest = None if known is None else (known if isinstance(known, Tokenizer) else known.tokenizer).digest
+    shown = ShownTurns.of(known)
     with contextlib.ExitStack() as stack:
         scoring = None if engine is None else stack.enter_context(_Scoring(engine))
         for found in read_rollouts(inputs, shape=shape, progress=progress, told=report.notes.append):
@@ -50,7 +52,7 @@ def inspect_rollouts(
                 report.skip(found)
                 continue
             _note(report, found, digest)
-            inspected = inspect_rollout(found, known)
+            inspected = inspect_rollout(found, known, shown)
             report.add(inspected)
             if scoring is not None:
                 scoring.add(inspected)

@@ -24,7 +24,8 @@ from ..tokens.alignment import common_prefix, hunks
 from ..tokens.tokenizer import Ids, Tokenizer
 from .dumps.calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Floats, Mask, Request
 from .dumps.rows import runs
-from .streams import Streams
+from .shown_turns import ShownTurns
+from .streams import Streams, in_order
 
 _OTHERS: Final = 3
 """Among so many of the last conversations the one is looked for that a request was made of."""
@@ -118,6 +119,8 @@ class InspectedRollout:
     """The length of each call's prompt."""
     trained: int | None
     """Tokens that masks train; None where nobody says."""
+    witnessed: bool = True
+    """Whether something beside the masks tells what was sampled: calls, kinds, or the turns that the ids show."""
 
     @property
     def samples(self) -> int:
@@ -129,16 +132,19 @@ class InspectedRollout:
         return sum(len(tip.stream) for tip in self.tips)
 
 
-def inspect_rollout(rollout: DumpedRollout, known: Any = None) -> InspectedRollout:
-    """Look at one rollout. `known` is its tokenizer or, better, its renderer: without one, breaks have no cause."""
-    return _Inspector(rollout, known).result()
+def inspect_rollout(rollout: DumpedRollout, known: Any = None, shown: ShownTurns | None = None) -> InspectedRollout:
+    """Look at one rollout. `known` is its tokenizer or, better, its renderer: without one, breaks have no cause.
+
+    `shown` reads the turns of rows that do not say what was sampled: without it, nothing is known of these.
+    """
+    return _Inspector(rollout, known, shown).result()
 
 
 class _Inspector:
     """The streams of a rollout so far."""
 
-    def __init__(self, rollout: DumpedRollout, known: Any) -> None:
-        self._rollout, self._known = rollout, known
+    def __init__(self, rollout: DumpedRollout, known: Any, shown: ShownTurns | None) -> None:
+        self._rollout, self._known, self._shown = rollout, known, shown
         tokenizer = known if known is None or isinstance(known, Tokenizer) else known.tokenizer
         self._vocabulary = None if tokenizer is None else tokenizer.vocabulary
         self._tips: list[Tip] = []
@@ -149,6 +155,7 @@ class _Inspector:
         self._findings: list[Finding] = []
         self._tokens = self._trained = 0
         self._masked = False
+        self._witnessed = True
 
     def result(self) -> InspectedRollout:
         calls = self._each_once()
@@ -166,6 +173,7 @@ class _Inspector:
             sum(len(call.stream) - call.start for call in calls),
             [call.start for call in calls],
             self._trained if self._masked else None,
+            self._witnessed,
         )
 
     # -- calls
@@ -174,7 +182,7 @@ class _Inspector:
         """The calls; of those that were read from rows, what rows have in common counts once."""
         calls = self._rollout.calls
         if not any(row.own_calls for row in self._rollout.rows):
-            return calls
+            return calls if self._rollout.ordered else in_order(calls)
         found: dict[tuple[int, bytes], Call] = {}
         for call in calls:
             found.setdefault((call.start, _digest(call.stream)), call)
@@ -335,8 +343,20 @@ class _Inspector:
                 if common_prefix(call.stream, row.ids) == len(call.stream):
                     sampled[call.start : len(call.stream)] = True
             self._compare(row.where, row.mask, sampled, 0)
-        elif row.sampled is not None:  # what another row of the rollout trains is sampled here, and not trained
+        elif row.sampled is None:
+            self._check_turns(row)
+        else:  # what another row of the rollout trains is sampled here, and not trained
             self._compare(row.where, row.mask, row.mask & row.sampled, 0)
+
+    def _check_turns(self, row: DumpedRow) -> None:
+        """A row of which its mask alone says what was sampled: what it trains outside the turns of its ids."""
+        if self._shown is None:
+            self._witnessed = False
+            return
+        wrong = row.mask & ~self._shown.mask(row.ids)
+        if wrong.any():
+            said = f"the first is token {int(wrong.argmax()):,}, which is in no turn of the assistant"
+            self._findings.append(Finding(Fault.TRAINED_UNSAMPLED, row.where, said, int(wrong.sum())))
 
     def _compare(self, where: str, mask: Mask, sampled: Mask, first: int) -> None:
         """Tokens that are trained and were not sampled, and the other way round, from a token on."""

@@ -85,6 +85,8 @@ class Inspection(ShowsItself):
     trained: int = 0
     masked: int = 0
     """Rollouts that say what is trained."""
+    witnessed: int = 0
+    """Those of them in which something beside the masks tells what was sampled."""
     reprefilled: int = 0
     lost: int = 0
     respelled: int = 0
@@ -120,6 +122,7 @@ class Inspection(ShowsItself):
         if found.trained is not None:
             self.trained += found.trained
             self.masked += 1
+            self.witnessed += found.witnessed
         self.turns.add(len(found.steps))
         self.prompts.add(*found.prompts)
         self.streams.add(*(len(tip.stream) for tip in found.tips))
@@ -242,8 +245,9 @@ class Inspection(ShowsItself):
             "cost": {"reprefilled": self.reprefilled, "repeated": self.repeated},
             "training": {
                 "trained": self.trained if self.masked else None,
+                "unwitnessed_rollouts": self.masked - self.witnessed,
                 **{
-                    name: self.faults[fault].tokens if fault in self.faults else 0 if self.masked else None
+                    name: self.faults[fault].tokens if fault in self.faults else 0 if self.witnessed else None
                     for name, fault in (
                         ("trained_unsampled", Fault.TRAINED_UNSAMPLED),
                         ("sampled_untrained", Fault.SAMPLED_UNTRAINED),

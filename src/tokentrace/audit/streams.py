@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from hashlib import blake2b
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from ..tokens.alignment import common_prefix
 from ..tokens.tokenizer import Ids
 
 Tip = TypeVar("Tip")
+
+
+class _Asked(Protocol):
+    """A call: its prompt, and the stream that it leaves."""
+
+    @property
+    def prompt(self) -> Ids: ...
+    @property
+    def stream(self) -> Ids: ...
+
+
+Asked = TypeVar("Asked", bound=_Asked)
 
 
 class Met(NamedTuple, Generic[Tip]):
@@ -88,3 +106,46 @@ class Streams(Generic[Tip]):
         for node in path:
             if tip in node.ends.get(len(stream), ()):
                 node.ends[len(stream)].remove(tip)
+
+
+def in_order(calls: Sequence[Asked]) -> list[Asked]:
+    """Calls in an order in which they may have been made: each after the one that its prompt goes on from.
+
+    A prompt that begins with the stream of a call, or with its prompt alone where the stream was not kept, was asked
+    after it. Otherwise calls stay as they are.
+    """
+    least = math.inf
+    for one in reversed(calls):
+        if len(one.prompt) > least:
+            break
+        least = min(least, len(one.prompt))
+    else:
+        return list(calls)  # no prompt is longer than a later one
+    ends: dict[bytes, int] = {}
+    for kind in ("prompt", "stream"):
+        for at, one in enumerate(calls):
+            ends.setdefault(_key(getattr(one, kind)), at)
+    lengths = sorted({len(ids) for one in calls for ids in (one.prompt, one.stream)} - {0})
+    placed: dict[int, None] = {}
+    for at in range(len(calls)):
+        path: dict[int, None] = {}
+        here: int | None = at
+        while here is not None and here not in placed and here not in path:
+            path[here] = None
+            here = _before(calls[here].prompt, lengths, ends)
+        placed |= dict.fromkeys(reversed(path))
+    return [calls[at] for at in placed]
+
+
+def _before(prompt: Ids, lengths: Sequence[int], ends: Mapping[bytes, int]) -> int | None:
+    """The call that a prompt goes on from: the longest that it begins with, if there is one."""
+    found, read, at = None, blake2b(digest_size=16), 0
+    for length in lengths[: bisect_left(lengths, len(prompt))]:
+        read.update(np.ascontiguousarray(prompt[at:length]).data)
+        at = length
+        found = ends.get(read.digest(), found)
+    return found
+
+
+def _key(ids: Ids) -> bytes:
+    return blake2b(np.ascontiguousarray(ids).data, digest_size=16).digest()

@@ -46,6 +46,9 @@ class Cause(StrEnum):
     MASK_SHIFTED = "mask shifted by one"
 
 
+_OTHER_TOKENIZER: Final = (
+    "the ids were made by another tokenizer, or by another setting of it: compare who encoded each prompt"
+)
 _BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
 _BRANCH: Final = "the model now sees another context: begin a new branch here, or keep the history as it was"
 
@@ -65,6 +68,9 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.CHANGED_TOOLS: _BRANCH,
     Cause.CHANGED_SYSTEM: _BRANCH,
     Cause.COMPACTION: _BRANCH,
+    Cause.NO_TOKEN: _OTHER_TOKENIZER,
+    Cause.BOS_MISSING: _OTHER_TOKENIZER,
+    Cause.BOS_ADDED: _OTHER_TOKENIZER,
     Cause.UNKNOWN: "compare the two requests; pass before= and after= to have their messages compared",
 }
 """What to do about a break."""

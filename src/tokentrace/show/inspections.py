@@ -111,7 +111,11 @@ def training_rows(report: Inspection) -> Iterator[tuple[str, str, str]]:
         yield "trained", "by the masks of the dump", f"{report.trained:,}"
         for fault in (Fault.TRAINED_UNSAMPLED, Fault.SAMPLED_UNTRAINED):
             count = report.faults.get(fault)
-            yield str(fault), "by the masks of the dump", f"{count.tokens if count else 0:,}"
+            told = count is not None or report.witnessed == report.masked
+            known = (
+                "not known" if not report.witnessed else f"not known of {report.masked - report.witnessed:,} rollouts"
+            )
+            yield str(fault), "by the masks of the dump", f"{count.tokens if count else 0:,}" if told else known
     if report.breaks:
         later = "if the later prompt is trained on"
         yield "sampled tokens that are gone", later, f"{report.lost:,}"

@@ -33,6 +33,7 @@ class Fault(StrEnum):
     MASK_VALUE = "a mask of other values than 0 and 1"
     LABELS_OTHER = "labels of other tokens than those they stand at"
     """Labels that were shifted already, for one."""
+    LABELS_MASK = "labels that train other tokens than the mask"
     TRAINED_UNSAMPLED = "trained, but no engine sampled it"
     SAMPLED_UNTRAINED = "sampled, but not trained"
     NOTHING_SAMPLED = "a call that sampled nothing"
@@ -110,7 +111,7 @@ class DumpedRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DumpedRollout:
-    """One rollout: its calls in the order in which they were made, and rows if the dump has any."""
+    """One rollout: its calls, and rows if the dump has any."""
 
     name: str
     where: str
@@ -119,6 +120,8 @@ class DumpedRollout:
     tokenizer: str | None = None
     """The first digits of its tokenizer's digest, where the record has them."""
     notes: Sequence[str] = field(default_factory=tuple)
+    ordered: bool = True
+    """Whether its calls are known to be in the order in which they were made; lines of a file need not be."""
 
     def joined(self, other: DumpedRollout) -> DumpedRollout:
         """With what another line says of it."""
@@ -129,6 +132,7 @@ class DumpedRollout:
             [*self.rows, *other.rows],
             self.tokenizer or other.tokenizer,
             [*self.notes, *other.notes],
+            ordered=False,
         )
 
 

@@ -25,6 +25,8 @@ from .shapes import shape_of
 
 ROW_BYTES: Final = 1 << 30
 """A longer line is not read."""
+_FIRST_LINES: Final = 100
+"""Among so many lines the first is looked for that has a known shape."""
 Progress = Callable[[float, float], None]
 """Is told how much is done, and of how much."""
 Told = Callable[[str], None]
@@ -116,15 +118,18 @@ def _of_source(source: Source, name: str | None, progress: Progress, told: Told)
 
 
 def _recognised(source: Source, name: str | None) -> Shape:
-    """The shape of the first line that can be read."""
-    problem = ""
+    """The shape of the first line that has one, among the first few."""
+    problem, looked = "", 0
     for chunk in plan([source], row_bytes=ROW_BYTES):
         for row in read_rows(chunk, row_bytes=ROW_BYTES):
             if row.problem is None:
+                looked += 1
                 try:
                     return shape_of(row.value, name)
                 except InputError as error:
-                    raise InputError(problem or f"{_place(source, row)}: {error}") from error
+                    problem = problem or f"{_place(source, row)}: {error}"
+                    if looked == _FIRST_LINES:
+                        raise InputError(problem) from error
             problem = problem or f"{_place(source, row)}: {row.problem}"
     raise InputError(problem or f"{source.name} holds no rows")
 
@@ -201,7 +206,7 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
         if row.problem is not None:
             yield Unreadable(place, row.problem)
         elif not isinstance(row.value, Mapping) or not shape.fits(row.value):
-            yield Unreadable(place, f"this is not like the lines before it, which are {shape}{_instead(row.value)}")
+            yield Unreadable(place, _unlike(row.value, shape))
         else:
             fields.append(Fields(row.value, place))
     for one in fields if shape.gather is None else shape.gather(fields):
@@ -219,11 +224,12 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
     yield from found.values()
 
 
-def _instead(value: Any) -> str:
+def _unlike(value: Any, shape: Shape) -> str:
+    """How a line is not what its file has."""
     try:
-        return f", but {shape_of(value)}"
-    except InputError:
-        return ""
+        return f"this is not like the other lines, which are {shape}, but {shape_of(value)}"
+    except InputError as error:
+        return f"this is not like the other lines, which are {shape}: {error}"
 
 
 def _place(source: Source, row: Row) -> str:

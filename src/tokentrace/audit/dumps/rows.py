@@ -59,8 +59,12 @@ def read_row(fields: Fields, row: RowArrays) -> tuple[list[Call], list[DumpedRow
 
 
 def _mask(fields: Fields, row: RowArrays, count: int) -> tuple[Mask, tuple[Finding, ...]]:
-    labelled = row.mask is None and fields.has(LABELS)
-    checked = _labelled(fields, row.ids) if labelled else read_mask(fields, row.mask, count, row.first)
+    """What is trained, by the mask or else by labels; where there are both, they are to say the same."""
+    checked = read_mask(fields, row.mask, count, row.first)
+    if fields.has(LABELS):
+        labels = _labelled(fields, row.ids)
+        found = (*checked.findings, *labels.findings, *_disagreeing(fields, checked.array, labels.array))
+        checked = Checked(labels.array if checked.array is None else checked.array, found)
     if checked.array is not None:
         return checked.array, checked.findings
     everything = np.arange(len(row.ids)) >= row.first
@@ -80,6 +84,16 @@ def _labelled(fields: Fields, ids: Ids) -> Checked:
     at = int(wrong.argmax())
     said = f"the first is label {at:,}: {labels[at]}, and the token there is {ids[at]}"
     return Checked(mask, (Finding(Fault.LABELS_OTHER, where, said, int(wrong.sum())),))
+
+
+def _disagreeing(fields: Fields, mask: Mask | None, labels: Mask | None) -> Iterator[Finding]:
+    """Tokens that labels train and the mask does not, or the other way round: a trainer reads one of the two."""
+    if mask is None or labels is None or not (mask != labels).any():
+        return
+    wrong = mask != labels
+    at = int(wrong.argmax())
+    who = "labels train it, and the mask does not" if labels[at] else "the mask trains it, and labels do not"
+    yield Finding(Fault.LABELS_MASK, fields.place(LABELS), f"the first is token {at:,}: {who}", int(wrong.sum()))
 
 
 def _spans(fields: Fields, ids: Ids, mask: Mask) -> tuple[list[tuple[int, int]], Mask | None]:

@@ -9,13 +9,44 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from ...tokens.alignment import Hunk, up_to_shared_end
+from ...tokens.alignment import Hunk, common_prefix, up_to_shared_end
 from ...tokens.tokenizer import Ids
 from ..causes import Cause
-from ..texts import quoted
+from ..texts import quoted, text_of
 from .case import Case, Evidence, counted
 from .markup import TOOL_SECTIONS
 from .spelling import openers, value_at, value_of
+
+_AFTER_FIRST: Final = 8
+"""Tokens after the first that show that it alone is missing."""
+
+
+def no_token(case: Case) -> Evidence | None:
+    """An id that no token has."""
+    size = case.vocabulary.size
+    for name, ids in zip(("stream", "next prompt"), case.hunk.sides(case.stream, case.prompt), strict=True):
+        outside = ids[ids >= size]
+        if len(outside):
+            return Evidence(Cause.NO_TOKEN, f"the {name} has id {int(outside[0])}, and the vocabulary {size:,} tokens")
+    return None
+
+
+def first_token(case: Case) -> Evidence | None:
+    """The control token that a text begins with, there in one of the two alone: all else is the same for a while."""
+    stream, prompt = case.stream, case.prompt
+    if case.hunk.start or case.hunk.other_start or min(len(stream), len(prompt)) < 2:
+        return None
+    for cause, one, other in ((Cause.BOS_MISSING, stream, prompt), (Cause.BOS_ADDED, prompt, stream)):
+        same = common_prefix(one[1:], other)
+        if int(one[0]) in _control(case) and same >= min(len(one) - 1, len(other), _AFTER_FIRST):
+            text = quoted(text_of(case.vocabulary, one[:1]))
+            has = "the stream begins with" if cause is Cause.BOS_MISSING else "the next prompt begins with"
+            return Evidence(cause, f"{has} {text}, and the other does not; the tokens after it are the same")
+    return None
+
+
+def _control(case: Case) -> set[int]:
+    return {token.id for token in case.vocabulary.control.values()}
 
 
 def compaction(case: Case) -> Evidence | None:
@@ -105,6 +136,10 @@ def changed_system(case: Case) -> Evidence | None:
         one = other = "system"
     if not {"system", "developer"} & {one, other}:
         return None
+    if None in (one, other):
+        ours, theirs = case.hunk_texts()
+        said = f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}, beside text of the {one or other}"
+        return Evidence(Cause.CHANGED_SYSTEM, said)
     if one != other:
         said = f"the stream has a {one} message where the next prompt has a {other} message"
         return Evidence(Cause.CHANGED_SYSTEM, said)

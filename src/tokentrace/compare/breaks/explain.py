@@ -23,11 +23,13 @@ from ..texts import DiffOp, DiffRow, TextWindow, diff_lines, diff_rows, one_line
 from .calls import changed_call, lost_call
 from .case import Case, Evidence, Region
 from .completions import lost_by_client, lost_completion, stop_token, stripped_reasoning
-from .context import changed_system, changed_tools, compaction, compared, cut_short
+from .context import changed_system, changed_tools, compaction, compared, cut_short, first_token, no_token
 from .markup import Markup
 from .spelling import boolean, json_format, remerge, whitespace
 
 CHECKS: Final[tuple[Callable[[Case], Evidence | None], ...]] = (
+    no_token,
+    first_token,
     remerge,
     stripped_reasoning,
     lost_completion,
