@@ -197,9 +197,9 @@ def test_memory_holds_one_rollout_at_a_time(tmp_path: Path, monkeypatch: pytest.
     alive: list[int] = []
     real = module.inspect_rollout
 
-    def watched(found: Any, known: Any) -> Any:
+    def watched(found: Any, *more: Any) -> Any:
         alive.append(len(found.calls))
-        return real(found, known)
+        return real(found, *more)
 
     monkeypatch.setattr(module, "inspect_rollout", watched)
     told = [Told(f"r{at}", one.calls) for at, one in enumerate(clean("pocket") * 4)]

@@ -34,14 +34,14 @@ def no_token(case: Case) -> Evidence | None:
 def first_token(case: Case) -> Evidence | None:
     """The control token that a text begins with, there in one of the two alone: all else is the same for a while."""
     stream, prompt = case.stream, case.prompt
-    if case.hunk.start or case.hunk.other_start or min(len(stream), len(prompt)) < 2:
+    if case.hunk.start > 1 or case.hunk.other_start > 1 or min(len(stream), len(prompt)) < 2:  # 1: it is doubled
         return None
     for cause, one, other in ((Cause.BOS_MISSING, stream, prompt), (Cause.BOS_ADDED, prompt, stream)):
         same = common_prefix(one[1:], other)
         if int(one[0]) in _control(case) and same >= min(len(one) - 1, len(other), _AFTER_FIRST):
             text = quoted(text_of(case.vocabulary, one[:1]))
             has = "the stream begins with" if cause is Cause.BOS_MISSING else "the next prompt begins with"
-            return Evidence(cause, f"{has} {text}, and the other does not; the tokens after it are the same")
+            return Evidence(cause, f"{has} {text} where the other does not; the tokens after it are the same")
     return None
 
 
