@@ -196,6 +196,17 @@ CASES: Final = {
         template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{{ '\\n' }}{% endif %}{{ m.content }}"),
         turn(None, "nothing that could be looked for closes the reasoning", NO_CALLS),
     ),
+    "an empty place for reasoning in every turn": Case(
+        template("<|x|>inner\n{{ m.reasoning_content }}<|q|>{{ m.content }}", prompt="<|x|>inner\n<|q|>"),
+        turn(prompt="<|a|><|x|>inner\n<|q|>", reasoning=Frame("<|x|>inner", "\n", "", "<|q|>", "")),
+        (SAID, THOUGHT),
+    ),
+    "a prompt in the turn before it": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}<|a|>{% if m.reasoning_content %}"
+        "{{ m.reasoning_content }} So: {% endif %}{{ m.content }}<|end|>{% else %}<|u|>{{ m.content }}<|end|>"
+        "{% if loop.last and add_generation_prompt %}<|a|>I think: {% endif %}{% endif %}{% endfor %}",
+        turn(prompt="<|a|>I think: ", reasoning=Frame("I think:", " ", " ", "So:", " "), after_empty=" "),
+    ),
     "several messages in a turn": Case(
         template(
             "{% if m.reasoning_content %} to=self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
@@ -537,6 +548,30 @@ CASES: Final = {
             )
         ),
         turn(json_call(before="\n", open="<call>\n", close="\n</call>", separator="\n\n", after="\n")),
+        CALLS,
+    ),
+    "a prompt that opens whatever comes first": Case(
+        template(
+            "{% if m.content %}## all\n{{ m.content }}{% endif %}"
+            + EACH
+            + "## {{ f.name }}\n"
+            + ARGUMENTS
+            + "{% endfor %}",
+            prompt="## ",
+        ),
+        turn(
+            CallGrammar(Style.JSON_ARGUMENTS, open="## ", head=(("", "name"),), begin="\n"),
+            prompt="<|a|>## ",
+            content=Frame("## all", "\n"),
+            notes=(),
+        ),
+        CALLS,
+    ),
+    "no prompt, and a word before an answer": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}"
+        + called("<call>" + OBJECT + "</call>")
+        + "{% else %}Bot: {{ m.content }}{% endif %}{% else %}<|u|>{{ m.content }}{% endif %}<|end|>{% endfor %}",
+        TurnGrammar(content=Frame("Bot:", " "), calls=TAGGED),
         CALLS,
     ),
     "no closing delimiter": Case(

@@ -65,6 +65,8 @@ class Value(StrEnum):
     """A string as it is, between ``<![CDATA[`` and ``]]>`` where it would be mistaken for markup."""
     PYTHON = "python"
     """As JSON, but ``True``, ``False`` and ``None`` as Python spells them."""
+    QUOTED = "quoted"
+    """Between the quotes of strings, so that only the tool's schema tells it from one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ class CallGrammar:
             case Style.PYTHON:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
             case Style.BRACES:
-                body = f"{head}{{⟨key⟩:{{{self.quote}⟨value⟩{self.quote} | ⟨value⟩}},…}}"
+                string = f"{self.quote}⟨value⟩{self.quote}"
+                body = f"{head}{{⟨key⟩:{string if self.others is Value.QUOTED else f'{{{string} | ⟨value⟩}}'},…}}"
             case Style.JSON_ARGUMENTS:
                 body = f"{head}{self.begin}⟨arguments⟩{self.end}"
             case _:

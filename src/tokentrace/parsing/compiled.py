@@ -135,6 +135,8 @@ class Compiled:
         self.grammar = grammar
         self.dialect = ""
         """Which dialect its calls are in, in words, where the template does not show them."""
+        self.misread: tuple[tuple[str, str], ...] = ()
+        """Parts of proofs (`parsing.proof`) that are not read back as the template writes them."""
         self.marked = marked = marked or MarkedBytes(tokenizer.vocabulary)
         self._tokenizer = tokenizer
         self.stops = {mark(index): index for index in stops}

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..formats.dialects import DIALECTS, REASONING
-from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar
+from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar, Value
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
 from .grammar_words import described
@@ -221,7 +221,8 @@ def _call_rows(calls: CallGrammar) -> Iterator[tuple[str, str]]:
     elif calls.style is Style.BRACES:
         yield "each call", f"{calls.open}{head}{calls.begin}"
         yield "  each string", f"⟨key⟩:{calls.quote}⟨value⟩{calls.quote}"
-        yield "  each other", "⟨key⟩:⟨value⟩"
+        if calls.others is not Value.QUOTED:
+            yield "  each other", "⟨key⟩:⟨value⟩"
         yield "call ends", f"}}{calls.end}{calls.close}"
     elif calls.style is Style.PYTHON:
         yield "each call", f"{calls.open}⟨name⟩(⟨key⟩=⟨value⟩, …){calls.close}"

@@ -126,6 +126,8 @@ def _argument_words(calls: CallGrammar) -> Iterator[tuple[str, ...]]:
         yield "arguments", "keyword arguments of a Python call, values as Python literals"
     else:
         yield from _value_words(calls)
+    if calls.others is Value.QUOTED:
+        yield "arguments", "numbers and all other values quoted as strings are: the tool's schema says what they are"
     if calls.ascii:
         yield "arguments", "JSON escapes all that is not ASCII"
 

@@ -30,27 +30,29 @@ SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apa
 BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
 
 
-def template_grammar(study: TemplateStudy, ends: Iterable[int]) -> TurnGrammar:
-    """The grammar of a template's turns. `ends` are the tokens that end them."""
+def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:
+    """The grammar of a template's turns. `ends` are the tokens that end them; `tools` declares the stand-in tool."""
     added = study.tokenizer.vocabulary.added
     stops = [added[index].text for index in sorted(ends) if index in added]
-    reader = TurnReader(functools.partial(_last_turn, study), study.tokenizer.vocabulary, stops)
+    reader = TurnReader(functools.partial(_last_turn, study, tools), study.tokenizer.vocabulary, stops)
     toggles = [{name: value} for name in sorted(study.template.variables) for value in (True, False)]
-    return _Deriver(reader, study.outline.prompt, study.template.constants, toggles).derive()
+    asked = study.prompts.alone(tools)
+    prompt = (asked.tail or asked.added) if asked is not None else ""
+    return _Deriver(reader, prompt, study.template.constants, toggles).derive()
 
 
 def _last_turn(
-    study: TemplateStudy, messages: Messages, changes: Mapping[str, Any]
+    study: TemplateStudy, tools: bool, messages: Messages, changes: Mapping[str, Any]
 ) -> tuple[Rendering, int, int] | None:
     """A conversation, and where the turn of its last message stands; None where it is refused or there is none."""
 
     def render(some: Messages, prompt: bool) -> Rendering:
-        rendering = study.probe(some, prompt=prompt, changes=changes)
+        rendering = study.probe(some, tools, prompt, changes)
         if rendering is None:
             raise TemplateError("the template refuses the probe")
         return rendering
 
-    rendering, last = study.probe(messages, changes=changes), len(messages) - 1
+    rendering, last = study.probe(messages, tools, changes=changes), len(messages) - 1
     if rendering is None:
         return None
     turns, _ = find_turns(rendering, messages, render, study.tokenizer, wanted=lambda index: index == last)
@@ -88,6 +90,10 @@ class _Deriver:
         content = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
         grammar = TurnGrammar(head, self.prompt, frame, after_empty, content)
         calls = self._calls(grammar)
+        opened = calls.section_open or calls.open if calls is not None else ""
+        if opened.strip() and content.open and head.endswith(opened):  # the prompt opens whatever comes first
+            content = dataclasses.replace(content, open=opened + content.open)
+            grammar = grammar.replace(head=head.removesuffix(opened), content=content)
         return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
 
     def _reasoned(self) -> Turn | None:
@@ -147,13 +153,17 @@ class _Deriver:
         """What opens reasoning, and the white space after it.
 
         That is the last mark before it, or all that is not the head; or what the generation prompt ends with where it
-        goes further than that.
+        goes further than that. Where an answer has the same and then what closes reasoning, it begins at the last mark.
         """
         said = plain.first("content") if plain else None
         head = plain.text[: said.start] if plain is not None and said is not None else ""
         marks = [match for match in self.reader.mark.finditer(before) if not before[match.end() :].strip()]
         if marks and (marks[-1][0] not in head or closed in head):
             return marks[-1][0], before[marks[-1].end() :]
+        begun = list(self.reader.mark.finditer(before))
+        if begun and head[len(before) :].lstrip().startswith(closed) and head.startswith(before):
+            rest = before[begun[-1].start() :]  # a place for reasoning, which is empty
+            return rest.strip(), trailing(rest)
         rest = before[len(self.reader.common_prefix(before, head or self.prompt)) :]
         if not rest.strip() and self.prompt.startswith(before):
             rest = self.prompt[len(before) :]
@@ -208,7 +218,16 @@ class _Deriver:
             common = self.reader.common_prefix(before, prompt)
             if common.strip() and before[len(common) :].strip():
                 head, opening = common, before[len(common) :]
+        elif not self.prompt and not opening and frame is None:
+            head, opening = self._without_prompt(before)
         return head, opening, prompted if prompted is not None else after_empty
+
+    def _without_prompt(self, before: str) -> tuple[str, str]:
+        """What all turns begin with and what opens content, where no generation prompt tells the two apart."""
+        turn = self.reader.called({"key": "value"})
+        called = turn.text[: turn.holes[0].start] if turn is not None else before
+        head = self.reader.common_prefix(before, called)
+        return (head, before[len(head) :]) if before[len(head) :].strip() else (before, "")
 
     def _before_reasoning(self, text: str, frame: Frame | None) -> tuple[str, str | None]:
         """What stands before a place for reasoning, and what comes after it where it is closed."""
