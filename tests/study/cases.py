@@ -10,7 +10,7 @@ from tests.conversations import Message, assistant, call, user
 from tokentrace import Renderer
 from tokentrace.formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
 from tokentrace.parsing.response import CallStatus, ParsedResponse
-from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES
+from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES, TWO_TURNS
 from tokentrace.study.probes import STAND_IN_TOOL
 
 # -- families
@@ -206,6 +206,13 @@ CASES: Final = {
         "{{ m.reasoning_content }} So: {% endif %}{{ m.content }}<|end|>{% else %}<|u|>{{ m.content }}<|end|>"
         "{% if loop.last and add_generation_prompt %}<|a|>I think: {% endif %}{% endif %}{% endfor %}",
         turn(prompt="<|a|>I think: ", reasoning=Frame("I think:", " ", " ", "So:", " "), after_empty=" "),
+    ),
+    "an answer that is written where the prompt opens reasoning": Case(
+        "{% set last = messages[-1] %}{% for m in messages %}{% if m.role == 'user' %}<|u|>{{ m.content }}<|end|>"
+        "{% elif not loop.last %}<|a|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if last.role == 'assistant' %}"
+        "{{ '<|a|><think>' + last.content + '<|end|>' }}{% elif add_generation_prompt %}<|a|><think>{% endif %}",
+        turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>", reasoning=THINK),
+        (),
     ),
     "several messages in a turn": Case(
         template(
@@ -604,6 +611,13 @@ CASES: Final = {
         template("{% if m.tool_calls %}" + EACH + "<call>" + OBJECT + "</call>{% endfor %}{% endif %}{{ m.content }}"),
         turn(TAGGED, NOT_BESIDE),
         CALLS,
+    ),
+    "calls after content in a turn of their own": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.content %}<|a|>{{ m.content }}<|end|>{% endif %}"
+        "{% if m.tool_calls %}<|a|>" + EACH + "<call>" + OBJECT + "</call>{% endfor %}<|end|>{% endif %}"
+        "{% else %}<|u|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}",
+        turn(TAGGED, TWO_TURNS),
+        (SAID, CALLED, assistant("", LOOK, STOP)),
     ),
     "one call is not closed as two are": Case(
         template(

@@ -45,6 +45,8 @@ def test_a_grammar_that_does_not_read_its_template_back_says_so() -> None:
     assert {name for name, said in notes.items() if any(MISREAD in note for note in said)} == {
         "reasoning that the prompt opens and the turn closes",  # its own past turns do not show the opening
         "a prompt in the turn before it",
+        "an answer that is written where the prompt opens reasoning",
+        "calls after content in a turn of their own",
         "reasoning that nothing opens",
         "reasoning that nothing closes",
         "several messages in a turn",

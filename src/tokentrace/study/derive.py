@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .study import TemplateStudy
 
 SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
+TWO_TURNS: Final = "the template writes calls after content as a turn of their own"
 BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
 
 
@@ -209,6 +210,8 @@ class _Deriver:
             return self._before_reasoning(before, frame)[0] or prompt, opening, prompted or after_empty
         before = plain.text[: said.start]
         head, rest = self._before_reasoning(before, frame)
+        if not before:  # all of its head is in the prompt
+            head = prompt
         if opening and before.endswith(opening):
             head = head.removesuffix(opening)
             rest = rest.removesuffix(opening) if rest is not None else None
@@ -294,6 +297,9 @@ class _Deriver:
             return None
         if beside is None:
             reader.notes.append("the template shows no content before tool calls")
+        elif self._begins_again(beside, grammar):
+            reader.notes.append(TWO_TURNS)
+            beside = None
         two = reader.called({"key": "value"}, {"key": "value"})
         if two is None:
             reader.notes.append(ONE_CALL)
@@ -301,3 +307,11 @@ class _Deriver:
         if calls is not None and beside is not None and (calls.section_open or calls.open).strip() in ("", "[", "{"):
             reader.notes.append(BARE_CALLS)
         return calls
+
+    def _begins_again(self, beside: Turn, grammar: TurnGrammar) -> bool:
+        """Whether what the generation prompt begins with stands between content and calls."""
+        begun = self._before_reasoning(self.prompt, grammar.reasoning)[0].strip()
+        said, called = beside.first("content"), beside.called()
+        if said is None or called is None or self.reader.mark.match(begun) is None:
+            return False
+        return begun in beside.text[said.stop : called.start]
