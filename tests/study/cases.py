@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tests.conversations import Message, assistant, call, user
 from tokentrace import Renderer
-from tokentrace.formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
+from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES, TWO_TURNS
 from tokentrace.study.probes import STAND_IN_TOOL
@@ -96,6 +96,15 @@ PYTHON: Final = (
     "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}" + COMMA + "{% endfor %})" + COMMA
 )
 AS_TEXT: Final = "{% if f.arguments is not string %}{{ raise_exception('JSON text only') }}{% endif %}"
+
+
+TO: Final = Channels("<|a|>", "", "<|sep|>", "<|done|>", "self", "user", "to=", "", "", "", "<|end|>")
+ADDRESSED: Final = template(
+    "{% if m.reasoning_content %} to=self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
+    "{% if m.content %} to=user<|sep|>{{ m.content }}{{ '<|done|><|a|>' if m.tool_calls }}{% endif %}"
+    + EACH
+    + " to={{ f.name }}<|sep|>BODY{{ '' if loop.last else '<|done|><|a|>' }}{% endfor %}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +225,37 @@ CASES: Final = {
     ),
     "several messages in a turn": Case(
         template(
-            "{% if m.reasoning_content %} to=self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
-            " to=user<|sep|>{{ m.content }}"
+            "{% if m.reasoning_content %} self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
+            " user<|sep|>{{ m.content }}"
         ),
         turn(None, SEVERAL_MESSAGES),
         (),
+    ),
+    "messages that say who they go to": Case(
+        ADDRESSED.replace("BODY", ARGUMENTS),
+        TurnGrammar("<|a|>", "<|a|>", channels=TO),
+        (*CALLS, THOUGHT, BOTH),
+    ),
+    "messages to tools, in tags": Case(
+        ADDRESSED.replace(
+            "BODY", '<call of="{{ f.name }}">\n' + pairs('<p name="{{ k }}">' + VALUE + "</p>\n") + "</call>"
+        ),
+        TurnGrammar(
+            "<|a|>",
+            "<|a|>",
+            channels=TO,
+            calls=CallGrammar(
+                Style.PAIRS,
+                open='<call of="',
+                head=(("", "name"),),
+                begin='">\n',
+                close="</call>",
+                key_open='<p name="',
+                value_open='">',
+                value_close="</p>\n",
+            ),
+        ),
+        (*CALLS, THOUGHT, BOTH),
     ),
     # calls: JSON
     "an object": Case(template(called("<call>" + OBJECT + "</call>")), turn(TAGGED), CALLS),

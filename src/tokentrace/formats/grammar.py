@@ -143,7 +143,10 @@ class CallGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A turn made of several messages, each with a header that says what it is (Harmony)."""
+    """A turn made of several messages, each with a header that says what it is (Harmony).
+
+    Where headers have no `channel`, they name who a message goes to: `reasoning` and `content` are such names.
+    """
 
     start: str = "<|start|>"
     channel: str = "<|channel|>"
@@ -159,6 +162,10 @@ class Channels:
     """The channel of calls."""
     content_type: str = "json"
     call_end: str = "<|call|>"
+
+    def opening(self, name: str) -> str:
+        """What a message of reasoning or content begins with, after its head."""
+        return f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
 
     def written(self, name: str, arguments: Any) -> str:
         """A call, after the head of its message."""

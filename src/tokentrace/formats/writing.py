@@ -37,7 +37,7 @@ def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], conte
     said = ""
     if content:
         head = channels.call if calls else channels.content
-        said = f"{channels.channel}{head}{channels.message}{content}"
+        said = f"{channels.opening(head or channels.content)}{content}"
         said += f"{channels.end}{channels.start}assistant" if calls else ""
     return said + "".join(channels.written(_field(call, "name", 0), _arguments(call, 0)) for call in calls)
 

@@ -144,7 +144,8 @@ class Compiled:
         self.reasoning = _compiled(frame, marked) if frame is not None and frame.close else None
         self.after_empty = grammar.after_empty.encode()
         self.content = _compiled(grammar.content, marked)
-        self.calls = CompiledCalls(grammar.calls, marked, self.stops) if grammar.calls is not None else None
+        ends = [*self.stops, *([marked.scaffold(grammar.channels.end)] if grammar.channels is not None else [])]
+        self.calls = CompiledCalls(grammar.calls, marked, ends) if grammar.calls is not None else None
         head = marked.scaffold(grammar.head)
         self.head, self.head_trail = head.rstrip(), _trail(head)
         self.prompt = marked.scaffold(grammar.prompt)

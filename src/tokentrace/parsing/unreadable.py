@@ -146,9 +146,7 @@ class _Message:
     def _on_channel_of_reasoning(self) -> bool:
         channels = self.grammar.channels
         start = next((start for start, _, own in self.spans if own[0] == "content"), 0)
-        return channels is not None and self.text.endswith(
-            f"{channels.channel}{channels.reasoning}{channels.message}", 0, start
-        )
+        return channels is not None and self.text.endswith(channels.opening(channels.reasoning), 0, start)
 
     def _split_by_reasoning(self, content: str) -> bool:
         """Whether the end of reasoning stands within the content, because the content itself held it."""
@@ -188,7 +186,8 @@ class _Message:
         nested = any(path[2:3] == ("function",) for path in own)
         path = ("tool_calls", at, "function", "arguments") if nested else ("tool_calls", at, "arguments")
         style = calls.style if calls is not None else None
-        if self.grammar.channels is not None or style in (Style.JSON_CALL, Style.JSON_ARGUMENTS):
+        in_messages = self.grammar.channels is not None and calls is None
+        if in_messages or style in (Style.JSON_CALL, Style.JSON_ARGUMENTS):
             yield from self._one_json(field, self._shown(*path), arguments)
         else:
             for key, value in arguments.items():

@@ -191,8 +191,8 @@ def _turn(sheet: Sheet) -> Iterator[tuple[str, Line]]:
 
 
 def _turn_messages(head: str, channels: Channels) -> Iterator[tuple[str, str]]:
-    yield "reasoning", f"{channels.channel}{channels.reasoning}{channels.message}⟨reasoning⟩{channels.end}"
-    yield "content", f"{head}{channels.channel}{channels.content}{channels.message}⟨content⟩"
+    yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
+    yield "content", f"{head}{channels.opening(channels.content)}⟨content⟩"
     yield "each call", head + channels.written("⟨name⟩", "⟨arguments⟩")
 
 

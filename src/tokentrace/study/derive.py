@@ -80,7 +80,9 @@ class _Deriver:
         thought = self._reasoned()
         channels = self._channels(thought)
         if channels is not None:
-            return TurnGrammar(head=self.prompt, prompt=self.prompt, channels=channels, notes=tuple(reader.notes))
+            calls = self._bodies(channels)
+            notes = tuple(dict.fromkeys(reader.notes))
+            return TurnGrammar(self.prompt, self.prompt, calls=calls, channels=channels, notes=notes)
         frame, opening = self._frames(thought, plain)
         if self.prompt.strip() and opening.startswith(self.prompt):
             reader.notes.append(SEVERAL_MESSAGES)
@@ -247,19 +249,29 @@ class _Deriver:
     # -- channels
 
     def _channels(self, turn: Turn | None) -> Channels | None:
-        """Reasoning and content in messages of their own: both come after the same mark, with another header."""
+        """Reasoning and content in messages of their own: both come after the same mark, with another header.
+
+        A header has a mark and a channel after it, or a word that says who the message goes to: ``to=user``.
+        """
         reasoning, content = (turn.first("reasoning"), turn.first("content")) if turn else (None, None)
         if turn is None or reasoning is None or content is None or content.start < reasoning.stop:
             return None
         before = list(self.reader.mark.finditer(turn.text[: reasoning.start]))
         between = turn.text[reasoning.stop : content.start]
         marks = list(self.reader.mark.finditer(between))
-        if not before or len(marks) != 4 or before[-1].end() != reasoning.start:
+        if not before or len(marks) not in (3, 4) or before[-1].end() != reasoning.start:
             return None
-        end, start, channel, message = (match[0] for match in marks)
-        if before[-1][0] != message or len({end, start, channel, message}) < 4:
+        end, start, *channels, message = (match[0] for match in marks)
+        if before[-1][0] != message or len({end, start, *channels, message}) < len(marks):
             return None
         lead = turn.text[: reasoning.start]
+        if not channels:
+            words = [(text[: text.rindex(message)].split() or [""])[-1] for text in (lead, between)]
+            (to, mark, named), (other, _, said) = (word.rpartition("=") for word in words)
+            if not mark or to != other or named == said:
+                return None
+            return self._channel_calls(Channels(start, "", message, end, named, said, f"{to}=", "", "", "", end))
+        channel = channels[0]
         named = lead[lead.rindex(channel) + len(channel) : lead.rindex(message)]
         said = between[between.rindex(channel) + len(channel) : between.rindex(message)]
         return self._channel_calls(Channels(start, channel, message, end, named.strip(), said.strip()))
@@ -275,7 +287,8 @@ class _Deriver:
         recipient, _, namespace = lead.rpartition("=")
         header = turn.text[name.stop : arguments[0].start]
         words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
-        ending = self.reader.mark.match(turn.full, arguments[-1].stop)
+        rest = turn.full[arguments[-1].stop :]
+        ending = self.reader.mark.match(rest) if channels.channel else list(self.reader.mark.finditer(rest))[-1]
         return dataclasses.replace(
             channels,
             recipient=f"{recipient}=",
@@ -284,6 +297,16 @@ class _Deriver:
             content_type=" ".join(words[1:]),
             call_end=ending[0] if ending else channels.call_end,
         )
+
+    def _bodies(self, channels: Channels) -> CallGrammar | None:
+        """How calls are written in messages of their own; None where that is one JSON, or was not understood."""
+        reader = self.reader
+        reader.body = channels.message
+        body = reader.called({"key": "value"})
+        arguments = body.arguments(0) if body is not None else []
+        if body is None or not arguments or arguments[0].start == 0:
+            return None
+        return CallDeriver(reader, TurnGrammar(), body, None, None).derive()
 
     # -- calls
 
