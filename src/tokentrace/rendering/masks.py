@@ -15,7 +15,7 @@ from ..parsing.parser import parse
 from ..parsing.proof import MISREAD, PROOFS, misread
 from ..study.probes import USER
 from ..study.study import TemplateStudy
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from .rendered import RenderedTokens
 
 
@@ -24,8 +24,8 @@ def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> li
     if not encoded.rendering.generation:
         return []
     tagged = np.zeros(len(mask), np.bool_)
-    (firsts, _), (_, stops) = encoded.places(*zip(*encoded.rendering.generation, strict=True))
-    for first, stop in zip(firsts, stops, strict=True):
+    begins, ends = zip(*encoded.rendering.generation, strict=True)
+    for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
         tagged[first:stop] = True
     if np.array_equal(tagged, mask):
         return []
