@@ -140,7 +140,7 @@ class _Account:
                 self._lengths[origin] += size
         for origin, _ in spans if len(own) < len(spans) else ():
             if type(origin) is Block:
-                self._tools |= origin.tools
+                self._tools.update(origin.tools)
             elif origin[0] == "tools":
                 self._tools.add(origin[1:2])
             elif origin == UNKNOWN:
@@ -161,9 +161,9 @@ class _Account:
                 elif not isinstance(value, (str, Sequence, Mapping)) or not value:
                     continue
                 self._field(index, key, value)
-        for at, tool in enumerate(tools if () not in self._tools else ()):
+        for at in range(len(tools) if () not in self._tools else 0):
             if (at,) not in self._tools:
-                name = str(tool.get("function", tool)["name"])
+                name = str(tools[at].get("function", tools[at])["name"])
                 self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
         return self._lost, self._dropped
 

@@ -27,10 +27,12 @@ def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> li
     begins, ends = zip(*encoded.rendering.generation, strict=True)
     for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
         tagged[first:stop] = True
-    if np.array_equal(tagged, mask):
+    differ = tagged != mask
+    count = int(np.count_nonzero(differ))
+    if not count:
         return []
-    only_tagged, only_derived = int((tagged & ~mask).sum()), int((mask & ~tagged).sum())
-    where = int(np.flatnonzero(tagged != mask)[0])
+    only_tagged = int(np.count_nonzero(tagged & differ))
+    only_derived, where = count - only_tagged, int(differ.argmax())
     return [
         f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
         f"sampled, {only_derived} sampled but not tagged; the first at token {where}"

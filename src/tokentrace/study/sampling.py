@@ -63,11 +63,14 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
         return Sampling(notes=unproven)
     prompts = study.prompts.before(own, messages, bool(tools), render)
 
-    @functools.cache
+    known: list[set[str]] = []
+
     def others() -> set[str]:
         """The prompts of this conversation, and of a question by itself; not of others that were rendered before."""
-        some = (study.prompts.alone(bool(tools)), *prompts)
-        return {text for prompt in some if prompt is not None for text in prompt.texts}
+        if not known:
+            some = (study.prompts.alone(bool(tools)), *prompts)
+            known.append({text for prompt in some if prompt is not None for text in prompt.texts})
+        return known[0]
 
     notes = []
     begins = []
