@@ -30,7 +30,7 @@ _WAIT = """(async () => {
 })()"""
 
 
-class NoBrowser(Exception):
+class NoBrowserError(Exception):
     """There is no Chromium here, or it does not start: the message says which, and what it said itself."""
 
 
@@ -145,9 +145,9 @@ class Page:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Chromium]:
-    """A browser with a profile of its own, ended at the end; NoBrowser where there is none that starts."""
+    """A browser with a profile of its own, ended at the end; NoBrowserError where there is none that starts."""
     if CHROMIUM is None:
-        raise NoBrowser(NO_CHROMIUM)
+        raise NoBrowserError(NO_CHROMIUM)
     down, up = os.pipe(), os.pipe()
     flags = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -184,4 +184,4 @@ def _await_start(browser: Chromium, said: BinaryIO) -> None:
     except (RuntimeError, OSError, queue.Empty) as error:
         said.seek(0)
         words = said.read().decode(errors="replace").strip()[-1000:]
-        raise NoBrowser(f"{CHROMIUM} is here, but does not start: {words or error}") from error
+        raise NoBrowserError(f"{CHROMIUM} is here, but does not start: {words or error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
-from tests.browser import Chromium, NoBrowser, chromium
+from tests.browser import Chromium, NoBrowserError, chromium
 from tests.grouping import group_of, is_quick, place_of
 from tests.needs import missing_package, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
@@ -147,7 +147,7 @@ def browser() -> Iterator[Chromium]:
     with contextlib.ExitStack() as stack:
         try:
             started = stack.enter_context(chromium())
-        except NoBrowser as error:
+        except NoBrowserError as error:
             pytest.skip(str(error))
         yield started
 
