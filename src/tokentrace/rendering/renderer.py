@@ -441,7 +441,8 @@ class Renderer:
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         def make() -> Compiled:
-            render = functools.partial(self._render, tools=None, prompt=False)
+            tools = [STAND_IN_TOOL] if study.needs_tools() else None
+            render = functools.partial(self._render, tools=tools, prompt=False)
             proven = render if study is self._studies.get("default") else None
             return compiled_grammar(study, has_tools, self.tool_parser, self.reasoning_parser, proven)
 
