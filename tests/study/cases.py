@@ -11,6 +11,7 @@ from tokentrace import Renderer
 from tokentrace.formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
 from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES
+from tokentrace.study.probes import STAND_IN_TOOL
 
 # -- families
 
@@ -81,6 +82,10 @@ TREE: Final = (
     "{% endfor %}{% elif v is string %}{{ v }}{% elif v is iterable %}{% for w in v %}<|x|><item>{{ tree(w) }}"
     "<|x|></item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
 )
+TYPE: Final = (
+    "{% macro type(v) %}{% if v is string %}string{% elif v is boolean %}boolean{% elif v is none %}null"
+    "{% elif v is number %}number{% elif v is mapping %}object{% else %}array{% endif %}{% endmacro %}"
+)
 BRACES: Final = (
     "{% macro braces(v) %}{% if v is mapping %}{{ '{' }}{% for k, w in v.items() %}{{ k }}:{{ braces(w) }}"
     "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}{% elif v is string %}<|q|>{{ v }}<|q|>{% elif v is iterable %}"
@@ -123,6 +128,11 @@ CASES: Final = {
         TurnGrammar("Bot: ", "Bot: ", content=Frame(trail="\n", close="Over.", after="\n"), notes=(NO_CALLS,)),
     ),
     "no calls": Case(template("{{ m.content }}"), turn()),
+    "a template that needs tools": Case(
+        template(called("<call>" + OBJECT + "</call>")) + "{{ raise_exception('no tools') if not tools }}",
+        turn(TAGGED),
+        CALLS,
+    ),
     # reasoning
     "reasoning that only the prompt opens": Case(
         template("{{ m.content }}", prompt="<think>\n"),
@@ -319,6 +329,71 @@ CASES: Final = {
         ),
         CALLS,
     ),
+    "tags that name one of six types": Case(
+        TYPE
+        + template(
+            called(
+                '<call name="{{ f.name }}" at="{{ loop.index0 }}">'
+                + pairs('<p name="{{ k }}" type="{{ type(v) }}">' + VALUE + "</p>")
+                + "</call>"
+            )
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                open='<call name="',
+                head=(("", "name"), ('" at="', "index")),
+                begin='">',
+                close="</call>",
+                key_open='<p name="',
+                value_open='" type="number">',
+                string_open='" type="string">',
+                typed_opens=(
+                    ("boolean", '" type="boolean">'),
+                    ("null", '" type="null">'),
+                    ("array", '" type="array">'),
+                    ("object", '" type="object">'),
+                ),
+                value_close="</p>",
+            )
+        ),
+        CALLS,
+    ),
+    "tags made of control tokens": Case(
+        template(
+            "<|x|>think<|sep|>{{ m.reasoning_content }}<|q|>think<|sep|>"
+            "<|x|>words<|sep|>{{ m.content }}<|q|>words<|sep|>{% if m.tool_calls %}<|x|>tools<|sep|>"
+            + EACH
+            + '<|x|>call of="{{ f.name }}" no="{{ loop.index }}"<|sep|>'
+            + pairs(
+                "<|x|>given key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'other' }}\"<|sep|>"
+                + VALUE
+                + "<|q|>given<|sep|>"
+            )
+            + "<|q|>call<|sep|>{% endfor %}<|q|>tools<|sep|>{% endif %}<|q|>turn<|sep|>",
+            prompt="<|x|>think<|sep|>",
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                section_open="<|q|>words<|sep|><|x|>tools<|sep|>",
+                section_close="<|q|>tools<|sep|><|q|>turn<|sep|>",
+                open='<|x|>call of="',
+                head=(("", "name"), ('" no="', "number")),
+                begin='"<|sep|>',
+                close="<|q|>call<|sep|>",
+                key_open='<|x|>given key="',
+                value_open='" type="other"<|sep|>',
+                string_open='" type="string"<|sep|>',
+                value_close="<|q|>given<|sep|>",
+            ),
+            prompt="<|a|><|x|>think<|sep|>",
+            reasoning=Frame("<|x|>think<|sep|>", close="<|q|>think<|sep|>"),
+            content=Frame("<|x|>words<|sep|>", close="<|q|>words<|sep|><|q|>turn<|sep|>"),
+            notes=(),
+        ),
+        (*CALLS, THOUGHT, BOTH),
+    ),
     "strings in CDATA": Case(
         template(
             called(
@@ -391,6 +466,27 @@ CASES: Final = {
                 key_open="<|x|><",
                 value_open=">",
                 value_close="<|x|></",
+                item="item",
+            )
+        ),
+        CALLS,
+    ),
+    "tags after brackets in letters": Case(
+        TREE.replace("<|x|>", "]<]x[>[")
+        + template(called('{{ "\\n" }}]<]x[>[<call name="{{ f.name }}">{{ tree(f.arguments) }}]<]x[>[</call>')),
+        turn(
+            CallGrammar(
+                Style.TREE,
+                before="\n",
+                separator="\n",
+                open=']<]x[>[<call name="',
+                head=(("", "name"),),
+                begin='">',
+                end="]<]x[>[",
+                close="</call>",
+                key_open="]<]x[>[<",
+                value_open=">",
+                value_close="]<]x[>[</",
                 item="item",
             )
         ),
@@ -495,7 +591,8 @@ CASES: Final = {
 
 def completion(renderer: Renderer, message: Message) -> tuple[list[int], list[int]]:
     """The prompt and the completion that say a message."""
-    rendered = renderer.render([user("Hi."), message])
+    tools = [STAND_IN_TOOL] if renderer.study().needs_tools() else None
+    rendered = renderer.render([user("Hi."), message], tools=tools)
     said = rendered.turns[-1]
     return rendered.token_ids[: said.start], rendered.token_ids[said.start : said.stop]
 

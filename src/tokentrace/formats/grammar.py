@@ -71,7 +71,8 @@ class Value(StrEnum):
 class CallGrammar:
     """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close``.
 
-    `head` are the fields before the arguments, each with what introduces it. Not every style uses every part.
+    `head` are the fields before the arguments, each with what introduces it: ``name`` and ``id``, and the number of the
+    call in its turn, counted from one (``number``) or from zero (``index``). Not every style uses every part.
     """
 
     style: Style
@@ -100,6 +101,8 @@ class CallGrammar:
     value_close: str = ""
     string_open: str = ""
     """Opens a string, where strings open otherwise than other values: ``" string="true">``."""
+    typed_opens: tuple[tuple[str, str], ...] = ()
+    """Opens values of a JSON type (``boolean``, ``null``, ``array``, ``object``) that open otherwise than numbers."""
     quote: str = ""
     """BRACES: what stands around strings."""
     item: str = ""
@@ -128,7 +131,8 @@ class CallGrammar:
             case Style.JSON_ARGUMENTS:
                 body = f"{head}{self.begin}⟨arguments⟩{self.end}"
             case _:
-                opened = f"{{{self.string_open} | {self.value_open}}}" if self.string_open else self.value_open
+                ways = [self.string_open, self.value_open, *(text for _, text in self.typed_opens)]
+                opened = f"{{{' | '.join(ways)}}}" if self.string_open else self.value_open
                 closed = "⟨key⟩>" if self.style is Style.TREE else ""
                 body = f"{head}{self.begin}[{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{closed}]…{self.end}"
         return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"

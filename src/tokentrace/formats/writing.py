@@ -75,7 +75,17 @@ def _arguments(call: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     return arguments
 
 
+def _type(value: Any) -> str:
+    """What JSON schemas call a value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    kinds = {str: "string", list: "array", dict: "object"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "number")
+
+
 def _field(call: Mapping[str, Any], field: str, at: int) -> str:
+    if field in ("number", "index"):
+        return str(at + (field == "number"))
     value = call.get(field)
     if not isinstance(value, str):
         raise InputError("is missing; this grammar writes it", field=f"tool_calls.{at}.{field}")
@@ -99,8 +109,8 @@ def _json(grammar: CallGrammar, value: Any) -> str:
 
 
 def _pair(grammar: CallGrammar, key: str, value: Any) -> str:
-    is_string = isinstance(value, str)
-    opened = grammar.string_open if is_string and grammar.string_open else grammar.value_open
+    typed = dict(grammar.typed_opens) | ({"string": grammar.string_open} if grammar.string_open else {})
+    opened = typed.get(_type(value), grammar.value_open)
     return f"{grammar.key_open}{key}{opened}{_value(grammar, value)}{grammar.value_close}"
 
 

@@ -230,7 +230,7 @@ class CallParser:
                 text = ""  # there may be more of it
             if field == "name":
                 name = text
-            else:
+            elif field == "id":
                 call_id = text
                 match = _NAME_IN_ID.fullmatch(text) if calls.grammar.id_is_name else None
                 name = match[1] if match else name

@@ -53,7 +53,8 @@ class CompiledCalls:
         self.key_open = of(grammar.key_open)
         self.value_opens: list[tuple[Pieces, bytes, bool]] = []
         """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
-        for text, is_string in ((grammar.string_open, True), (grammar.value_open, False)):
+        others = (grammar.value_open, *(text for _, text in grammar.typed_opens))
+        for text, is_string in ((grammar.string_open, True), *((text, False) for text in others)):
             if text:
                 opening = marked.scaffold(text)
                 self.value_opens.append((parts(opening), _trail(opening), is_string))

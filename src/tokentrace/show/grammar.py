@@ -233,6 +233,8 @@ def _call_rows(calls: CallGrammar) -> Iterator[tuple[str, str]]:
         closed = f"⟨value⟩{calls.value_close}{named}"
         if calls.string_open:
             yield "  each string", f"{calls.key_open}⟨key⟩{calls.string_open}{closed}"
+        for kind, opened in calls.typed_opens:
+            yield f"  each {kind}", f"{calls.key_open}⟨key⟩{opened}{closed}"
         label = "  each other" if calls.string_open else "  each argument"
         yield label, f"{calls.key_open}⟨key⟩{calls.value_open}{closed}"
         yield "call ends", f"{calls.end}{calls.close}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ Message = Mapping[str, Any]
 Draw = Callable[[Sequence[Message], Mapping[str, Any]], tuple[Rendering, int, int] | None]
 """Renders a conversation, with changed template variables, and says where the turn of its last message stands."""
 
-_TAG: Final = r"</?[^\s<>=\"'/]+(?:>|=|(?=\s))"
+_NAME: Final = r"[^\s<>=\"'/\[\]]+"
+_TAG: Final = f"</?{_NAME}(?:>|=|(?=\\s))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,34 @@ class TurnReader:
         """What ends a turn."""
         self.notes: list[str] = []
         controls = sorted(vocabulary.control, key=len, reverse=True)
-        marks = "|".join([*map(re.escape, controls), _TAG])
-        self.mark = re.compile(marks)
+        self._know(map(re.escape, controls))
+        tag = self._control_tag(vocabulary)
+        if tag is not None:
+            opens, closes = (f"(?:{'|'.join(map(re.escape, some))})" for some in tag)
+            others = (re.escape(text) for text in controls if text not in {*tag[0], *tag[1]})
+            self._know([f"{opens}{_NAME}(?:{closes}|=|(?=\\s))", *others])
+
+    def _know(self, marks: Iterable[str]) -> None:
+        either = "|".join([*marks, _TAG])
+        self.mark = re.compile(either)
         """A control token, or a tag that is spelled out."""
-        self._lexeme = re.compile(f"{marks}|\\s|\\w+|.", re.DOTALL)
+        self._lexeme = re.compile(f"{either}|\\s|\\w+|.", re.DOTALL)
+
+    def _control_tag(self, vocabulary: Vocabulary) -> tuple[list[str], list[str]] | None:
+        """What begins and what ends tags that are made of control tokens and a name, if the template writes such.
+
+        ``<|open|>think<|sep|>…<|close|>think<|sep|>``: after two tokens the same name stands before the same third.
+        """
+        pattern = vocabulary.control_pattern
+        for turn in (self.turn({"content": "answer"}), self.called({"key": "value"})) if pattern is not None else ():
+            tokens = list(pattern.finditer(turn.full)) if pattern is not None and turn is not None else []
+            begun: dict[tuple[str, str], str] = {}
+            for left, right in itertools.pairwise(tokens):
+                name = turn.full[left.end() : right.start()] if turn is not None else ""
+                opened = begun.setdefault((name, right[0]), left[0]) if re.fullmatch(_NAME, name) else left[0]
+                if len({opened, left[0], right[0]}) == 3:
+                    return [opened, left[0]], [right[0]]
+        return None
 
     # -- turns
 

@@ -23,7 +23,8 @@ from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_va
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.control import Trust
-from ..tokens.encoding import ControlPolicy, Encoded, encode_spans
+from ..tokens.encoded import Encoded
+from ..tokens.encoding import ControlPolicy, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from . import derive, inner
 from .endings import TurnEndings, find_endings
@@ -31,7 +32,7 @@ from .forms import TemplateForms
 from .markers import TurnMarkers
 from .memory import Memory
 from .outline import TemplateOutline
-from .probes import STAND_IN_TOOL, Probe, stringified
+from .probes import REASONED, STAND_IN_TOOL, Probe, stringified
 from .prompts import GenerationPrompts
 
 Given = ParamSpec("Given")
@@ -79,9 +80,17 @@ class TemplateStudy:
     ) -> Rendering | None:
         """A probe conversation, rendered once; None where the template refuses it. Do not change what it returns.
 
-        `tools` declares the stand-in tool, `changes` are other values of template variables.
+        `tools` declares the stand-in tool, `changes` are other values of template variables. A template that fails
+        without tools (`needs_tools`) is given the stand-in tool in any case.
         """
+        found = self._drawn(messages, tools, prompt, changes)
+        if found is None and not tools and self.needs_tools():
+            return self._drawn(messages, True, prompt, changes)
+        return found
 
+    def _drawn(
+        self, messages: Probe, tools: bool, prompt: bool = False, changes: Mapping[str, Any] | None = None
+    ) -> Rendering | None:
         def render() -> Rendering | None:
             variables = {**self.variables, **wrap_variables(changes)} if changes else self.variables
             shown = self._tool if tools else None
@@ -111,6 +120,11 @@ class TemplateStudy:
         """The ends of generation that the model's own files name."""
         named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))
         return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
+
+    @learned
+    def needs_tools(self) -> bool:
+        """Whether the template refuses even an answer without tools, and takes it with them."""
+        return self._drawn(REASONED, False) is None and self._drawn(REASONED, True) is not None
 
     @learned
     def endings(self, tools: bool) -> TurnEndings:
