@@ -11,15 +11,14 @@ from tests.needs import ASSET_FIXTURES, ROOT, syntax_tree
 
 TOGETHER = (
     "tests/data/test_cluster.py",
-    "tests/demo/test_paths.py",
-    "tests/demo/test_trials.py",
+    "tests/demo/",
     "tests/gateway/test_agents.py",
     "tests/integrations/test_trl.py",
     "tests/live/test_llamacpp.py",
     "tests/pocket/test_training.py",
     "tests/rollout/test_cluster.py",
 )
-"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
+"""Files, or folders, whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
 agents, a training run."""
 
 _ORDER = list(FAMILIES)
@@ -38,9 +37,9 @@ def family_of(nodeid: str) -> str | None:
 
 def group_of(nodeid: str) -> str:
     """What runs in one process, one after another: tests of one vocabulary, or of one file; else the test alone."""
-    file = nodeid.partition("::")[0]
-    if file in TOGETHER:
-        return file
+    shared = _shared(nodeid)
+    if shared is not None:
+        return shared
     family = family_of(nodeid)
     return nodeid if family is None else _first_of_vocabulary(family)
 
@@ -50,9 +49,9 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
 
     What is large comes first, so that no process is left with much to do when the others are done.
     """
-    file = nodeid.partition("::")[0]
-    if file in TOGETHER:
-        return 0, TOGETHER.index(file), 0
+    shared = _shared(nodeid)
+    if shared is not None:
+        return 0, TOGETHER.index(shared), 0
     family = family_of(nodeid)
     if family is None:
         return 2, 0, 0
@@ -61,8 +60,12 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
 
 def is_quick(nodeid: str, fixtures: Iterable[str]) -> bool:
     """Whether a test is one of ``--quick``: about no real family, and sharing nothing that is slow to make."""
-    shared = nodeid.partition("::")[0] in TOGETHER
-    return not shared and family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
+    return _shared(nodeid) is None and family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
+
+
+def _shared(nodeid: str) -> str | None:
+    """The row of `TOGETHER` that a test belongs to."""
+    return next((row for row in TOGETHER if nodeid.startswith(row)), None)
 
 
 def _first_of_vocabulary(family: str) -> str:

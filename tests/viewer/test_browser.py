@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.browser import CHROMIUM, NO_CHROMIUM, Chromium, chromium
+from tests.browser import Chromium
 from tests.browser import Page as Tab
 from tests.pages import EVIL
 from tests.show.results import RENDERER, RESULTS, histories, rendering, trajectory
@@ -20,14 +20,7 @@ from tokentrace.tokens.visible import visible
 from tokentrace.viewer.document import Cell, Document, Table, Track
 from tokentrace.viewer.page import page_html
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ class CallParser:
         self._bracketed = BracketReader(calls, reader, output)
         self.misplaced = ""
         """Why calls that begin now cannot stand where they do."""
+        self.introduced: int | None = None
+        """Where the next call begins, if that is before its own delimiter: with the header of its message."""
 
     # -- sections
 
@@ -173,7 +175,8 @@ class CallParser:
     def _delimited(self) -> Reading[None]:
         """What stands between the opening and the closing of a call: one, or several where the grammar allows it."""
         calls, reader = self.calls, self.reader
-        start = reader.at
+        start = reader.at if self.introduced is None else self.introduced
+        self.introduced = None
         if not (yield from reader.skip_all(calls.open)):
             reader.at += len(calls.open[0])
         yield from self._attempts(start)
@@ -224,7 +227,7 @@ class CallParser:
                 text = ""  # there may be more of it
             if field == "name":
                 name = text
-            else:
+            elif field == "id":
                 call_id = text
                 name = calls.name_in_id(text) or name
             if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):

@@ -72,14 +72,13 @@ class CompiledCalls:
         self.key_open = of(grammar.key_open)
         self.value_opens: list[tuple[Pieces, bytes, bool | None]] = []
         """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
-        alone = True if grammar.others is Value.BARE else None  # what is known where there is one way
-        for text, is_string in ((grammar.string_open, True), (grammar.value_open, False)):
+        others = (grammar.value_open, *(text for _, text in grammar.typed_opens))
+        for text, is_string in ((grammar.string_open, True), *((text, False) for text in others)):
             if text:
-                opening, says = (
-                    marked.scaffold(text),
-                    is_string if grammar.string_open and grammar.value_open else alone,
-                )
-                self.value_opens.append((parts(opening), _trail(opening), says))
+                opening = marked.scaffold(text)
+                self.value_opens.append((parts(opening), _trail(opening), is_string))
+        if len(self.value_opens) == 1:  # it does not say
+            self.value_opens = [(*self.value_opens[0][:2], True if grammar.others is Value.BARE else None)]
         closing = marked.scaffold(grammar.value_close)
         self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
         self.finish = self.end + self.close
@@ -163,6 +162,8 @@ class Compiled:
         self.grammar = grammar
         self.dialect = ""
         """Which dialect its calls are in, in words, where the template does not show them."""
+        self.misread: tuple[tuple[str, str], ...] = ()
+        """Parts of proofs (`parsing.proof`) that are not read back as the template writes them."""
         self.marked = marked = marked or MarkedBytes(tokenizer.vocabulary)
         self._tokenizer = tokenizer
         self.stops = {mark(index): index for index in stops}
@@ -170,7 +171,8 @@ class Compiled:
         self.reasoning = _compiled(frame, marked) if frame is not None and frame.close else None
         self.after_empty = grammar.after_empty.encode()
         self.content = _compiled(grammar.content, marked)
-        self.calls = CompiledCalls(grammar.calls, marked, self.stops) if grammar.calls is not None else None
+        ends = [*self.stops, *([marked.scaffold(grammar.channels.end)] if grammar.channels is not None else [])]
+        self.calls = CompiledCalls(grammar.calls, marked, ends) if grammar.calls is not None else None
         head = marked.scaffold(grammar.head)
         self.head, self.head_trail = head.rstrip(), _trail(head)
         self.prompt = marked.scaffold(grammar.prompt)

@@ -282,7 +282,7 @@ class WholeReader:
             text = self._text(self.at, match.start()).strip()
             if field == "name":
                 name = text
-            else:
+            elif field == "id":
                 own, name = text, calls.name_in_id(text) or name
             self.at = match.start()
         self._take(calls.begin)

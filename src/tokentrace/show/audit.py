@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..audit.appends import Break, Cell
+from ..audit.appends import AppendBreak, Cell
 from ..audit.cases import Append, Said
 from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
@@ -143,7 +143,7 @@ def _finding(number: int, found: Finding) -> Iterator[Text]:
         yield Text(f"     {sign} {role:<10} {said}", "green" if sign == "+" else "")
 
 
-def _told(one: Break) -> Iterator[str]:
+def _told(one: AppendBreak) -> Iterator[str]:
     blame = one.blame
     if blame is not None:
         yield f"line {blame.line}:  {flat(blame.source)}"
@@ -417,7 +417,7 @@ def _track(report: AuditReport, given: Sequence[int]) -> Track:
     return Track("", ids, np.full(len(ids), HUES["plain"], np.uint8), **known)
 
 
-def _contrast(report: AuditReport, one: Break, name: str, track: int) -> Contrast:
+def _contrast(report: AuditReport, one: AppendBreak, name: str, track: int) -> Contrast:
     before, now = (np.array(ids, np.int32) for ids in one.ids)
     names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
     return Contrast(name, track, len(before), track + 1, list(align(before, now)), names, about=str(one))

@@ -153,8 +153,8 @@ def _gathered(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]
     places: dict[str, array[int]] = {}
     read = 0
     with reading(source.name), open(source.path, "rb") as file:
-        for at, (start, stop, line) in enumerate(_lines(source)):
-            row = _line(file, start, stop, line)
+        for at, (start, stop, line, text) in enumerate(_lines(source)):
+            row = _line(text, line)
             key = shape.key(row.value) if isinstance(row.value, Mapping) else None
             if key is None:
                 key = "" if shape.one_file and row.problem is None else f"\0{at}"
@@ -164,28 +164,31 @@ def _gathered(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]
                     continue
             places.setdefault(key, array("q")).extend((start, stop, line))
         for found in places.values():
-            rows = [_line(file, *found[at : at + 3]) for at in range(0, len(found), 3)]
-            read += sum(found[1::3]) - sum(found[::3])
-            yield rows, float(min(read, source.size))
+            spans = [found[at : at + 3] for at in range(0, len(found), 3)]
+            read += sum(stop - start for start, stop, _ in spans)
+            yield [_line(_text(file, start, stop), line) for start, stop, line in spans], float(min(read, source.size))
 
 
-def _lines(source: Source) -> Iterator[tuple[int, int, int]]:
-    """Where the lines of a text begin and end, and their numbers."""
-    if source.format is Format.ELEMENTS:
-        for chunk in plan([source], row_bytes=ROW_BYTES):
-            yield from chunk.lines
-        return
-    start = 0
+def _lines(source: Source) -> Iterator[tuple[int, int, int, bytes]]:
+    """Where the lines of a text begin and end, their numbers, and what they say."""
     with open(source.path, "rb") as file:
+        if source.format is Format.ELEMENTS:
+            for chunk in plan([source], row_bytes=ROW_BYTES):
+                yield from ((start, stop, line, _text(file, start, stop)) for start, stop, line in chunk.lines)
+            return
+        start = 0
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield start, start + len(line), number
+                yield start, start + len(line), number, line
             start += len(line)
 
 
-def _line(file: BinaryIO, start: int, stop: int, line: int) -> Row:
+def _text(file: BinaryIO, start: int, stop: int) -> bytes:
     file.seek(start)
-    text = file.read(stop - start)
+    return file.read(stop - start)
+
+
+def _line(text: bytes, line: int) -> Row:
     try:
         return Row(line, line, json.loads(text.removeprefix(b"\xef\xbb\xbf")))
     except (ValueError, RecursionError) as error:
@@ -194,7 +197,7 @@ def _line(file: BinaryIO, start: int, stop: int, line: int) -> Row:
 
 def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
     """The rollouts of some lines. A line that cannot be read is said; the others of its rollout are read."""
-    found: dict[str, DumpedRollout] = {}
+    found: dict[str, list[DumpedRollout]] = {}
     fields = []
     for row in rows:
         place = _place(source, row)
@@ -213,10 +216,10 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
                 name = rollout.name if shape.key is not None else f"{rollout.name}\0{len(found)}"
                 if shape.one_file:
                     name = ""
-                found[name] = found[name].joined(rollout) if name in found else rollout
+                found.setdefault(name, []).append(rollout)
         except InputError as error:
             yield Unreadable(one.where, str(error))
-    yield from found.values()
+    yield from map(DumpedRollout.joined, found.values())
 
 
 def _instead(value: Any) -> str:
