@@ -40,7 +40,7 @@ from ..formats.grammar import Channels
 from .calls import CallParser
 from .compiled import Compiled
 from .output import Attempt, Output
-from .reader import Found, Marks, Reader, Reading, Say
+from .reader import Found, Reader, Reading, Say
 from .response import CallStatus, PartKind
 
 _NOT_TOOLS: Final = frozenset({b"user", b"assistant", b"all"})
@@ -82,19 +82,17 @@ class ChannelParser:
         self.channels = channels
         self.reader = reader
         self.output = output
-        of = compiled.marked.scaffold
-        self._start, self._channel, self._call_end = of(channels.start), of(channels.channel), of(channels.call_end)
+        marks = compiled.channels
+        assert marks is not None
+        self._start, self._channel, self._call_end = marks.start, marks.channel, marks.call_end
         self._to = channels.recipient.encode()
         self._calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
         """Reads the body of a call, where that is not one JSON."""
         named = (channels.reasoning, channels.content) if not channels.channel else ()
         self._not_tools = _NOT_TOOLS.union(name.encode() for name in named)
         self._role = compiled.head.rpartition(self._start)[2].strip() or b"assistant"
-        begins, stopping = ("start", self._start), [("stop", stop) for stop in compiled.stops]
-        closing = [("end", of(channels.end)), *stopping, ("end", self._call_end)]
-        self._to_stop, self._to_close = Marks(stopping), Marks(closing)
-        self._in_body = Marks([*closing, begins])
-        self._in_header = Marks([*closing, begins, ("message", of(channels.message))])
+        self._to_stop, self._to_close = marks.to_stop, marks.to_close
+        self._in_body, self._in_header = marks.in_body, marks.in_header
 
     def read(self) -> Reading[Found | None]:
         """All of the turn: its stop token, or None where the completion ends without one."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..formats.dialects import DIALECTS, with_parsers
-from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
+from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from ..tokens.tokenizer import Ids, Tokenizer
 from .marked import MarkedBytes, mark, marks_of, parts, pieces, unforgeable
 from .reader import Marks
@@ -153,6 +153,19 @@ class CompiledCalls:
         self.in_section = Marks([*marks, *stopping])
 
 
+class CompiledChannels:
+    """The delimiters of messages that have headers."""
+
+    def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
+        of = marked.scaffold
+        self.start, self.channel, self.call_end = of(channels.start), of(channels.channel), of(channels.call_end)
+        begins, stopping = ("start", self.start), [("stop", stop) for stop in stops]
+        closing = [("end", of(channels.end)), *stopping, ("end", self.call_end)]
+        self.to_stop, self.to_close = Marks(stopping), Marks(closing)
+        self.in_body = Marks([*closing, begins])
+        self.in_header = Marks([*closing, begins, ("message", of(channels.message))])
+
+
 class Compiled:
     """A turn's grammar for one vocabulary. Immutable; made once."""
 
@@ -173,6 +186,8 @@ class Compiled:
         self.content = _compiled(grammar.content, marked)
         ends = [*self.stops, *([marked.scaffold(grammar.channels.end)] if grammar.channels is not None else [])]
         self.calls = CompiledCalls(grammar.calls, marked, ends) if grammar.calls is not None else None
+        channels = grammar.channels
+        self.channels = CompiledChannels(channels, marked, self.stops) if channels is not None else None
         head = marked.scaffold(grammar.head)
         self.head, self.head_trail = head.rstrip(), _trail(head)
         self.prompt = marked.scaffold(grammar.prompt)
