@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -233,5 +232,13 @@ def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shap
             del at[last]
         else:
             at[last] = chance.choice(JUNK)
-        with contextlib.suppress(TokentraceError):
-            json.dumps(looked_at(tmp_path, made, known=renderer_of("pocket")).to_json())
+        report, refused = None, ""
+        try:
+            report = looked_at(tmp_path, made, known=renderer_of("pocket"))
+        except TokentraceError as error:
+            refused = str(error)
+        if report is None:
+            assert "dump.jsonl" in refused
+            continue
+        assert report.rollouts + report.unreadable > 0
+        assert json.loads(json.dumps(report.to_json()))["calls"] == sum(report.turns.values)
