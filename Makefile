@@ -45,7 +45,7 @@ assets: $(VENV)/.test
 browser:
 	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  { timeout 120 apt-get -qq update && DEBIAN_FRONTEND=noninteractive timeout 480 apt-get -qq install --yes --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	  || echo "Chromium could not be installed: tests in a browser will be skipped" >&2; \
 	else echo "no Chromium here: tests in a browser will be skipped; install one (chromium, chromium-browser or google-chrome)" >&2; fi
 

@@ -26,7 +26,7 @@ from ..study.turns import common_prefix, find_turns
 from ..template.chat_template import REASONING_FIELDS, ChatTemplate, wrap_tools
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from .blame import Blame, find_blame, find_writers
 from .cases import ANSWER, THOUGHT, TOOLS, Append, Arguments, Case, Said, Turn, cases
 from .facts import is_written, reasoning_tags

@@ -21,6 +21,9 @@ What openai-harmony parses is parsed to the same messages, with these deliberate
   is the body, unless there is a recipient: then it is a call that is MALFORMED, or TRUNCATED if the completion ends
   there. Nothing else is read from a header that is cut off.
 
+Where headers have no channels, they name who a message goes to, and what is neither reasoning nor content is a call.
+How its body is written is then read off the template, if it is not JSON.
+
 A call may be closed with ``<|end|>`` and ``<|return|>`` as well as with ``<|call|>``: openai-harmony accepts each. The
 arguments of a function have to be a JSON object, as does everything that a header says is ``json``. Other tools
 (``python``) may be given anything: `arguments` are then None unless it is a JSON object, and `arguments_text` is the
@@ -34,6 +37,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from ..formats.grammar import Channels
+from .calls import CallParser
 from .compiled import Compiled
 from .output import Attempt, Output
 from .reader import Found, Marks, Reader, Reading, Say
@@ -81,6 +85,10 @@ class ChannelParser:
         of = compiled.marked.scaffold
         self._start, self._channel, self._call_end = of(channels.start), of(channels.channel), of(channels.call_end)
         self._to = channels.recipient.encode()
+        self._calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
+        """Reads the body of a call, where that is not one JSON."""
+        named = (channels.reasoning, channels.content) if not channels.channel else ()
+        self._not_tools = _NOT_TOOLS.union(name.encode() for name in named)
         self._role = compiled.head.rpartition(self._start)[2].strip() or b"assistant"
         begins, stopping = ("start", self._start), [("stop", stop) for stop in compiled.stops]
         closing = [("end", of(channels.end)), *stopping, ("end", self._call_end)]
@@ -141,9 +149,9 @@ class ChannelParser:
         channel = next((word for word in said if word.start > marker), None)
         return _Header(
             role=role,
-            channel=channel.text if channel is not None else b"",
+            channel=(channel.text if channel is not None else b"") if self._channel else to or b"",
             recipient=named,
-            tool=to if to not in _NOT_TOOLS else None,
+            tool=to if to not in self._not_tools else None,
             stray=lead,
             stray_stop=rest[0].start if rest else stop,
             types=[word for word in said if word is not channel],
@@ -213,7 +221,13 @@ class ChannelParser:
         return found
 
     def _call(self, header: _Header, tool: bytes, begun: int) -> Reading[Found | None]:
-        output = self.output
+        output, calls = self.output, self._calls
+        if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
+            calls.introduced = begun
+            yield from calls.read()
+            found = yield from self.reader.find(self._in_body, output.content)
+            output.end_text()
+            return found
         attempt = Attempt(len(output.calls), begun, takes_json=self._takes_json(header, tool))
         output.announce(attempt)
         self._name(attempt, tool)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..formats.dialects import DIALECTS, REASONING
-from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar
+from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar, Value
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
 from .grammar_words import described
@@ -191,8 +191,8 @@ def _turn(sheet: Sheet) -> Iterator[tuple[str, Line]]:
 
 
 def _turn_messages(head: str, channels: Channels) -> Iterator[tuple[str, str]]:
-    yield "reasoning", f"{channels.channel}{channels.reasoning}{channels.message}⟨reasoning⟩{channels.end}"
-    yield "content", f"{head}{channels.channel}{channels.content}{channels.message}⟨content⟩"
+    yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
+    yield "content", f"{head}{channels.opening(channels.content)}⟨content⟩"
     yield "each call", head + channels.written("⟨name⟩", "⟨arguments⟩")
 
 
@@ -221,7 +221,8 @@ def _call_rows(calls: CallGrammar) -> Iterator[tuple[str, str]]:
     elif calls.style is Style.BRACES:
         yield "each call", f"{calls.open}{head}{calls.begin}"
         yield "  each string", f"⟨key⟩:{calls.quote}⟨value⟩{calls.quote}"
-        yield "  each other", "⟨key⟩:⟨value⟩"
+        if calls.others is not Value.QUOTED:
+            yield "  each other", "⟨key⟩:⟨value⟩"
         yield "call ends", f"}}{calls.end}{calls.close}"
     elif calls.style is Style.PYTHON:
         yield "each call", f"{calls.open}⟨name⟩(⟨key⟩=⟨value⟩, …){calls.close}"
