@@ -80,7 +80,7 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         yield from _stored(given, progress, told)
     elif given != "-" and not path.exists():
         names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, 1)
+        near = difflib.get_close_matches(path.name, names, 1, 0.8)
         hint = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
         raise InputError(f"there is no file or folder {given!r}{hint}")
     else:
