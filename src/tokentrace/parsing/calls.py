@@ -7,9 +7,6 @@ which no text can spell; other delimiters end it only where the grammar expects 
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from ..formats.grammar import Style
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
@@ -18,9 +15,6 @@ from .output import Attempt, Output
 from .pairs import PairReader
 from .reader import Found, Reader, Reading
 from .response import CallStatus, PartKind
-
-_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-"""Kimi's ids: ``functions.NAME:INDEX``."""
 
 
 class CallParser:
@@ -235,8 +229,7 @@ class CallParser:
                 name = text
             elif field == "id":
                 call_id = text
-                match = _NAME_IN_ID.fullmatch(text) if calls.grammar.id_is_name else None
-                name = match[1] if match else name
+                name = calls.name_in_id(text) or name
             if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):
                 problem = "the call breaks off before its arguments"
                 break

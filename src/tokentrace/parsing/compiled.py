@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import string
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..formats.dialects import DIALECTS, with_parsers
-from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
+from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
 from ..tokens.tokenizer import Ids, Tokenizer
 from .marked import MarkedBytes, mark, marks_of, parts, pieces, unforgeable
 from .reader import Marks
 
 Pieces = tuple[bytes, ...]
 _LETTERS: Final = frozenset(string.ascii_letters.encode())
+
+
+_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+"""Kimi's ids: ``functions.NAME:INDEX``."""
+
+
+def _json_head(grammar: CallGrammar) -> re.Pattern[bytes] | None:
+    """How an object begins that holds a name, here in plain letters, and then arguments; None where calls are none."""
+    fields = [field for field, _ in grammar.keys]
+    if grammar.style is not Style.JSON_CALL or grammar.named_key or fields != ["name", "arguments"]:
+        return None
+    paths = [path for _, path in grammar.keys]
+    if any(len(path) != 1 for path in paths):
+        return None
+    name, arguments = (re.escape(json.dumps(path[0], ensure_ascii=False).encode()) for path in paths)
+    told = rb'"([^"\\\x00-\x1f\x80-\xff]*)"'
+    return re.compile(rb"[ \t\n\r]*".join([b"", rb"\{", name, b":", told, b",", arguments, b":", b""]))
 
 
 def _trail(data: bytes) -> bytes:
@@ -51,13 +70,15 @@ class CompiledCalls:
         self.value_marks: dict[frozenset[str], Marks] = {}
         """What may end a value, by the arguments that a tool declares."""
         self.key_open = of(grammar.key_open)
-        self.value_opens: list[tuple[Pieces, bytes, bool]] = []
+        self.value_opens: list[tuple[Pieces, bytes, bool | None]] = []
         """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
         others = (grammar.value_open, *(text for _, text in grammar.typed_opens))
         for text, is_string in ((grammar.string_open, True), *((text, False) for text in others)):
             if text:
                 opening = marked.scaffold(text)
                 self.value_opens.append((parts(opening), _trail(opening), is_string))
+        if len(self.value_opens) == 1:  # it does not say
+            self.value_opens = [(*self.value_opens[0][:2], True if grammar.others is Value.BARE else None)]
         closing = marked.scaffold(grammar.value_close)
         self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
         self.finish = self.end + self.close
@@ -84,7 +105,13 @@ class CompiledCalls:
             self.loose_opener = b"{" if grammar.style is Style.JSON_CALL and not self.section_open else first
         elif grammar.style is Style.PAIRS and self.open and lead and self.end:
             self.loose_opener = lead[0]
+        self.json_head = _json_head(grammar)
         self._find_marks(stops)
+
+    def name_in_id(self, own: str) -> str | None:
+        """The name that an id holds, where it stands nowhere else."""
+        match = _NAME_IN_ID.fullmatch(own) if self.grammar.id_is_name else None
+        return match[1] if match else None
 
     def _find_marks(self, stops: Iterable[bytes]) -> None:
         """The marks to look for in each place."""
@@ -195,7 +222,7 @@ class Compiled:
         """The end of a prompt: what may be the beginning of the turn, which is all that matters."""
         tail, count = b"", 16
         while True:
-            tail = b"".join(self.marked.token(int(index)) for index in ids[-count:])
+            tail, _ = self.marked.spelled(ids[-count:], 0)
             if not self.head or self.head in tail or count >= len(ids):
                 return tail
             count *= 8

@@ -388,7 +388,8 @@ def _sign(known: Grade | None) -> PageCell:
 
 def _page_verdict(one: Verdict) -> list[str | PageCell]:
     with_them = f" Holds with {' or '.join(one.holds_with)}." if one.holds_with else ""
-    why = "; ".join(one.against) or "everything that was tried holds"
+    marked = [f"· {words}" for words in one.against] if len(one.against) > 1 else one.against
+    why = "\n".join(marked) or "everything that was tried holds"
     return [
         USES[one.use],
         PageCell(str(one.grade), _PAGE_TONES[one.grade]),
@@ -401,7 +402,7 @@ def _page_findings(report: AuditReport, tracks: list[Track], contrasts: list[Con
     rows: list[list[str | PageCell]] = []
     for found in report.findings:
         said = "\n".join(f"{sign} {role}: {text}" for sign, role, text in conversation_lines(found.smallest))
-        told = "; ".join(words for one in found.breaks for words in _told(one))
+        told = "\n".join(words for one in found.breaks for words in _told(one))
         link = f"diff={len(contrasts)}" if found.breaks else ""
         for one in found.breaks:
             name = f"{report.name}: {found.why}"
