@@ -343,17 +343,17 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
     one = reports[0] if len(reports) == 1 else None
     tables = [] if one is not None else [_overview(reports)]
     for report, rows in zip(reports, found, strict=True):
-        named = "" if one is not None else f"{report.name}: "
+        named = "" if one is not None else f": {report.name}"
         verdicts = [_page_verdict(verdict) for verdict in report.verdicts]
-        tables.append(Table(f"{named}what it is safe for", ["use", "", "why"], verdicts, words=3))
+        tables.append(Table(f"What it is safe for{named}", ["use", "", "why"], verdicts, words=3))
         matrix: list[list[str | PageCell]] = [
             [append, *(PageCell(one.text, one.page_tone) for one in signs)] for append, signs in matrix_rows(report)
         ]
-        tables.append(Table(f"{named}what is appended, after which turn", ["", *COLUMNS], matrix, _MATRIX_KEY))
+        tables.append(Table(f"What is appended, after which turn{named}", ["", *COLUMNS], matrix, _MATRIX_KEY))
         if rows:
-            tables.append(Table(f"{named}what goes wrong", ["what", "shown by"], rows, words=2))
+            tables.append(Table(f"What goes wrong{named}", ["what", "shown by"], rows, words=2))
         facts = [list(row) for row in fact_rows(report)]
-        tables.append(Table(f"{named}what else is known", ["", ""], facts, words=2))
+        tables.append(Table(f"What else is known{named}", ["", ""], facts, words=2))
     cards = (
         [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _PAGE_TONES[v.grade]) for v in one.verdicts]
     )
