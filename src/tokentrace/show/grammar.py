@@ -183,17 +183,19 @@ def _turn(sheet: Sheet) -> Iterator[tuple[str, Line]]:
     elif not prompt.startswith(head):
         yield "head", _spelled(sheet, head)
     channels = sheet.grammar.channels
-    for label, text in _turn_parts(sheet) if channels is None else _turn_messages(head, channels):
+    for label, text in _turn_parts(sheet) if channels is None else _turn_messages(sheet.grammar, channels):
         if text:
             yield label, _spelled(sheet, text)
     if sheet.stops:
         yield "stop", _joined([_spelled(sheet, text) for text in sheet.stop_texts], " or ")
 
 
-def _turn_messages(head: str, channels: Channels) -> Iterator[tuple[str, str]]:
+def _turn_messages(grammar: TurnGrammar, channels: Channels) -> Iterator[tuple[str, str]]:
+    head = grammar.head
     yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
     yield "content", f"{head}{channels.opening(channels.content)}⟨content⟩"
-    yield "each call", head + channels.written("⟨name⟩", "⟨arguments⟩")
+    body = "⟨arguments⟩" if grammar.calls is None else grammar.calls.shown
+    yield "each call", head + channels.written("⟨name⟩", body)
 
 
 def _turn_parts(sheet: Sheet) -> Iterator[tuple[str, str]]:
