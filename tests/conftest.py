@@ -41,8 +41,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if config.getoption("--quick") and needs_assets(collection_path):
         return True
-    missing = missing_packages(collection_path)
-    if not missing or config.getoption("--all"):
+    missing = [] if config.getoption("--all") else missing_packages(collection_path)
+    if not missing:
         return None
     config.stash.setdefault(NOT_COLLECTED, {})[collection_path.name] = missing
     return True

@@ -36,12 +36,15 @@ def family_of(nodeid: str) -> str | None:
 
 
 def group_of(nodeid: str) -> str:
-    """What runs in one process, one after another: tests of one vocabulary, or of one file; else the test alone."""
+    """What runs in one process, one after another: tests of one vocabulary, else of one file.
+
+    What a file makes once, for its module, is then made once in all.
+    """
     shared = _shared(nodeid)
     if shared is not None:
         return shared
     family = family_of(nodeid)
-    return nodeid if family is None else _first_of_vocabulary(family)
+    return nodeid.partition("::")[0] if family is None else _first_of_vocabulary(family)
 
 
 def place_of(nodeid: str) -> tuple[int, int, int]:

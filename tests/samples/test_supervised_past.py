@@ -159,10 +159,14 @@ def test_history_that_is_rewritten_takes_several_rows(family: str) -> None:
     assert len(expanded(family)["agentic_json_arguments"]) > 1
 
 
-def test_history_is_the_prompts_where_a_turn_changes_what_comes_before_it() -> None:
-    """Mistral shows the system message only as long as nothing answers the user; Harmony the reasoning beside calls."""
+def test_history_is_the_prompts_where_a_turn_hides_the_system_message() -> None:
+    """Mistral shows it only as long as nothing answers the user."""
     mistral = expanded("mistral-nemo")["system_user_assistant"][0]
     assert "You are a careful assistant." in mistral.rendered.text
+
+
+def test_history_is_the_prompts_where_a_turn_hides_reasoning() -> None:
+    """Harmony shows what was thought beside calls until the answer."""
     (row, _) = expanded("gpt-oss")["agentic"]
     assert "I need the weather." in row.rendered.text
     assert "I need the weather." not in rows("gpt-oss")["agentic"][1].text
