@@ -78,12 +78,12 @@ def test_no_longer_conversation_breaks_where_the_audit_says_that_it_holds(family
 
 def test_every_break_of_the_past_names_the_line_that_makes_it(family: str) -> None:
     lines = source_of(family).split("\n")
-    for cell in audit_of(family).cells:
-        for one in cell.breaks:
-            if one.where is not Where.SEAM:
-                assert one.blame is not None, (cell.turn, one)
-                assert 1 <= one.blame.line <= len(lines)
-                assert not one.blame.condition or one.blame.proven, one.blame
+    past = [(cell, one) for cell in audit_of(family).cells for one in cell.breaks if one.where is not Where.SEAM]
+    assert past or family not in DROPPING
+    for cell, one in past:
+        assert one.blame is not None, (cell.turn, one)
+        assert 1 <= one.blame.line <= len(lines)
+        assert not one.blame.condition or one.blame.proven, one.blame
 
 
 # -- what is known
