@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
+from tests.browser import Chromium, NoBrowserError, chromium
 from tests.grouping import group_of, is_quick, place_of
 from tests.needs import missing_package, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
@@ -151,6 +153,17 @@ def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
         yield harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    """A headless Chromium; where none starts, the tests that ask for it are skipped with the reason."""
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(chromium())
+        except NoBrowserError as error:
+            pytest.skip(str(error))
+        yield started
 
 
 @pytest.fixture

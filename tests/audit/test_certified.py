@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+<<<<<<< HEAD
 from tests.assets import FAMILIES
 from tests.audit.certified import PAGE
 from tests.support import PYTHON_FORMATS, load_family, per_family, rotating
 from tokentrace.audit import AuditReport, audit_template
+=======
+from tests.assets import FAMILIES, family_dir
+from tests.audit.certified import PAGE, page_of
+from tests.support import rotating
+from tokentrace.audit import audit_template
+>>>>>>> main
 from tokentrace.audit.cases import Append
 from tokentrace.show.audit import markdown_findings, markdown_row
 
@@ -23,6 +30,16 @@ def audit_of(family: str) -> AuditReport:
 def test_every_family_is_on_the_page() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows[2:]] == list(FAMILIES)
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    """All of it, for two families that are quickly audited: the head, the table, what is below."""
+    few = ["deepseek-r1", "gemma-3"]
+    top, *sections = PAGE.read_text(encoding="utf-8").split("\n### ")
+    others = tuple(f"| {name} |" for name in FAMILIES if name not in few)
+    kept = [line for line in top.splitlines() if not line.startswith(others)]
+    mine = [section.rstrip("\n") for section in sections if section.split("\n")[0] in few]
+    assert page_of(few) == "\n### ".join(["\n".join(kept) + "\n", *(f"{section}\n" for section in mine)])
 
 
 @pytest.mark.parametrize("family", dict.fromkeys([*FIRST, *rotating(FAMILIES, "certified", 10)]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,6 +39,8 @@ from tokentrace import (
     create_renderer,
 )
 from tokentrace.errors import RendererError, SampleError
+from tokentrace.pocket import POCKET
+from tokentrace.samples.sample import Sample
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.study.study import TemplateStudy
 from tokentrace.tokens import Tokenizer
@@ -96,6 +100,34 @@ def test_row_unpacks_into_two_lists() -> None:
     assert all(type(value) is int for value in (*ids, *mask))
     assert (ids, mask) == (sample.ids.tolist(), sample.mask.astype(int).tolist())
     assert set(mask) == {0, 1}
+
+
+def test_what_a_row_knows_of_tokens_is_found_when_it_is_asked_for() -> None:
+    """Whatever is done with a row before: it is copied, pickled, cut, or asked for something that it has not."""
+    renderer = create_renderer(POCKET)
+
+    def fresh() -> Sample:
+        return build_supervised_sample(renderer, CONVERSATIONS["reasoning_content_and_call"].messages)
+
+    def told(sample: Sample) -> list[Any]:
+        return [getattr(sample, name).tolist() for name in ("ids", "mask", "messages", "kinds", "parts")]
+
+    sample, expected = fresh(), told(fresh())
+    assert sample._later is not None
+    assert len({len(row) for row in expected}) == 1
+    ways: list[Callable[[Sample], Sample]] = [
+        copy.copy,
+        copy.deepcopy,
+        lambda one: pickle.loads(pickle.dumps(one)),
+        lambda one: one.replace(name="x"),
+        lambda one: one.slice(0, len(one)),
+    ]
+    for way in ways:
+        assert told(way(fresh())) == expected
+    with pytest.raises(AttributeError, match="no 'nothing'"):
+        getattr(sample, "nothing")  # noqa: B009
+    assert sample._later is not None
+    assert (sample.parts is sample.parts, sample._later, told(sample)) == (True, None, expected)
 
 
 def test_row_takes_one_render(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from ..study.study import TemplateStudy
 from ..template.chat_template import REASONING_FIELDS, ChatTemplate
 from ..template.origin import Origin
 from ..template.trace import Rendering
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Tokenizer
 from .closing import Tail, kind_of_text

@@ -22,7 +22,7 @@ from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
 from ..template.spans import Rendering, Spans
-from ..tokens.encoding import Encoded, Number
+from ..tokens.encoded import Encoded, Number
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import Lost
 
