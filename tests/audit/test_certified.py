@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-<<<<<<< HEAD
 from tests.assets import FAMILIES
-from tests.audit.certified import PAGE
+from tests.audit.certified import PAGE, page_of
 from tests.support import PYTHON_FORMATS, load_family, per_family, rotating
 from tokentrace.audit import AuditReport, audit_template
-=======
-from tests.assets import FAMILIES, family_dir
-from tests.audit.certified import PAGE, page_of
-from tests.support import rotating
-from tokentrace.audit import audit_template
->>>>>>> main
 from tokentrace.audit.cases import Append
 from tokentrace.show.audit import markdown_findings, markdown_row
 

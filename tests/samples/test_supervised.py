@@ -31,7 +31,6 @@ from tests.samples.family_rows import (
 from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
 from tokentrace import (
     RenderedTokens,
-    Sample,
     TemplateError,
     TokentraceError,
     build_supervised_sample,
