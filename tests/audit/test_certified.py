@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.assets import FAMILIES, family_dir
-from tests.audit.certified import PAGE
+from tests.audit.certified import PAGE, page_of
 from tests.support import rotating
 from tokentrace.audit import audit_template
 from tokentrace.audit.cases import Append
@@ -18,6 +18,16 @@ FIRST = ["qwen3.5"]
 def test_every_family_is_on_the_page() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows[2:]] == list(FAMILIES)
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    """All of it, for two families that are quickly audited: the head, the table, what is below."""
+    few = ["deepseek-r1", "gemma-3"]
+    top, *sections = PAGE.read_text(encoding="utf-8").split("\n### ")
+    others = tuple(f"| {name} |" for name in FAMILIES if name not in few)
+    kept = [line for line in top.splitlines() if not line.startswith(others)]
+    mine = [section.rstrip("\n") for section in sections if section.split("\n")[0] in few]
+    assert page_of(few) == "\n### ".join(["\n".join(kept) + "\n", *(f"{section}\n" for section in mine)])
 
 
 @pytest.mark.parametrize("family", dict.fromkeys([*FIRST, *rotating(FAMILIES, "certified", 10)]))

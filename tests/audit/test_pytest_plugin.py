@@ -60,26 +60,30 @@ def test_what_certifies_passes_and_what_does_not_fails_with_its_reasons(team: Pa
             certify("dropping", uses=["rl-append-only"], partly=True)
 
         def test_unknown(certify):
-            with pytest.raises(Exception, match="rl-append-only"):
+            with pytest.raises(pytest.fail.Exception, match="rl-append-only"):
                 certify("model", uses=["rl"])
 
         def test_nothing_asked(certify):
-            with pytest.raises(Exception, match="say what the template has to be safe for"):
+            with pytest.raises(pytest.fail.Exception, match="say what the template has to be safe for"):
                 certify("model")
 
         def test_no_tokenizer(certify):
-            with pytest.raises(Exception, match="name the tokenizer"):
+            with pytest.raises(pytest.fail.Exception, match="name the tokenizer"):
                 certify(uses="rl-append-only")
 
         def test_rows(certify_rows):
             assert certify_rows("rows.jsonl", tokenizer="model").rows == 1
+
+        def test_no_rows(certify_rows):
+            with pytest.raises(pytest.fail.Exception, match="there is no file 'none.jsonl'"):
+                certify_rows("none.jsonl", tokenizer="model")
 
         def test_bad_rows(certify_rows):
             certify_rows("bad.jsonl", tokenizer="model")
         """
     )
     result = run(pytester)
-    result.assert_outcomes(passed=6, failed=2)
+    result.assert_outcomes(passed=7, failed=2)
     result.stdout.fnmatch_lines(
         ["*dropping is not safe for rl-append-only*", "*loop.last*", "*1 of 1 rows are not what the template gives*"]
     )

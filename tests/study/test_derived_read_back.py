@@ -73,8 +73,10 @@ def test_ids_are_read_where_the_template_writes_them(name: str, ids: list[str | 
     [
         ("reasoning that only the prompt opens", "Well.</think>Hello.", "Well.", "Hello."),
         ("reasoning that the prompt opens and the turn closes", "Well.</think>Hello.", "Well.", "Hello."),
+        ("an answer that is written where the prompt opens reasoning", "Well.</think>Hello.", "Well.", "Hello."),
+        ("a prompt in the turn before it", "Well. So: Hello.", "Well.", "Hello."),
         ("reasoning that nothing opens", "Well.</think>Hello.", None, "Well.</think>Hello."),
-        ("several messages in a turn", " to=user<|sep|>Hello.", None, " to=user<|sep|>Hello."),
+        ("several messages in a turn", " user<|sep|>Hello.", None, " user<|sep|>Hello."),
     ],
 )
 def test_completions_that_the_template_itself_would_not_show(

@@ -36,9 +36,9 @@ class PairEnvironment(ImmutableSandboxedEnvironment):
         """What a macro or a set block wrote."""
         return join_buffer(pieces(written))
 
-    def shown(self, value: Any, origin: Beside) -> tuple[str, None]:
+    def shown(self, value: Any, origin: Beside) -> str:
         """What is printed of a value that may change before the template is done."""
-        return text_of(box(value, origin)), None
+        return text_of(box(value, origin))
 
     def field(self, value: Any, origin: Beside, name: str) -> Any:
         """``value.name``."""
