@@ -171,6 +171,8 @@ def test_counted_control_tokens_are_where_adding_up_finds_them(
         ("byte_level_nfc", [("<|im_start|>", True), ("日本", False), ("<|im_end|>\n", True)], True),
         ("byte_level", [("<|im_start|>", True), ("a <think> b", False), ("<|im_end|>\n", True)], False),
         ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|><", True), ("s>", False)], False),
+        ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|><", True), ("x>", False)], True),
+        ("overlapping", [("<s>", True), ("<x>", False)], True),
         ("overlapping", [("<s>", True), ("<s>", False)], False),
         ("overlapping", [("x<s", False), ("><think>", True), ("<think>", False)], False),
         ("byte_level_strip", [("<|im_start|>", True), ("user", False)], False),

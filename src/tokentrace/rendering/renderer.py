@@ -122,8 +122,8 @@ class Renderer:
         continued = flag("continue_final_message", continue_final_message)
         with no_collection():
             rendered = self._render(messages, tools, prompt, continued)
-        if self.lost is not LostPolicy.IGNORE:
-            report_lost(rendered.lost, self.lost)
+            if self.lost is not LostPolicy.IGNORE:
+                report_lost(rendered.lost, self.lost)
         return rendered
 
     def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
