@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import json
+import operator
+import pickle
 from collections.abc import Callable
 from marshal import dumps
 from types import SimpleNamespace
@@ -180,3 +183,25 @@ def test_tools_that_are_made_known_are_not_looked_through_again(monkeypatch: pyt
     asked = {"tools": known}
     assert (renderer.bridge(*stream, new, **asked), renderer.parse_response(stream[1], **asked)) == usual
     assert tools not in looked  # but the template's study has tools of its own
+
+
+def test_known_tools_cannot_be_changed_and_render_what_they_say() -> None:
+    one, two = schema_named("one"), schema_named("two")
+    known = known_tools([one])
+    for change in (lambda: known.append(two), known.clear, lambda: operator.iadd(known, [two])):
+        with pytest.raises(TypeError, match=r"list\(tools\)"):
+            change()
+    with pytest.raises(TypeError, match="not changed"):
+        known[0] = two
+    renderer = create_renderer(POCKET)
+    asked = [{"role": "user", "content": "Hi."}]
+    expected = renderer.render_ids(asked, tools=[one])
+    known[0]["function"]["description"] = "Other."
+    assert renderer.render_ids(asked, tools=known) == expected
+    for copied in (copy.deepcopy(known), pickle.loads(pickle.dumps(known))):
+        assert type(copied) is KnownTools
+        assert (list(copied), copied.text) == (list(known), known.text)
+
+
+def schema_named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": "Does.", "parameters": {"type": "object"}}}

@@ -101,6 +101,17 @@ def test_row_unpacks_into_two_lists() -> None:
     assert set(mask) == {0, 1}
 
 
+def test_a_row_is_that_of_the_messages_as_they_were() -> None:
+    builder = SampleBuilder(create_renderer(POCKET))
+    given = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    [expected] = builder.build(copy.deepcopy(given))
+    [row] = builder.build(given)
+    for message in given:
+        message["from"] = message.pop("role")
+    for name in ("messages", "kinds", "parts"):
+        assert getattr(row, name).tolist() == getattr(expected, name).tolist()
+
+
 def test_what_a_row_knows_of_tokens_is_found_when_it_is_asked_for() -> None:
     """Whatever is done with a row before: it is copied, pickled, cut, or asked for something that it has not."""
     renderer = create_renderer(POCKET)

@@ -222,13 +222,22 @@ def _check_call(place: Place, call: Any) -> None:
 
 class KnownTools(list[dict[str, Any]]):
     """Tools that were checked and that nobody changes any more, with their JSON text: for those that come with every
-    turn of a conversation. `check_tools` takes them as they are."""
+    turn of a conversation. `check_tools` takes them as they are. What is rendered is what the text says."""
 
     __slots__ = ("text",)
 
     def __init__(self, tools: Any, text: str) -> None:
         super().__init__(check_tools(tools) or ())
         self.text = text
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError("tools that are known are not changed; make a list of your own of them: list(tools)")
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KnownTools, (list(self), self.text)
 
 
 def known_tools(tools: Any) -> Any:

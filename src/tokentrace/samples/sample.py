@@ -103,9 +103,11 @@ class Sample(ShowsItself):
 
         def __getattr__(self, name: str) -> Any:
             """An array that was to be found later: asked for an attribute that has no value."""
-            later = None if name == "_later" else self._later
-            if later is None or name not in _PER_TOKEN:
+            if name not in _PER_TOKEN:
                 raise AttributeError(f"a sample has no {name!r}")
+            later = self._later
+            if later is None:  # another thread has found it in the meantime
+                return object.__getattribute__(self, name)
             for found, array in later.find().items():
                 object.__setattr__(self, found, array)
             object.__setattr__(self, "_later", None)
