@@ -195,6 +195,7 @@ def differences(renderer: Renderer, key: str) -> Iterator[str]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lost._Account, "_are_written_plainly", lambda *_: False)
             patch.setattr(lost._Account, "_is_written_plainly", lambda *_: False)
+            patch.setattr(lost, "_PLAIN", frozenset())
             if find_lost(rendering, shown, study.forms, tools=tools or ()) != quick:
                 yield f"{name}: lost"
 

@@ -65,6 +65,6 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.CHANGED_TOOLS: _BRANCH,
     Cause.CHANGED_SYSTEM: _BRANCH,
     Cause.COMPACTION: _BRANCH,
-    Cause.UNKNOWN: "compare the two requests; pass before= and after= to have their messages compared",
+    Cause.UNKNOWN: "compare the two requests; given their messages (in Python before= and after=), these are compared",
 }
 """What to do about a break."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError
 from .functions import known_schema
 from .place import Place, is_list, kind_of
-from .values import check_depth, is_flat
+from .values import check_depth, is_flat, is_plain
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions take it: any mappings, a ``list[Message]`` among them."""
@@ -229,6 +229,25 @@ class KnownTools(list[dict[str, Any]]):
     def __init__(self, tools: Any, text: str) -> None:
         super().__init__(check_tools(tools) or ())
         self.text = text
+
+
+def known_tools(tools: Any) -> Any:
+    """Tools for many calls with the same ones: checked and copied once, and known by who they are from then on.
+
+    Give the result as `tools` to `render`, `bridge` and `parse_response` for as long as a conversation goes on: a list
+    of one's own has to be looked through each time, since it may have changed. Tools that JSON would change (tuples,
+    objects) are given back as they are; so are None and an empty list. Raises InputError for what is not a list of
+    tools.
+    """
+    if not tools or type(tools) is KnownTools:
+        return tools
+    checked = check_tools(tools)
+    try:
+        text = json.dumps(checked)
+        copied = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return tools
+    return KnownTools(copied, text) if copied == checked and is_plain(checked) else tools
 
 
 def tools_text(tools: Any) -> str:

@@ -65,6 +65,8 @@ class Value(StrEnum):
     """A string as it is, between ``<![CDATA[`` and ``]]>`` where it would be mistaken for markup."""
     PYTHON = "python"
     """As JSON, but ``True``, ``False`` and ``None`` as Python spells them."""
+    QUOTED = "quoted"
+    """Between the quotes of strings, so that only the tool's schema tells it from one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ class CallGrammar:
             case Style.PYTHON:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
             case Style.BRACES:
-                body = f"{head}{{⟨key⟩:{{{self.quote}⟨value⟩{self.quote} | ⟨value⟩}},…}}"
+                string = f"{self.quote}⟨value⟩{self.quote}"
+                body = f"{head}{{⟨key⟩:{string if self.others is Value.QUOTED else f'{{{string} | ⟨value⟩}}'},…}}"
             case Style.JSON_ARGUMENTS:
                 body = f"{head}{self.begin}⟨arguments⟩{self.end}"
             case _:
@@ -140,7 +143,10 @@ class CallGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A turn made of several messages, each with a header that says what it is (Harmony)."""
+    """A turn made of several messages, each with a header that says what it is (Harmony).
+
+    Where headers have no `channel`, they name who a message goes to: `reasoning` and `content` are such names.
+    """
 
     start: str = "<|start|>"
     channel: str = "<|channel|>"
@@ -156,6 +162,10 @@ class Channels:
     """The channel of calls."""
     content_type: str = "json"
     call_end: str = "<|call|>"
+
+    def opening(self, name: str) -> str:
+        """What a message of reasoning or content begins with, after its head."""
+        return f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
 
     def written(self, name: str, arguments: Any) -> str:
         """A call, after the head of its message."""

@@ -37,7 +37,7 @@ def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], conte
     said = ""
     if content:
         head = channels.call if calls else channels.content
-        said = f"{channels.channel}{head}{channels.message}{content}"
+        said = f"{channels.opening(head or channels.content)}{content}"
         said += f"{channels.end}{channels.start}assistant" if calls else ""
     return said + "".join(channels.written(_field(call, "name", 0), _arguments(call, 0)) for call in calls)
 
@@ -55,7 +55,7 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
     elif grammar.style is Style.PAIRS:
         inside = "".join(_pair(grammar, key, value) for key, value in arguments.items())
     elif grammar.style is Style.BRACES:
-        return head + _braces(grammar, arguments)
+        return f"{head}{{{','.join(f'{key}:{_braces(grammar, value)}' for key, value in arguments.items())}}}"
     else:
         inside = "".join(_element(grammar, key, value) for key, value in arguments.items())
     return f"{head}{grammar.begin}{inside}{grammar.end}"
@@ -135,6 +135,7 @@ def _element(grammar: CallGrammar, key: str, value: Any) -> str:
 
 
 def _python(grammar: CallGrammar, value: Any) -> str:
+    value = _json(grammar, value) if grammar.others is Value.QUOTED and not isinstance(value, str) else value
     if isinstance(value, str):
         return _json(grammar, value)
     if isinstance(value, Mapping):
@@ -145,6 +146,7 @@ def _python(grammar: CallGrammar, value: Any) -> str:
 
 
 def _braces(grammar: CallGrammar, value: Any) -> str:
+    value = _json(grammar, value) if grammar.others is Value.QUOTED and not isinstance(value, str) else value
     if isinstance(value, str):
         return f"{grammar.quote}{value}{grammar.quote}"
     if isinstance(value, Mapping):

@@ -48,9 +48,10 @@ PAST_REASONING: Final = "past_reasoning"
 """The policy of templates that show the reasoning of the last turn, and not that of turns before it."""
 
 
+_PLAIN: Final = frozenset({"content", *BOOKKEEPING})
 _CALL: Final = frozenset({"function", *BOOKKEEPING})
 _FUNCTION: Final = frozenset({"name", "arguments"})
-"""The keys of calls as nearly all are."""
+"""The keys of messages that only say something, and of calls and their functions, as nearly all are."""
 
 _TEXT: Final = frozenset({str})
 _DEEP: Final = 160
@@ -148,13 +149,16 @@ class _Account:
 
     def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Lost], list[Lost]]:
         lengths = self._lengths
-        for index in range(first, len(self._messages)):
-            for key, value in self._messages[index].items():
+        for index, message in enumerate(self._messages[first:] if first else self._messages, first):
+            said = message.get("content") if _PLAIN.issuperset(message) else None
+            if type(said) is str and lengths.get(("messages", index, "content")) == len(said):
+                continue  # as nearly all are
+            for key, value in message.items():
                 if key in BOOKKEEPING:
                     continue
                 if type(value) is str:
                     if not value or lengths.get(("messages", index, key)) == len(value):
-                        continue  # as nearly all are
+                        continue
                 elif key == "tool_calls" and type(value) is list:
                     if self._are_written_plainly(index, value):
                         continue
@@ -256,9 +260,11 @@ class _Account:
             if type(function) is not dict or not _CALL.issuperset(call) or not _FUNCTION.issuperset(function):
                 return False
             name, arguments = function.get("name"), function.get("arguments")
-            path = ("messages", index, "tool_calls", at, "function", "arguments")
-            if type(name) is not str or lengths.get((*path[:5], "name")) != len(name) or not arguments:
+            if type(name) is not str or not arguments:
                 return False
+            if lengths.get(("messages", index, "tool_calls", at, "function", "name")) != len(name):
+                return False
+            path = ("messages", index, "tool_calls", at, "function", "arguments")
             if type(arguments) is str:
                 if lengths.get(path) != len(arguments):
                     return False

@@ -54,12 +54,13 @@ def compiled_grammar(
     grammar = with_parsers(derived, tool_parser, reasoning_parser)
     compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
     if grammar is derived and render is not None:
-        found = ", ".join(_misread(compiled, render))
+        compiled.misread = tuple(_misread(compiled, render))
+        found = ", ".join(f"{part} of {name}" for part, name in compiled.misread)
         compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {found}"] if found else [])))
     return compiled
 
 
-def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Iterator[str]:
+def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Iterator[tuple[str, str]]:
     """Where a grammar does not read back what its own template writes."""
     for name, fields in PROOFS.items():
         try:

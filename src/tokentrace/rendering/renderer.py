@@ -122,8 +122,8 @@ class Renderer:
         continued = flag("continue_final_message", continue_final_message)
         with no_collection():
             rendered = self._render(messages, tools, prompt, continued)
-        if self.lost is not LostPolicy.IGNORE:
-            report_lost(rendered.lost, self.lost)
+            if self.lost is not LostPolicy.IGNORE:
+                report_lost(rendered.lost, self.lost)
         return rendered
 
     def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
@@ -429,7 +429,8 @@ class Renderer:
             spellable = self.inner_token_ids(tools)
         conversation = self.adapt_messages(messages, tools=tools).messages
         spelled = compiled.delimiters(spellable)
-        return find_unreadable(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
+        schemas = check_tools(tools)
+        return find_unreadable(rendered.rendering, conversation, compiled.grammar, schemas, spelled, compiled.misread)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = self._tools.schemas(tools)
@@ -441,7 +442,7 @@ class Renderer:
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         def make() -> Compiled:
-            tools = [STAND_IN_TOOL] if study.needs_tools() else None
+            tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
             render = functools.partial(self._render, tools=tools, prompt=False)
             proven = render if study is self._studies.get("default") else None
             return compiled_grammar(study, has_tools, self.tool_parser, self.reasoning_parser, proven)

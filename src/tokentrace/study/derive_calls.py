@@ -143,10 +143,12 @@ class CallDeriver:
             return self._not_understood("keys and values are not to be told apart")
         opened = several.text[keys[0].stop : values[0].start]
         begin = several.text[self._fields(several)[-1].stop : keys[0].start]
+        other = number.arguments(0)
+        alike = len(opened.strip()) > 1 and len(other) > 1 and number.text[other[0].stop : other[1].start] == opened
         if begin == "(" and opened.startswith("="):
-            return self._python()
+            return self._python(Value.QUOTED if alike else None)
         if begin == "{" and opened.startswith(":"):
-            return self._braces(opened[1:].strip())
+            return self._braces(opened[1:].strip(), Value.QUOTED if alike else Value.JSON)
         if len(keys) == 4:
             return self._tree(several, keys, values)
         return self._pairs(several, number, keys, values)
@@ -235,14 +237,14 @@ class CallDeriver:
         found = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
         return found[-1] if found else ""
 
-    def _python(self) -> CallGrammar | None:
-        others = Value.PYTHON if self._value_text(True) == "True" else Value.JSON
+    def _python(self, others: Value | None) -> CallGrammar | None:
+        others = others or (Value.PYTHON if self._value_text(True) == "True" else Value.JSON)
         return CallGrammar(Style.PYTHON, others=others, **self._around(self._bracketed(")")))
 
-    def _braces(self, quote: str) -> CallGrammar | None:
+    def _braces(self, quote: str, others: Value) -> CallGrammar | None:
         around = self._around(self._bracketed("}"))
         opened, leads = self._split_open(around.pop("open"), self._head(self.one, 0)[0])
-        return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, **around)
+        return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, others=others, **around)
 
     def _bracketed(self, bracket: str) -> Extent:
         def extent(turn: Turn, at: int) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import re
@@ -61,6 +62,17 @@ class Turn:
         self.text = text[: min(found)] if found else text
         """Without what ends the turn."""
 
+    def after(self, at: int) -> Turn:
+        """The turn from a position on."""
+        other = copy.copy(self)
+        other.full, other.text = self.full[at:], self.text[at:]
+        other.holes = [
+            dataclasses.replace(hole, start=hole.start - at, stop=hole.stop - at)
+            for hole in self.holes
+            if hole.start >= at
+        ]
+        return other
+
     def first(self, field: str, call: int = -1) -> Hole | None:
         return next((hole for hole in self.holes if hole.field == field and hole.call == call), None)
 
@@ -97,6 +109,8 @@ class TurnReader:
         self._draw = draw
         self.ends = sorted(ends, key=len, reverse=True)
         """What ends a turn."""
+        self.body = ""
+        """What the body of a call's message begins after, where calls are messages: `called` gives the body."""
         self.notes: list[str] = []
         controls = sorted(vocabulary.control, key=len, reverse=True)
         self._know(map(re.escape, controls))
@@ -148,7 +162,8 @@ class TurnReader:
             shown = all(turn.first("name", at) or turn.first("id", at) for at in range(len(calls)))
             spoken = turn.first("content")
             if shown and (content is None or (spoken is not None and spoken.stop <= first.start)):
-                return turn
+                at = turn.text.find(self.body, first.stop) if self.body else -1
+                return turn if at < 0 else turn.after(at + len(self.body))
         return None
 
     # -- scaffold

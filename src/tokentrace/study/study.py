@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ..conversation.messages import Messages
 from ..conversation.values import is_plain
 from ..errors import TokentraceError
-from ..formats.grammar import TurnGrammar
+from ..formats.grammar import NO_CALLS, TurnGrammar
 from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
 from ..template.traced import TracedList
@@ -139,10 +139,20 @@ class TemplateStudy:
 
     @learned
     def grammar(self, tools: bool) -> TurnGrammar:
-        """What the model writes in its turns. Tools are not shown to the template, but may change what ends a turn."""
+        """What the model writes in its turns. Tools may change what ends a turn."""
+        return self._derived(tools, self.shows_tools(tools))
+
+    @learned
+    def shows_tools(self, tools: bool) -> bool:
+        """Whether the turns that `grammar` is read off are written beside a tool: not if calls are written without."""
+        if self.needs_tools() or not tools or NO_CALLS not in self._derived(tools, False).notes:
+            return self.needs_tools()
+        return NO_CALLS not in self._derived(tools, True).notes
+
+    def _derived(self, tools: bool, shown: bool) -> TurnGrammar:
         endings = self.endings(tools)
         ends = endings.stops | endings.closers | self.eos
-        return self._facts.once(("grammar", ends), lambda: derive.template_grammar(self, ends))
+        return self._facts.once(("grammar", ends, shown), lambda: derive.template_grammar(self, ends, shown))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:

@@ -376,8 +376,12 @@ class PythonFormat:
         self.searched: frozenset[str] = frozenset()
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
-        self.digest = code_digest(name, function)
         self.tags_generation = False
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of its code. To read that takes long, and is done when somebody asks."""
+        return code_digest(self.name, self._function)
 
     def render(
         self,

@@ -4,14 +4,14 @@ What the template writes itself comes again and again, so the control tokens of 
 by encoding it. If an encoded text has exactly those of its scaffold, in order, then none came from a field, and it is
 known where in the text each of them stands. Nothing has to be added up over all tokens for that.
 
-Why this is proof: a piece counts only if no control token can reach over either of its ends, whatever stands there
-(`_stands_alone`). So the control tokens of each piece are in the ids wherever it is written, in order. As many as that
-is all there are.
+Why this is proof: added tokens are found from left to right, by their own text alone. So a piece has its own ones
+wherever it is written, unless one lies across either of its ends, and for that certain text has to stand there
+(`Piece.before`, `Piece.after`). Where it does not, the control tokens of each piece are in the ids, in order. As many
+as that is all there are. All added tokens are looked at here, white space too: what they take is lost to others.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -26,8 +26,16 @@ _MOST: Final = 4096
 _LONGEST: Final = 16_384
 """Characters of a piece that may be kept."""
 
-Piece = tuple[tuple[int, int, int], ...]
+Found = tuple[tuple[int, int, int], ...]
 """The control tokens of a text: where each begins and ends, and its id."""
+
+
+class Piece(NamedTuple):
+    """A text whose control tokens are known unless it stands after, or before, one of these."""
+
+    found: Found
+    before: tuple[str, ...]
+    after: tuple[str, ...]
 
 
 class Counted(NamedTuple):
@@ -45,12 +53,13 @@ class ScaffoldTokens:
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], npt.NDArray[np.int32]]) -> None:
         self._vocabulary = vocabulary
         self._encode = encode
-        self._known: dict[str, Piece] = {}
-        self._unproven: set[str] = set()
-        late = vocabulary.nfc and any(token.normalized for token in vocabulary.control.values())
-        alone = any(token.single_word for token in vocabulary.control.values())
-        self._is_provable = vocabulary.exact and not late and not alone
-        """Whether a control token is found by its own text alone, whatever stands around it."""
+        self._known: dict[str, Found] = {}
+        """Those that what stands around them cannot change."""
+        self._others: dict[str, Piece | None] = {}
+        added = vocabulary.added.values()
+        late = vocabulary.nfc and any(token.normalized for token in added)
+        self._is_provable = vocabulary.exact and not late and not any(token.single_word for token in added)
+        """Whether an added token is found by its own text alone, whatever stands around it."""
 
     def count(self, rendering: Rendering, ids: npt.NDArray[np.int32]) -> Counted | None:
         """The control tokens of a text and its ids, if they are those of its scaffold; None where that is not so."""
@@ -62,12 +71,12 @@ class ScaffoldTokens:
         known, text, begin = self._known, rendering.text, 0
         for end, origin in zip(rendering.closed.ends, rendering.closed.origins, strict=True):
             if origin is None:
-                piece = known.get(text[begin:end])
-                if piece is None:
-                    piece = self._learn(text[begin:end])
-                    if piece is None:
+                found = known.get(text[begin:end])
+                if found is None:
+                    found = self._find_between(text, begin, end)
+                    if found is None:
                         return None
-                for start, stop, token in piece:
+                for start, stop, token in found:
                     starts.append(begin + start)
                     ends.append(begin + stop)
                     named.append(token)
@@ -77,44 +86,45 @@ class ScaffoldTokens:
             return None
         return Counted(at.tolist(), named, starts, ends)
 
-    def _learn(self, piece: str) -> Piece | None:
-        if piece in self._unproven:
+    def _find_between(self, text: str, begin: int, end: int) -> Found | None:
+        """The control tokens of a piece of text that is not known, or that neighbours may change; None if they may."""
+        name = text[begin:end]
+        piece = self._others[name] if name in self._others else self._learn(name)
+        if piece is None or text.endswith(piece.before, 0, begin) or text.startswith(piece.after, end):
             return None
-        found = self._find(piece)
-        if len(piece) <= _LONGEST:
-            if len(self._known) + len(self._unproven) >= _MOST:
+        return piece.found
+
+    def _learn(self, name: str) -> Piece | None:
+        piece = self._find(name)
+        if len(name) <= _LONGEST:
+            if len(self._known) + len(self._others) >= _MOST:
                 self._known.clear()
-                self._unproven.clear()
-            if found is None:
-                self._unproven.add(piece)
+                self._others.clear()
+            if piece is None or piece.before or piece.after:
+                self._others[name] = piece
             else:
-                self._known[piece] = found
-        return found
+                self._known[name] = piece.found
+        return piece
 
-    def _find(self, piece: str) -> Piece | None:
-        """The control tokens of a text wherever it is written; None if what stands around it may change them."""
-        ids, raw = self._encode(piece), piece.encode("utf-8")
-        stops = self._vocabulary.byte_lengths[ids].cumsum()
-        if len(stops) and stops[-1] != len(raw):
+    def _find(self, text: str) -> Piece | None:
+        """A piece, if its tokens spell it."""
+        ids, raw = self._encode(text), text.encode("utf-8")
+        stops = self._vocabulary.byte_lengths[ids].cumsum().tolist()
+        if stops and stops[-1] != len(raw):
             return None
+        bounds = [len(raw[:stop].decode("utf-8", "ignore")) for stop in (0, *stops)]
         at = self._vocabulary.find_control(ids).tolist()
-        if at and not self._stands_alone(piece):
-            return None
-        bounds = [len(raw[:stop].decode("utf-8", "ignore")) for stop in (0, *stops.tolist())]
-        return tuple((bounds[one], bounds[one + 1], int(ids[one])) for one in at)
-
-    def _stands_alone(self, piece: str) -> bool:
-        """Whether no control token can lie in this text with a part of it only, whatever comes before and after."""
-        heads, tails, longest = self._halves
-        lengths = range(1, min(longest, len(piece)) + 1)
-        return not (
-            any(piece[-length:] in heads or piece[:length] in tails for length in lengths)
-            or any(piece in name and piece != name for name in self._vocabulary.control)
-        )
-
-    @functools.cached_property
-    def _halves(self) -> tuple[frozenset[str], frozenset[str], int]:
-        """All that control tokens begin with and end with, but for the whole of them; the length of the longest."""
-        cuts = [(name, at) for name in self._vocabulary.control for at in range(1, len(name))]
-        heads, tails = frozenset(name[:at] for name, at in cuts), frozenset(name[at:] for name, at in cuts)
-        return heads, tails, max(map(len, self._vocabulary.control), default=0)
+        found = tuple((bounds[one], bounds[one + 1], int(ids[one])) for one in at)
+        if not found:
+            return Piece((), (), ())
+        before: set[str] = set()
+        after: set[str] = set()
+        for token in self._vocabulary.added.values():
+            name = token.text
+            for cut in range(1, len(name)):
+                head, tail = name[:cut], name[cut:]
+                if text.startswith(tail[: len(text)]):
+                    before.add(head)
+                if text.endswith(head):
+                    after.add(tail)
+        return Piece(found, tuple(sorted(before)), tuple(sorted(after)))

@@ -116,8 +116,9 @@ class Vocabulary:
     def byte_lengths(self) -> npt.NDArray[np.int32]:
         """Bytes of text that each token stands for (-1 where the vocabulary does not say)."""
         lengths = np.full(self.size, -1, np.int32)
-        for name, index in self._pieces.items():
-            lengths[index] = len(name) if self.byte_level else len(self._spelled(name))
+        names: Iterable[str | bytes] = self._pieces if self.byte_level else map(self._spelled, self._pieces)
+        places = np.fromiter(self._pieces.values(), np.int64, len(self._pieces))
+        lengths[places] = np.fromiter(map(len, names), np.int32, len(self._pieces))
         for token in self.added.values():
             lengths[token.id] = len(self._added_bytes(token))
         return lengths

@@ -152,7 +152,8 @@ def read_mask(fields: Fields, name: str | None, count: int, before: int = 0) -> 
         return Checked(None, ())
     where, given = fields.place(name), fields.listed(name)
     if len(given) not in (count, before + count):
-        said = f"{len(given):,} entries for {before + count:,} tokens, {count:,} of them sampled"
+        said = f"{len(given):,} entries for {counted(before + count)}"
+        said += f", {count:,} of them sampled" if before else ""
         return Checked(None, (Finding(Fault.MASK_LENGTH, where, said, len(given)),))
     wrong = next((at for at, one in enumerate(given) if one not in (0, 1)), None)
     if wrong is not None:

@@ -25,6 +25,9 @@ from .shapes import shape_of
 
 ROW_BYTES: Final = 1 << 30
 """A longer line is not read."""
+_DUMPS: Final = (".jsonl", ".json", ".parquet", ".arrow", ".gz")
+_OF_RUNS: Final = ("rollouts.jsonl", "rows.parquet", "run.json", "metrics.json", "summary.json")
+"""What runs write beside their trajectories."""
 Progress = Callable[[float, float], None]
 """Is told how much is done, and of how much."""
 Told = Callable[[str], None]
@@ -63,7 +66,9 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         return
     path = Path(given).expanduser()
     if path.is_dir() and (files := _trajectories(path)):
-        told(f"{given}: trajectories")
+        others = sorted(one.name for one in path.iterdir() if one.suffix in _DUMPS and one.name not in _OF_RUNS)
+        left = f"; not read, name them if they are meant: {', '.join(others[:5])}" if others else ""
+        told(f"{given}: trajectories{left}{f' and {len(others) - 5:,} more' if len(others) > 5 else ''}")
         for done, file in enumerate(files):
             progress(done, len(files))
             yield read_trajectory(file, f"{given.rstrip('/')}/{file.relative_to(path).as_posix()}")
@@ -75,7 +80,7 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         yield from _stored(given, progress, told)
     elif given != "-" and not path.exists():
         names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, 1)
+        near = difflib.get_close_matches(path.name, names, 1, 0.8)
         hint = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
         raise InputError(f"there is no file or folder {given!r}{hint}")
     else:
