@@ -21,6 +21,28 @@ TOGETHER = (
 """Files, or folders, whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
 agents, a training run."""
 
+LENGTHY = (
+    "tests/audit/test_inspect_records.py",
+    "tests/audit/test_pytest_plugin.py",
+    "tests/audit/test_verdicts.py",
+    "tests/cli/test_audit.py",
+    "tests/cli/test_cli.py::test_examples_run",
+    "tests/cli/test_cli.py::test_the_demo",
+    "tests/cli/test_rollout.py",
+    "tests/engines/test_embedded",
+    "tests/engines/test_groups.py",
+    "tests/engines/test_hostile.py",
+    "tests/parsing/test_value_laws.py",
+    "tests/rendering/test_renderer_settings.py::test_a_process_forked",
+    "tests/rendering/test_renderer_settings.py::test_a_renderer_works_in_another_process",
+    "tests/rollout/test_resuming.py",
+    "tests/rollout/test_store.py::test_a_killed_process",
+    "tests/samples/test_truncation.py",
+    "tests/study/test_holes.py",
+)
+"""Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
+whole audits, rollouts of the pocket model, processes that are killed, and laws with many examples."""
+
 _ORDER = list(FAMILIES)
 
 
@@ -36,12 +58,15 @@ def family_of(nodeid: str) -> str | None:
 
 
 def group_of(nodeid: str) -> str:
-    """What runs in one process, one after another: tests of one vocabulary, or of one file; else the test alone."""
+    """What runs in one process, one after another: tests of one vocabulary, else of one file.
+
+    What a file makes once, for its module, is then made once in all.
+    """
     shared = _shared(nodeid)
     if shared is not None:
         return shared
     family = family_of(nodeid)
-    return nodeid if family is None else _first_of_vocabulary(family)
+    return nodeid.partition("::")[0] if family is None else _first_of_vocabulary(family)
 
 
 def place_of(nodeid: str) -> tuple[int, int, int]:
@@ -59,8 +84,10 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
 
 
 def is_quick(nodeid: str, fixtures: Iterable[str]) -> bool:
-    """Whether a test is one of ``--quick``: about no real family, and sharing nothing that is slow to make."""
-    return _shared(nodeid) is None and family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
+    """Whether a test is one of ``--quick``: about no real family, short, and sharing nothing that is slow to make."""
+    if nodeid.startswith(LENGTHY) or _shared(nodeid) is not None:
+        return False
+    return family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
 
 
 def _shared(nodeid: str) -> str | None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.assets import FAMILIES, family_dir
+from tests.assets import FAMILIES
 from tests.audit.certified import PAGE, page_of
-from tests.support import rotating
-from tokentrace.audit import audit_template
+from tests.support import PYTHON_FORMATS, load_family, per_family, rotating
+from tokentrace.audit import AuditReport, audit_template
 from tokentrace.audit.cases import Append
 from tokentrace.show.audit import markdown_findings, markdown_row
 
 FIRST = ["qwen3.5"]
 """Whose ids differ where its text does not."""
+
+
+@per_family
+def audit_of(family: str) -> AuditReport:
+    return audit_template(load_family(family), chat_template=PYTHON_FORMATS.get(family))
 
 
 def test_every_family_is_on_the_page() -> None:
@@ -32,7 +37,7 @@ def test_the_page_is_what_the_command_writes() -> None:
 
 @pytest.mark.parametrize("family", dict.fromkeys([*FIRST, *rotating(FAMILIES, "certified", 10)]))
 def test_the_page_says_what_the_command_says(family: str) -> None:
-    report = audit_template(family_dir(family))
+    report = audit_of(family)
     page = PAGE.read_text(encoding="utf-8")
     assert markdown_row(report) in page.splitlines()
     section = page.split(f"\n### {family}\n", 1)[1].split("\n### ", 1)[0]
@@ -40,7 +45,7 @@ def test_the_page_says_what_the_command_says(family: str) -> None:
 
 
 def test_tokens_that_reach_over_the_prompt_are_a_break_of_ids_alone() -> None:
-    report = audit_template(family_dir("qwen3.5"))
+    report = audit_of("qwen3.5")
     cells = [cell for cell in report.cells if cell.append is Append.TOOL and not cell.turn.reasoning]
     seams = {one.where for cell in cells for one in cell.breaks}
     assert seams == {"seam"}

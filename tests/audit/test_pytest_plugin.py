@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -173,13 +174,18 @@ def test_hooks_pass_and_fail_as_the_files_do(team: Path, monkeypatch: pytest.Mon
     pytest.importorskip("pre_commit")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     audit, check = hooks()["tokentrace-audit"], hooks()["tokentrace-check"]
-    rows = {**check, "args": ["--tokenizer", "model"], "files": "^rows.jsonl$"}
-    good = committed(team, {**audit, "args": ["model", "--require", "rl-append-only"]}, rows)
-    assert good.returncode == 0, good.stdout + good.stderr
-    assert good.stdout.count("Passed") == 2
-    bad = committed(team, {**audit, "args": ["dropping", "--require", "rl-append-only"]}, {**rows, "files": "^bad"})
-    assert bad.returncode == 1
-    assert bad.stdout.count("Failed") == 2
-    assert "rl-append-only is required, and partly" in bad.stdout
-    forgotten = committed(team, audit)
-    assert "name that with --require" in forgotten.stdout
+    rows = {**check, "args": ["--tokenizer", "model"]}
+    told = committed(
+        team,
+        {**audit, "name": "good template", "args": ["model", "--require", "rl-append-only"]},
+        {**rows, "name": "good rows", "files": "^rows.jsonl$"},
+        {**audit, "name": "bad template", "args": ["dropping", "--require", "rl-append-only"]},
+        {**rows, "name": "bad rows", "files": "^bad"},
+        {**audit, "name": "forgotten"},
+    )
+    verdicts = re.findall(r"^(good|bad|forgotten)\b.*?\.(Passed|Failed)$", told.stdout, re.MULTILINE)
+    good, bad = [("good", "Passed")] * 2, [("bad", "Failed")] * 2
+    assert verdicts == [*good, *bad, ("forgotten", "Failed")], told.stdout + told.stderr
+    assert told.returncode == 1
+    assert "rl-append-only is required, and partly" in told.stdout
+    assert "name that with --require" in told.stdout

@@ -101,6 +101,9 @@ KINDS = {
     "normalized_nothing": lambda: byte_level(None, NORMALIZED),
     "normalized_fallback": lambda: byte_fallback("always", NORMALIZED),
     "white_space": lambda: byte_level(None, [added("\n\n", special=False), added("<L>"), added("\t\t", special=False)]),
+    "white_space_overlapping": lambda: byte_level(
+        None, [added("<|a|>"), added("\n<|b|>"), added("\n\n", special=False)]
+    ),
     "overlapping": lambda: byte_level(None, [added("<s><s>"), added("s><think"), added("k>a"), added("b<|")]),
     "unigram_always": lambda: unigram("always"),
     "unigram_first": lambda: unigram("first"),
@@ -136,7 +139,7 @@ fragments = st.sampled_from(
     [
         *CONTROLS,
         *("<|", "im_end|>", "<|im_", "end|>", "</", "think>", "<", "s>", "<s", " ", "\n\n", "<L>", "<R>", "<B>"),
-        *("word", "Word", "<N>", "<n>", "<n>x", "\t\t"),
+        *("word", "Word", "<N>", "<n>", "<n>x", "\t\t", "<|a|>", "\n<|b|>", "\n"),
     ]
 )
 texts = st.lists(words | fragments, max_size=4).map("".join)
@@ -175,6 +178,8 @@ def test_counted_control_tokens_are_where_adding_up_finds_them(
         ("overlapping", [("<s>", True), ("<x>", False)], True),
         ("overlapping", [("<s>", True), ("<s>", False)], False),
         ("overlapping", [("x<s", False), ("><think>", True), ("<think>", False)], False),
+        ("white_space_overlapping", [("<|a|>", True), ("x\n<|b|>y\n", False), ("\n<|b|>", True)], False),
+        ("white_space_overlapping", [("<|a|>", True), ("x y", False), ("\n<|b|>", True)], True),
         ("byte_level_strip", [("<|im_start|>", True), ("user", False)], False),
         ("normalized_nothing", [("<|im_start|>", True), ("user", False)], False),
         ("unigram_first", [("<s>", True), ("user", False)], False),

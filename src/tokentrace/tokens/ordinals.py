@@ -4,10 +4,10 @@ What the template writes itself comes again and again, so the control tokens of 
 by encoding it. If an encoded text has exactly those of its scaffold, in order, then none came from a field, and it is
 known where in the text each of them stands. Nothing has to be added up over all tokens for that.
 
-Why this is proof: control tokens are found from left to right, by their own text alone. So a piece has its own ones
-wherever it is written, unless one that begins before it or ends after it takes a part of them away, and for that
-certain text has to stand there (`Piece.before`, `Piece.after`). Where it does not, the tokens of each piece are in the
-ids, in order. As many as that is all there are.
+Why this is proof: added tokens are found from left to right, by their own text alone. So a piece has its own ones
+wherever it is written, unless one lies across either of its ends, and for that certain text has to stand there
+(`Piece.before`, `Piece.after`). Where it does not, the control tokens of each piece are in the ids, in order. As many
+as that is all there are. All added tokens are looked at here, white space too: what they take is lost to others.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class ScaffoldTokens:
         self._known: dict[str, Found] = {}
         """Those that what stands around them cannot change."""
         self._others: dict[str, Piece | None] = {}
-        late = vocabulary.nfc and any(token.normalized for token in vocabulary.control.values())
-        alone = any(token.single_word for token in vocabulary.control.values())
-        self._is_provable = vocabulary.exact and not late and not alone
-        """Whether a control token is found by its own text alone, whatever stands around it."""
+        added = vocabulary.added.values()
+        late = vocabulary.nfc and any(token.normalized for token in added)
+        self._is_provable = vocabulary.exact and not late and not any(token.single_word for token in added)
+        """Whether an added token is found by its own text alone, whatever stands around it."""
 
     def count(self, rendering: Rendering, ids: npt.NDArray[np.int32]) -> Counted | None:
         """The control tokens of a text and its ids, if they are those of its scaffold; None where that is not so."""
@@ -117,14 +117,14 @@ class ScaffoldTokens:
         found = tuple((bounds[one], bounds[one + 1], int(ids[one])) for one in at)
         if not found:
             return Piece((), (), ())
-        first, last = found[0][0], found[-1][1]
         before: set[str] = set()
         after: set[str] = set()
-        for name in self._vocabulary.control:
+        for token in self._vocabulary.added.values():
+            name = token.text
             for cut in range(1, len(name)):
                 head, tail = name[:cut], name[cut:]
-                if text.startswith(tail[: len(text)]) and len(tail) > first:
-                    before.add(head)  # it ends in the piece, or after it, past where its first one begins
-                if text.endswith(head) and len(text) - len(head) < last:
-                    after.add(tail)  # it begins before the last one ends
+                if text.startswith(tail[: len(text)]):
+                    before.add(head)
+                if text.endswith(head):
+                    after.add(tail)
         return Piece(found, tuple(sorted(before)), tuple(sorted(after)))
