@@ -214,6 +214,7 @@ def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
     """Tool schemas with their origins; each remembers its JSON, as the same tools come again and again."""
     wrapped = wrap([dict(tool) for tool in tools], Origin(("tools",)))
     assert isinstance(wrapped, TracedList)
+    wrapped.memo = {}
     for index, tool in enumerate(wrapped):
         try:
             _remember_json(tool)

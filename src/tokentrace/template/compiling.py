@@ -18,14 +18,16 @@ from jinja2 import nodes
 from jinja2.compiler import Frame
 from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE
 
-from .expressions import Expressions, field_of
+from .expressions import Expressions
+from .loops import counts_only, fields_read, items_of, targets, uses_loop
+from .remembered import repeatable
 from .sources import Pair, Printed, beside, flattened, spelled
 
 _IMPORTS: Final = {
     "pairs": {
         **{"box": "tt_box", "inside": "tt_inside", "of_item": "tt_of_item", "of_get": "tt_of_get"},
         **{"of_slice": "tt_of_slice", "paid": "tt_paid", "pieces_of": "tt_pieces_of", "parts_of": "tt_parts"},
-        **{"rows": "tt_rows", "each": "tt_each", "begins": "tt_begins", "length_of": "tt_length"},
+        **{"rows": "tt_rows", "each": "tt_each", "length_of": "tt_length"},
         **{
             "is_last": "tt_is_last",
             "neighbour": "tt_neighbour",
@@ -35,14 +37,9 @@ _IMPORTS: Final = {
         **{"PLAIN": "tt_plain", "SIZED": "tt_sized", "TEXT": "tt_text", "PRINTED": "tt_printed"},
     },
     "traced": {"TracedNone": "tt_none"},
+    "remembered": {"recall": "tt_recall", "remember": "tt_remember"},
     "environment": {"TemplateNamespace": "tt_namespace", "attributes_of": "tt_attributes"},
 }
-_COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
-"""What a loop knows without an object of its own."""
-_NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
-"""What a loop over single items knows, too; a loop over keys and values has its items in another form."""
-
-
 _PAYING: Final = ("budget.steps = steps = budget.steps - 1", "if not steps & 31 or steps < 0: trace.pause(OUT)")
 """A round of a loop is a step."""
 _PRINTING: Final[tuple[type[nodes.Node], ...]] = (
@@ -62,6 +59,7 @@ class TracingGenerator(Expressions):
         self._has_blocks = False
         self._resolved: dict[str, str] = {}
         self._depth = 0
+        self._repeatable: dict[int, list[str]] = {}
 
     # -- frames and variables
 
@@ -71,6 +69,8 @@ class TracingGenerator(Expressions):
         for module, names in _IMPORTS.items():
             spelled = ", ".join(f"{name} as {short}" for name, short in names.items())
             self.writeline(f"from tokentrace.template.{module} import {spelled}")
+        self.writeline("tt_here = object()")
+        self._repeatable = repeatable(node, self.environment)
         super().visit_Template(node, frame)
 
     def write_commons(self) -> None:
@@ -273,13 +273,32 @@ class TracingGenerator(Expressions):
             self.outdent()
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        if id(node) not in self._repeatable:
+            self._write_for(node, frame)
+            return
+        items, start, written = self.value(node.iter, frame), self.temporary_identifier(), self.temporary_identifier()
+        loop = f"(tt_here, {start!r})"
+        unset = "".join(f" and given({name!r}, missing) is missing" for name in self._repeatable[id(node)])
+        self.writeline(f"if ({written} := tt_recall({items}, {loop})) is not None{unset}:", node)
+        self.indent()
+        self.writeline(f"{frame.buffer} += {written}")
+        self.outdent()
+        self.writeline("else:")
+        self.indent()
+        self.writeline(f"{start} = len({frame.buffer})")
+        self._write_for(node, frame)
+        printed = frame.buffer == "out"
+        self.writeline(f"if True{unset}: tt_remember({items}, {loop}, {frame.buffer}, {start}, printed={printed})")
+        self.outdent()
+
+    def _write_for(self, node: nodes.For, frame: Frame) -> None:
         kept, self._index = self._index, node.target.name if isinstance(node.target, nodes.Name) else ""
         is_silent = self._is_silent(node, frame)
         self.writeline("stack.append(trace.current)")
         self._depth += 1
-        targets = _targets(node)
-        if targets is not None and not node.recursive and node.test is None and _counts_only(node):
-            self._plain_loop(node, targets, is_silent, frame)
+        names = targets(node)
+        if names is not None and not node.recursive and node.test is None and counts_only(node):
+            self._plain_loop(node, names, is_silent, frame)
         else:
             with self._function():
                 self._boxed_loop(node, is_silent, frame)
@@ -308,13 +327,13 @@ class TracingGenerator(Expressions):
             node.test = nodes.And(nodes.EnvironmentAttribute("round"), node.test)
         super().visit_For(node, frame)
 
-    def _plain_loop(self, node: nodes.For, targets: list[nodes.Name], is_silent: bool, frame: Frame) -> None:
+    def _plain_loop(self, node: nodes.For, names: list[nodes.Name], is_silent: bool, frame: Frame) -> None:
         """A loop over plain items, which needs no object to count them."""
         inner, otherwise = frame.inner(), frame.inner()
         inner.loop_frame = True
-        counted = _uses_loop(node)
+        counted = uses_loop(node)
         index, found, origins, begins = (self.temporary_identifier() for _ in range(4))
-        self._write_rows(node, found, origins, counted, frame)
+        self._write_rows(node, (found, origins, begins), counted, frame)
         loop = inner.symbols.declare_parameter("loop") if counted else ""
         if counted:
             self.counted_loops[loop] = index, found, origins
@@ -327,9 +346,8 @@ class TracingGenerator(Expressions):
             if action == VAR_LOAD_RESOLVE:  # the same in each round
                 self._resolved[target] = self.temporary_identifier()
                 self.writeline(f"{self._resolved[target]} = {self._resolve(str(param))}")
-        refs = [inner.symbols.ref(target.name) for target in targets]
+        refs = [inner.symbols.ref(target.name) for target in names]
         if len(refs) == 1:
-            self.writeline(f"{begins} = tt_begins({origins}, stack)")
             item = f"{refs[0]}, {beside(refs[0])}"
             origins_too = self._depth == 1 and not is_silent
             self.fields[refs[0]] = fields = self._fields(node, origins_too)
@@ -377,16 +395,17 @@ class TracingGenerator(Expressions):
                 self.temporary_identifier() if times > 1 else "",
                 self.temporary_identifier() if origins else "",
             )
-            for name, times in _fields_read(node).items()
+            for name, times in fields_read(node).items()
         }
 
-    def _write_rows(self, node: nodes.For, found: str, origins: str, counted: bool, frame: Frame) -> None:
+    def _write_rows(self, node: nodes.For, names: tuple[str, str, str], counted: bool, frame: Frame) -> None:
         """What the loop runs over."""
-        items = _items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
+        found, origins, _ = names
+        items = items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
         if items is None:
             pair = self.pair(node.iter, frame).stored
             self.writeline(
-                f"{found}, {origins} = tt_rows({pair.code}, {pair.origin}, undefined, counted={counted})", node
+                f"{', '.join(names)} = tt_rows({pair.code}, {pair.origin}, undefined, stack, counted={counted})", node
             )
             return
         pair = self.pair(items, frame).stored
@@ -413,75 +432,8 @@ def _namespaces(tree: nodes.Template) -> frozenset[str]:
     return frozenset(name for name, others in stores.items() if not others)
 
 
-def _fields_read(node: nodes.For) -> dict[str, int]:
-    """The fields of a loop's variable that its body names, and how often."""
-    found: dict[str, int] = {}
-    for body in node.body:
-        for access in body.find_all((nodes.Getattr, nodes.Getitem)):
-            if isinstance(access.node, nodes.Name) and access.node.name == node.target.name:  # type: ignore[attr-defined]
-                name = field_of(access)
-                if name is not None:
-                    found[name] = found.get(name, 0) + 1
-    return found
-
-
 def _line(code: str) -> nodes.Output:
     """A line of Python as a statement of a template; OUT stands for where its statements write to."""
     node = nodes.Output([])
     node.line = code  # type: ignore[attr-defined]
     return node
-
-
-def _targets(node: nodes.For) -> list[nodes.Name] | None:
-    """The variables of a loop that may run over plain items."""
-    if isinstance(node.target, nodes.Name):
-        return [node.target]
-    items = node.target.items if isinstance(node.target, nodes.Tuple) else []
-    names = [name for name in items if isinstance(name, nodes.Name)]
-    return names if len(items) == len(names) == 2 and _items_of(node.iter) is not None else None
-
-
-def _items_of(node: nodes.Node) -> nodes.Expr | None:
-    """The ``x`` of ``x.items()`` or ``x|items``."""
-    if isinstance(node, nodes.Filter) and node.name == "items" and not (node.args or node.kwargs or node.dyn_args):
-        return node.node
-    plain = isinstance(node, nodes.Call) and not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
-    if plain and isinstance(node.node, nodes.Getattr) and node.node.attr == "items":  # type: ignore[attr-defined]
-        return node.node.node  # type: ignore[attr-defined]
-    return None
-
-
-def _loop_names(node: nodes.Node) -> Iterator[nodes.Node]:
-    """The places below `node` where its ``loop`` is read: as ``loop.something``, or (a bare name) in another way."""
-    for child in node.iter_child_nodes():
-        if isinstance(child, nodes.For):  # its body has a ``loop`` of its own
-            parts = [child.iter, *child.else_] + ([child.test] if child.test is not None else [])
-            yield from _loop_names(nodes.Scope(parts))
-        elif (
-            isinstance(child, nodes.Getattr) and isinstance(child.node, nodes.Name) and child.node.name == "loop"
-        ) or (isinstance(child, nodes.Name) and child.name == "loop"):
-            yield child
-        else:
-            yield from _loop_names(child)
-
-
-def _body(node: nodes.For) -> nodes.Node:
-    return nodes.Scope(list(node.body))
-
-
-def _uses_loop(node: nodes.For) -> bool:
-    return next(_loop_names(_body(node)), None) is not None
-
-
-def _counts_only(node: nodes.For) -> bool:
-    """Whether a loop's body asks its ``loop`` for nothing but counts and neighbours."""
-    if node.find(nodes.Block) is not None or any(_uses_loop_name(macro) for macro in node.find_all(nodes.Macro)):
-        return False
-    if any(name.name == "loop" and name.ctx == "store" for name in node.find_all(nodes.Name)):
-        return False  # which Jinja refuses
-    known = _COUNTS | _NEIGHBOURS if isinstance(node.target, nodes.Name) else _COUNTS
-    return all(isinstance(found, nodes.Getattr) and found.attr in known for found in _loop_names(_body(node)))
-
-
-def _uses_loop_name(node: nodes.Node) -> bool:
-    return any(found.name == "loop" for found in node.find_all(nodes.Name))

@@ -34,6 +34,8 @@ PRINTED: Final = TEXT | {int, float, bool, type(None)}
 """What may be printed later: it will not change until then."""
 SMALL: Final = 1024
 """Text up to this size is paid for by the step that makes it (see `strings`)."""
+_SHORT: Final = 8
+"""The rounds of a loop over so many items are made at once."""
 _KEPT: Final = PLAIN | {type(None)}
 _WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
 
@@ -126,7 +128,7 @@ def _origins(value: list[Any], origin: Beside) -> _Origins | None:
     """The origins of the items of a plain list (or more of them); None where its items have to be boxed."""
     if origin is None or type(origin) is Each:
         return origin
-    if origin == ("messages",):
+    if len(origin) == 1 and origin[0] == "messages":
         return message_origins(len(value))
     check_items(len(value))
     return _Inside(origin) if keeps_items(value) else None  # type: ignore[arg-type]
@@ -160,19 +162,23 @@ def pieces(written: Iterable[Any]) -> Iterator[Any]:
 
 # -- loops
 
-Rows = tuple[Any, _Origins | None]
+Rows = tuple[Any, _Origins | None, bool]
 
 
-def rows(value: Any, origin: Beside, undefined: Any, *, counted: bool) -> Rows:
-    """What a loop runs over, and the origins of its items. `counted`: its body asks how many there are."""
+def rows(value: Any, origin: Beside, undefined: Any, around: list[int], *, counted: bool) -> Rows:
+    """What a loop runs over, the origins of its items, and whether a round may begin a turn.
+
+    None does that runs over what lies in a field, inside another loop: `around` says whose turns the loops are in.
+    `counted`: the loop's body asks how many rounds there are.
+    """
     if type(value) is list:
         origins = _origins(value, origin)
         if origins is not None:
-            return value, origins
+            return value, origins, type(origins) is not _Inside or (len(around) == 1 and around[0] == -1)
     boxed = box(value, origin)
     if isinstance(boxed, list):
-        return boxed, None
-    return (LoopContext(boxed, undefined) if counted else iter(boxed)), None
+        return boxed, None, True
+    return (LoopContext(boxed, undefined) if counted else iter(boxed)), None, True
 
 
 def each(found: Any, origins: _Origins | None, counted: bool, fields: tuple[str, ...] = ()) -> Iterable[Any]:
@@ -180,6 +186,11 @@ def each(found: Any, origins: _Origins | None, counted: bool, fields: tuple[str,
 
     These are known where the items are messages; elsewhere None stands for them.
     """
+    if not fields and type(origins) is _Inside and len(found) <= _SHORT:
+        path = origins.origin
+        if counted:
+            return [(at, item, Origin(path + (at,))) for at, item in enumerate(found)]
+        return [(item, Origin(path + (at,))) for at, item in enumerate(found)]
     items = (item for item, _ in found) if type(found) is LoopContext else found
     columns = [items, itertools.repeat(None) if origins is None else origins]
     if fields:
@@ -191,11 +202,6 @@ def each(found: Any, origins: _Origins | None, counted: bool, fields: tuple[str,
                 itertools.repeat(None) if known is None else known if cut is None else known[: cut[0]][cut[1]]
             )
     return zip(itertools.count(), *columns) if counted else zip(*columns)  # noqa: B905 - there may be more origins
-
-
-def begins(origins: _Origins | None, around: list[int]) -> bool:
-    """Whether a round of a loop may begin a turn: not if it runs over what lies in a field, inside another loop."""
-    return type(origins) is not _Inside or (len(around) == 1 and around[0] == -1)
 
 
 def length_of(found: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
@@ -140,7 +139,9 @@ class Trace:
         """The next round of a loop that writes nothing: only an error would name the message."""
         if type(item) is dict and origin is not None:
             if len(origin) == 2 and origin[0] == "messages":
-                self._begin(origin[1], item)
+                message, around = origin[1], self.stack[-1]
+                back = around >= 0 and (message < around or item.get("role") == "assistant")  # as `_begin` has it
+                self.current = around if back else message
         elif type(item) is dict or type(item) is TracedDict:
             self._turn(item)
 
@@ -233,73 +234,67 @@ def collect(written: list[Any]) -> Rendering:
     inside = 0  # how many runs are in blocks
     current = -1
     last: Any = _NO_SPAN  # the origin of the span that may grow
+    wide: list[int] = []
+    made: list[str] = []  # of what was no text yet: numbers, markup, what call blocks gave
     entries = iter(written)
     for value, origin in zip(entries, entries, strict=True):
-        if type(value) is str:
-            if origin is not last and value and (origin is None or last is None or origin != last):
-                starts.append(at)
-                origins.append(origin)
-                last = origin
-            at += len(value)
-            continue
-        kind = type(value)
-        if kind not in _LAID_OUT:
-            return collect(_as_texts(written))
-        turns += [current] * (len(starts) - len(turns))
-        if kind is Mark:
-            current = value.message
-        elif type(value.runs) is KnownRuns:  # one span for all of them
+        if type(value) is not str:
+            if type(value) not in _LAID_OUT:
+                value, origin = text_of(value if origin is None else wrap(value, origin)), None
+                made.append(value)
+            kind = type(value)
+            if kind is TracedStr and len(value.runs) == 1 and type(value.runs[0][1]) is not TurnScaffold:
+                origin = value.runs[0][1]
+            elif kind is not str:
+                turns += [current] * (len(starts) - len(turns))
+                if kind is Mark:
+                    current = value.message
+                elif type(value.runs) is KnownRuns:  # one span for all of them
+                    starts.append(at)
+                    turns.append(current)
+                    origins.append(value.runs.block)
+                    inside += len(value.runs)
+                    if not value.isascii():
+                        wide.append(len(starts) - 1)
+                else:
+                    if kind is Generated:
+                        generation.append((at, at + len(value)))
+                    start, first = at, max(len(starts) - 1, 0)
+                    for end, origin in value.runs:
+                        turn = current
+                        if type(origin) is TurnScaffold:
+                            turn, origin = origin.turn, None
+                        if not turns or turn != turns[-1] or type(origins[-1]) is Block or origin != origins[-1]:
+                            starts.append(start)
+                            turns.append(turn)
+                            origins.append(origin)
+                        start = at + end
+                    if not value.isascii():
+                        wide += range(first, len(starts))
+                at += len(value)
+                last = origins[-1] if turns and turns[-1] == current and type(origins[-1]) is not Block else _NO_SPAN
+                continue
+        if origin is not last and value and (origin is None or last is None or origin != last):
             starts.append(at)
-            turns.append(current)
-            origins.append(value.runs.block)
-            inside += len(value.runs)
-        else:
-            if kind is Generated:
-                generation.append((at, at + len(value)))
-            start = at
-            for end, origin in value.runs:
-                turn = current
-                if type(origin) is TurnScaffold:
-                    turn, origin = origin.turn, None
-                if not turns or turn != turns[-1] or type(origins[-1]) is Block or origin != origins[-1]:
-                    starts.append(start)
-                    turns.append(turn)
-                    origins.append(origin)
-                start = at + end
+            origins.append(origin)
+            last = origin
         at += len(value)
-        last = origins[-1] if turns and turns[-1] == current and type(origins[-1]) is not Block else _NO_SPAN
+        if not value.isascii():
+            wide.append(len(starts) - 1)
     turns += [current] * (len(starts) - len(turns))
     ends = [*starts[1:], at] if starts else []
     if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
         raise TemplateLimitError(_TOO_MUCH)
-    text = "".join(written[::2])
+    texts = written[::2]
+    if made:
+        rest = iter(made)
+        texts = [value if type(value) in _LAID_OUT else next(rest) for value in texts]
+    text = "".join(texts)
     tail = next((end for end, turn in zip(reversed(ends), reversed(turns), strict=True) if turn >= 0), 0)
-    wide = [] if text.isascii() else _wide(written[::2], ends)
     rendering = Rendering(text, ends, turns, origins, generation, tail, wide, blocks=inside > 0)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
     return rendering
-
-
-def _as_texts(written: list[Any]) -> list[Any]:
-    """What was written with each value as text: numbers, markup and what call blocks gave are turned into it."""
-    texts = list(written)
-    for at in range(0, len(written), 2):
-        value, origin = written[at : at + 2]
-        if type(value) not in _LAID_OUT:
-            texts[at : at + 2] = text_of(value if origin is None else wrap(value, origin)), None
-    return texts
-
-
-def _wide(texts: list[str], ends: list[int]) -> list[int]:
-    """The spans that hold more than ASCII."""
-    wide: list[int] = []
-    at = 0
-    for text in texts:
-        if not text.isascii():
-            wide += range(bisect.bisect_right(ends, at), bisect.bisect_left(ends, at + len(text)) + 1)
-        at += len(text)
-    return wide
 
 
 def _settle_rounds(rendering: Rendering) -> None:
