@@ -11,7 +11,7 @@ JOBS   ?= 2
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo quick test lint types docs certified assets bench coverage test-long test-vllm test-integrations pre-commit clean
+.PHONY: demo quick test browser lint types docs certified assets bench coverage test-long test-vllm test-integrations pre-commit clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,15 @@ demo: $(VENV)/.base
 assets: $(VENV)/.test
 	$(BIN)/python -m tests.assets
 	$(BIN)/python -m tests.gateway.real_agents.install
+
+# The browser that pages are tested in: Debian's, where there is none, for root alone (CI). Elsewhere it is yours to install;
+# without it these tests are skipped, and say so.
+browser:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { timeout 120 apt-get -qq update && DEBIAN_FRONTEND=noninteractive timeout 480 apt-get -qq install --yes --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "Chromium could not be installed: tests in a browser will be skipped" >&2; \
+	else echo "no Chromium here: tests in a browser will be skipped; install one (chromium, chromium-browser or google-chrome)" >&2; fi
 
 test: assets
 	$(BIN)/python -m pytest --all -n $(JOBS) --dist loadgroup

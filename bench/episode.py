@@ -1,7 +1,8 @@
 """A rollout of fifty turns to 128k tokens: what each library does between an engine's answers.
 
-tokentrace bridges, records the turn, writes the body of the next request and parses the answer. `renderers` bridges and
-parses. A client of transformers renders the whole conversation anew each turn, and is not asked to parse.
+tokentrace bridges, records the turn, writes the body of the next request and parses the answer, with tools that are
+made known once, as in its rollouts. `renderers` bridges and parses. A client of transformers renders the whole
+conversation anew each turn, and is not asked to parse.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bench.conversations import conversation, sources, tools
 from bench.report import Block, milli, table, times, where
 from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Spent, cpu_time, settled
+from tokentrace.conversation import known_tools
 from tokentrace.trajectory import Trajectory
 
 LENGTH, TURNS = 128_000, 50
@@ -53,7 +55,7 @@ class Script:
 
     def ours(self) -> float:
         """All that tokentrace does."""
-        asked = {"tools": self.schemas}
+        asked = {"tools": known_tools(self.schemas)}
         trajectory = Trajectory()
         spent, first = cpu_time(
             lambda: self.renderer.render(self.said[:2], tools=self.schemas, add_generation_prompt=True).ids
@@ -66,7 +68,7 @@ class Script:
             def take(turn: int = turn, sampled: list[int] = sampled, logprobs: list[float] = logprobs) -> None:
                 recorded = trajectory.append_completion(sampled, logprobs, finish_reason="stop", version=1)
                 prompt = trajectory.stream()[: recorded.start]
-                self.renderer.parse_response(sampled, tools=self.schemas, prompt_ids=prompt)
+                self.renderer.parse_response(sampled, prompt_ids=prompt, **asked)
                 bridge = self.renderer.bridge(prompt, trajectory.completion(recorded), self.new(turn), **asked)
                 trajectory.append_bridge(bridge)
                 b"".join((b'{"prompt":', *trajectory.wire_parts(), b"}"))

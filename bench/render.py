@@ -1,7 +1,8 @@
 """A full render: the prompt of an agent's next turn, beside the rivals and beside the limit.
 
-A figure of tokentrace holds ids, the span of each token, the check of control tokens and the loss mask; of transformers
-and tml-renderers the ids; of `renderers` ids and message indices. The limit is one raw encode of the finished text by
+A figure of tokentrace holds ids, spans of the text, the check of control tokens, the account of lost text and the loss
+mask, which is asked for; the span of each token is worked out when it is asked for. Of transformers and tml-renderers
+it holds the ids, of `renderers` ids and message indices. The limit is one raw encode of the finished text by
 fastokens, the encoder that tokentrace has.
 """
 
@@ -87,7 +88,7 @@ class Contenders:
         asked = {"tools": schemas or None, "add_generation_prompt": True}
         text = self._hf.apply_chat_template(messages, **asked, tokenize=False)
         found: dict[str, Call] = {
-            OURS: lambda: self._ours.render(messages, **asked).ids,
+            OURS: lambda: _ids_with_mask(self._ours.render(messages, **asked)),
             "transformers": lambda: self._hf.apply_chat_template(messages, **asked, return_dict=False),
             "transformers + fastokens": lambda: self._fast.apply_chat_template(messages, **asked, return_dict=False),
             LIMIT: lambda: np.frombuffer(self._limit.encode_batch_flat([text])[0], np.uint32),
@@ -98,6 +99,13 @@ class Contenders:
             native, read = self._native, self._native.read(messages, schemas)
             found["tml-renderers"] = lambda: native.prompt(read)
         return found
+
+
+def _ids_with_mask(rendered: Any) -> Any:
+    """The ids, after the loss mask was asked for as well: it belongs to what is timed."""
+    if len(rendered.mask) != len(rendered.ids):
+        raise SystemExit("the mask does not fit the ids; no figure counts")
+    return rendered.ids
 
 
 def measure(

@@ -1,8 +1,9 @@
 """Training rows beside TRL's way (a tagged template under transformers) and `renderers`; ids and masks asserted equal.
 
-A row is ids and loss mask of one conversation. TRL swaps in a training template of its own, so it is measured on that
-one, and we with it; `renderers` has the shipped template written out by hand. TRL asks the encoder where in the text
-each token lies, which fastokens does not tell: there is no TRL with fastokens. The limit is one raw encode of the text.
+A row is ids and loss mask of one conversation; what else a row of ours knows of each token is worked out when it is
+asked for. TRL swaps in a training template of its own, so it is measured on that one, and we with it; `renderers` has
+the shipped template written out by hand. TRL asks the encoder where in the text each token lies, which fastokens does
+not tell: there is no TRL with fastokens. The limit is one raw encode of the text.
 """
 
 from __future__ import annotations

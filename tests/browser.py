@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-NO_CHROMIUM = "no Chromium on this machine: install one (chromium, chromium-browser or google-chrome on the PATH)"
+NO_CHROMIUM = "no Chromium on this machine: put chromium, chromium-browser or google-chrome on the PATH (make browser)"
 _PATIENCE = 60.0
 _WAIT = """(async () => {
   const last = performance.now() + 1000 * SECONDS;
@@ -30,6 +30,10 @@ _WAIT = """(async () => {
 })()"""
 
 
+class NoBrowserError(Exception):
+    """There is no Chromium here, or it does not start: the message says which, and what it said itself."""
+
+
 class Chromium:
     """A browser process. One page at a time is enough for us."""
 
@@ -38,6 +42,7 @@ class Chromium:
         self._numbers = itertools.count(1)
         self._answers: dict[int, queue.Queue[Any]] = {}
         self.events: list[tuple[str, Any]] = []
+        self._gone = False
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -50,12 +55,15 @@ class Chromium:
                     self._answers[told["id"]].put(told)
                 else:
                     self.events.append((told["method"], told.get("params")))
-        for waiting in self._answers.values():
+        self._gone = True
+        for waiting in list(self._answers.values()):
             waiting.put({"error": {"message": "the browser is gone"}})
 
     def send(self, method: str, session: str | None = None, **parameters: Any) -> Any:
         number = next(self._numbers)
         self._answers[number] = queue.Queue()
+        if self._gone:
+            raise RuntimeError(f"{method}: the browser is gone")
         command = {"id": number, "method": method, "params": parameters}
         self._to.write(json.dumps(command if session is None else {**command, "sessionId": session}).encode() + b"\0")
         self._to.flush()
@@ -137,26 +145,28 @@ class Page:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Chromium]:
-    """A browser with a profile of its own, ended at the end."""
-    assert CHROMIUM is not None
+    """A browser with a profile of its own, ended at the end; NoBrowserError where there is none that starts."""
+    if CHROMIUM is None:
+        raise NoBrowserError(NO_CHROMIUM)
     down, up = os.pipe(), os.pipe()
     flags = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio",
         "--hide-scrollbars", "--force-color-profile=srgb", "--remote-debugging-pipe",
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, tempfile.TemporaryFile() as said:
         shell = f'exec "$@" 3<&{down[0]} 4>&{up[1]}'
         command = ["bash", "-c", shell, "-", CHROMIUM, *flags, f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(
             command, pass_fds=(down[0], up[1]), stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
         )  # fmt: skip
         os.close(down[0])
         os.close(up[1])
         with os.fdopen(down[1], "wb") as to, os.fdopen(up[0], "rb") as back:
             browser = Chromium(to, back)
             try:
+                _await_start(browser, said)
                 yield browser
             finally:
                 with contextlib.suppress(Exception):
@@ -166,3 +176,12 @@ def chromium() -> Iterator[Chromium]:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+
+
+def _await_start(browser: Chromium, said: BinaryIO) -> None:
+    try:
+        browser.send("Browser.getVersion")
+    except (RuntimeError, OSError, queue.Empty) as error:
+        said.seek(0)
+        words = said.read().decode(errors="replace").strip()[-1000:]
+        raise NoBrowserError(f"{CHROMIUM} is here, but does not start: {words or error}") from error

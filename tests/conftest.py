@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
+from tests.browser import Chromium, NoBrowserError, chromium
 from tests.grouping import group_of, is_quick, place_of
 from tests.needs import missing_package, missing_packages, needs_assets
 from tests.support import JINJA_FAMILIES, load_family, make_renderer
@@ -27,24 +30,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tests see the two encoders compared, and fastokens at work from the first text on, whatever ran before."""
     os.environ.setdefault("TOKENTRACE_CACHE", "off")
+    if not config.getoption("--all"):  # then a module of src whose package is not here is skipped
+        config.option.doctest_ignore_import_errors = True
 
 
-APART = Path(__file__).parent / "apart"
+TESTS = Path(__file__).parent
+APART = TESTS / "apart"
 NOT_COLLECTED = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A test file that needs a package which is not installed is left out, and the summary says so."""
+    """A file, or a folder by its conftest.py, that needs a package which is not installed is left out.
+
+    The summary says so.
+    """
     if APART in collection_path.parents and collection_path != APART / "run.py":
         return None if config.getoption("--apart") else True  # folders too: their conftest.py import the package
-    if collection_path.suffix != ".py" or not collection_path.is_relative_to(Path(__file__).parent):
+    loaded = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    if TESTS not in collection_path.parents or loaded.suffix != ".py" or not loaded.exists():
         return None
-    if config.getoption("--quick") and needs_assets(collection_path):
+    if config.getoption("--quick") and needs_assets(loaded):
         return True
-    missing = missing_packages(collection_path)
-    if not missing or config.getoption("--all"):
+    missing = [] if config.getoption("--all") else missing_packages(loaded)
+    if not missing:
         return None
-    config.stash.setdefault(NOT_COLLECTED, {})[collection_path.name] = missing
+    config.stash.setdefault(NOT_COLLECTED, {})[str(collection_path.relative_to(TESTS))] = missing
     return True
 
 
@@ -54,6 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
     items.sort(key=lambda item: place_of(item.nodeid))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """All modules are imported, and stay: two million objects that the garbage collector need not look at again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -137,6 +153,17 @@ def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
         yield harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    """A headless Chromium; where none starts, the tests that ask for it are skipped with the reason."""
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(chromium())
+        except NoBrowserError as error:
+            pytest.skip(str(error))
+        yield started
 
 
 @pytest.fixture

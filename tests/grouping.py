@@ -11,16 +11,37 @@ from tests.needs import ASSET_FIXTURES, ROOT, syntax_tree
 
 TOGETHER = (
     "tests/data/test_cluster.py",
-    "tests/demo/test_paths.py",
-    "tests/demo/test_trials.py",
+    "tests/demo/",
     "tests/gateway/test_agents.py",
     "tests/integrations/test_trl.py",
     "tests/live/test_llamacpp.py",
     "tests/pocket/test_training.py",
     "tests/rollout/test_cluster.py",
 )
-"""Files whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
+"""Files, or folders, whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
 agents, a training run."""
+
+LENGTHY = (
+    "tests/audit/test_inspect_records.py",
+    "tests/audit/test_pytest_plugin.py",
+    "tests/audit/test_verdicts.py",
+    "tests/cli/test_audit.py",
+    "tests/cli/test_cli.py::test_examples_run",
+    "tests/cli/test_cli.py::test_the_demo",
+    "tests/cli/test_rollout.py",
+    "tests/engines/test_embedded",
+    "tests/engines/test_groups.py",
+    "tests/engines/test_hostile.py",
+    "tests/parsing/test_value_laws.py",
+    "tests/rendering/test_renderer_settings.py::test_a_process_forked",
+    "tests/rendering/test_renderer_settings.py::test_a_renderer_works_in_another_process",
+    "tests/rollout/test_resuming.py",
+    "tests/rollout/test_store.py::test_a_killed_process",
+    "tests/samples/test_truncation.py",
+    "tests/study/test_holes.py",
+)
+"""Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
+whole audits, rollouts of the pocket model, processes that are killed, and laws with many examples."""
 
 _ORDER = list(FAMILIES)
 
@@ -37,12 +58,15 @@ def family_of(nodeid: str) -> str | None:
 
 
 def group_of(nodeid: str) -> str:
-    """What runs in one process, one after another: tests of one vocabulary, or of one file; else the test alone."""
-    file = nodeid.partition("::")[0]
-    if file in TOGETHER:
-        return file
+    """What runs in one process, one after another: tests of one vocabulary, else of one file.
+
+    What a file makes once, for its module, is then made once in all.
+    """
+    shared = _shared(nodeid)
+    if shared is not None:
+        return shared
     family = family_of(nodeid)
-    return nodeid if family is None else _first_of_vocabulary(family)
+    return nodeid.partition("::")[0] if family is None else _first_of_vocabulary(family)
 
 
 def place_of(nodeid: str) -> tuple[int, int, int]:
@@ -50,9 +74,9 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
 
     What is large comes first, so that no process is left with much to do when the others are done.
     """
-    file = nodeid.partition("::")[0]
-    if file in TOGETHER:
-        return 0, TOGETHER.index(file), 0
+    shared = _shared(nodeid)
+    if shared is not None:
+        return 0, TOGETHER.index(shared), 0
     family = family_of(nodeid)
     if family is None:
         return 2, 0, 0
@@ -60,9 +84,15 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
 
 
 def is_quick(nodeid: str, fixtures: Iterable[str]) -> bool:
-    """Whether a test is one of ``--quick``: about no real family, and sharing nothing that is slow to make."""
-    shared = nodeid.partition("::")[0] in TOGETHER
-    return not shared and family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
+    """Whether a test is one of ``--quick``: about no real family, short, and sharing nothing that is slow to make."""
+    if nodeid.startswith(LENGTHY) or _shared(nodeid) is not None:
+        return False
+    return family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
+
+
+def _shared(nodeid: str) -> str | None:
+    """The row of `TOGETHER` that a test belongs to."""
+    return next((row for row in TOGETHER if nodeid.startswith(row)), None)
 
 
 def _first_of_vocabulary(family: str) -> str:

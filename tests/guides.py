@@ -81,6 +81,11 @@ def _marks(before: str) -> Iterator[tuple[str, str]]:
         before = before[: found.start()]
 
 
+def has_code(page: Path) -> bool:
+    """Whether a page has a block that something is done with."""
+    return any("not run" not in block.marks and (block.title or block.language != "text") for block in blocks(page))
+
+
 def run_guide(name: str, folder: Path) -> dict[str, Any]:
     """Run a page of `docs/guides/` in a folder; what its Python defined."""
     return run_page(GUIDES / f"{name}.md", folder)
@@ -96,9 +101,11 @@ def run_page(
 ) -> dict[str, Any]:
     """Run a page in a folder, which becomes the working directory; what its Python defined.
 
-    `models` are folders that the page finds in its own, by name; `pythons` are those that ``with:`` names. Commands of
-    ours run in this process, which is quicker, unless `in_process` says otherwise; then a shell runs them.
+    AssertionError where a block does not do what the page says, or where the page has none. `models` are folders that
+    the page finds in its own, by name; `pythons` are those that ``with:`` names. Commands of ours run in this process,
+    which is quicker, unless `in_process` says otherwise; then a shell runs them.
     """
+    assert has_code(page), f"{page.name}: there is no code to run"
     before = Path.cwd()
     for name, model in models.items():
         (folder / name).symlink_to(model, target_is_directory=True)

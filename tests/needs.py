@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +15,8 @@ ASSET_FIXTURES = frozenset({"family", "any_family", "tokenizer", "renderer", "en
 
 
 def missing_packages(path: Path) -> list[str]:
-    """The packages that a test file imports when it is loaded, itself or through others of ours, that are not here."""
-    return sorted({name for name in _packages(path, frozenset()) if not _is_here(name)})
+    """The packages that a file imports when it is loaded, itself or through others of ours, that are not here."""
+    return sorted(name for name in _packages(path) if not _is_here(name))
 
 
 def missing_package(error: BaseException | None) -> str | None:
@@ -51,20 +50,46 @@ def syntax_tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _packages(path: Path, seen: frozenset[Path]) -> Iterator[str]:
-    for module in _imported(syntax_tree(path)):
-        top = module.partition(".")[0]
-        if top in ("tests", "bench"):
-            inner = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-            if inner.exists() and inner not in seen:
-                yield from _packages(inner, seen | {path})
-        elif top not in sys.stdlib_module_names:
-            yield top
+@cache
+def _packages(path: Path) -> frozenset[str]:
+    """The packages that are imported when a file is, by itself or by files of ours that it imports."""
+    found, seen, waiting = set[str](), set[Path](), [path]
+    while waiting:
+        at = waiting.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        for module in _imported(at):
+            top = module.partition(".")[0]
+            if top in _OWN:
+                waiting += _files_of(module)
+            elif top not in sys.stdlib_module_names:
+                found.add(top)
+    return frozenset(found)
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:
+_OWN = {"tests": ROOT, "bench": ROOT, "tokentrace": ROOT / "src"}
+
+
+@cache
+def _files_of(module: str) -> tuple[Path, ...]:
+    """The files that are run when a module of ours is imported: its own, and those of the packages it is in."""
+    path = _OWN[module.partition(".")[0]].joinpath(*module.split("."))
+    inside = [folder / "__init__.py" for folder in (path, *path.parents) if folder.is_relative_to(ROOT)]
+    return tuple(file for file in (path.with_name(f"{path.name}.py"), *inside) if file.exists())
+
+
+@cache
+def _imported(path: Path) -> tuple[str, ...]:
+    """The modules that a file imports as it is loaded, and what may be modules among the names it imports of them."""
+    found: list[str] = []
+    for node in syntax_tree(path).body:
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            found += (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                package = path.parents[node.level - 1].relative_to(ROOT / "src" if "src" in path.parts else ROOT)
+                module = ".".join([*package.parts, *([module] if module else [])])
+            found += (module, *(f"{module}.{name.name}" for name in node.names))
+    return tuple(found)

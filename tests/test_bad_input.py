@@ -222,7 +222,12 @@ def shared() -> list[Any]:
     [nested(10_000, lambda v: {"k": v}), nested(10_000, lambda v: [v]), circular(), circular_list(), shared()],
     ids=["dicts", "lists", "circular", "circular_list", "shared"],
 )
-def test_bottomless_values_are_input_errors_that_name_the_field(value: Any, renderer: Any) -> None:
+def test_bottomless_values_are_input_errors_that_name_the_field(
+    value: Any, renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tokentrace.conversation.values.MAX_VALUES", 20_000
+    )  # quicker to count up to, and as bottomless
     for messages, field in (
         (calls(call(arguments={"a": value})), "tool_calls.0.function.arguments"),
         ([USER, {"role": "tool", "content": {"a": value}}], "content"),
@@ -470,7 +475,8 @@ def test_no_template_at_all() -> None:
         create_renderer(only, "default").render([USER])
 
 
-def test_templates_that_refuse_or_fail() -> None:
+def test_templates_that_refuse_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokentrace.template.budget.MAX_STEPS", 200_000)  # the loop would take 10,000,000,000
     refuse = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
     with pytest.raises(TemplateError, match=r"^message 1: .*no tools"):
         create_renderer(TOKENIZER, "default", chat_template=refuse).render([USER, {"role": "tool", "content": "x"}])

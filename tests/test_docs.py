@@ -10,7 +10,7 @@ import pytest
 from tests.assets import family_dir
 from tests.gateway.real_agents.install import environment
 from tests.gateway.real_agents.running import need
-from tests.guides import GUIDES, ROOT, blocks, run_page
+from tests.guides import GUIDES, ROOT, blocks, has_code, run_page
 
 ALL = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in ALL if page.parent != GUIDES]
@@ -34,7 +34,10 @@ NOT_RUN = {
 """How many blocks of a page are marked as not run; each mark has its reason."""
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in AGENTS + QWEN3 + ELSEWHERE])
+PLAIN = [name for name in NAMES if name not in AGENTS + QWEN3 + ELSEWHERE and has_code(ROOT / name)]
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_page_runs(name: str, tmp_path: Path) -> None:
     run_page(ROOT / name, tmp_path)
 
@@ -84,6 +87,7 @@ WRONG = {
     "a target that is not there": "```console\n$ make coffee\n```",
     "a block that is not JSON": "```json\n{nothing}\n```",
     "no language": "```\nanything\n```",
+    "no code": "```text\nanything\n```",
 }
 
 

@@ -83,6 +83,27 @@ def trl_renderer(name: str) -> tuple[Any, Renderer]:
 
 def tagged(tokenizer: Any, source: str, conversation: Conversation) -> tuple[str, list[bool]] | None:
     """Text and tagged tokens by transformers; None where the template refuses."""
+    key = (source, id(conversation))
+    if key not in _TAGGED:
+        _TAGGED[key] = tagged_text(source, conversation)
+    found = _TAGGED[key]
+    if found is None:
+        return None
+    text, ranges = found
+    offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+    inside = np.zeros(len(text) + 1, np.int64)
+    for start, end in ranges:
+        inside[start + 1 : end + 1] = 1
+    covered = np.cumsum(inside)[np.asarray(offsets, np.int64).reshape(-1, 2)]
+    return text, (covered[:, 1] > covered[:, 0]).tolist()
+
+
+_TAGGED: dict[tuple[str, int], tuple[str, list[tuple[int, int]]] | None] = {}
+"""What transformers said of a template and a conversation of the matrix."""
+
+
+def tagged_text(source: str, conversation: Conversation) -> tuple[str, list[tuple[int, int]]] | None:
+    """Text, and the ranges of it that are tagged, by transformers; None where the template refuses."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
@@ -95,12 +116,7 @@ def tagged(tokenizer: Any, source: str, conversation: Conversation) -> tuple[str
         )
     except Exception:
         return None
-    offsets = tokenizer.encode(texts[0], add_special_tokens=False).offsets
-    inside = np.zeros(len(texts[0]) + 1, np.int64)
-    for start, end in ranges[0]:
-        inside[start + 1 : end + 1] = 1
-    covered = np.cumsum(inside)[np.asarray(offsets, np.int64).reshape(-1, 2)]
-    return texts[0], (covered[:, 1] > covered[:, 0]).tolist()
+    return texts[0], ranges[0]
 
 
 def runs(ours: Sequence[bool], theirs: Sequence[bool]) -> Iterator[tuple[int, int]]:

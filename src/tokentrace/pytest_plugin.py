@@ -58,11 +58,12 @@ class Certify:
         given = (
             [uses] if isinstance(uses, str) else uses if uses is not None else self._config.getini("tokentrace_uses")
         )
-        wanted = [choose(Use, "uses", use) for use in given]
-        if not wanted:
-            known = ", ".join(Use)
-            raise InputError(f"say what the template has to be safe for, with uses= or tokentrace_uses: {known}")
-        source = _tokenizer(self._config, tokenizer)
+        with _told():
+            wanted = [choose(Use, "uses", use) for use in given]
+            if not wanted:
+                known = ", ".join(Use)
+                raise InputError(f"say what the template has to be safe for, with uses= or tokentrace_uses: {known}")
+            source = _tokenizer(self._config, tokenizer)
         key = repr((source, sorted(settings.items())))
         if key not in self._known:
             with _told():
@@ -100,11 +101,11 @@ class CertifyRows:
         from .data.check.dataset import check_dataset
         from .show.checks import plain_view
 
-        paths = [_here(self._config, row) for row in rows]
         given = [source] if isinstance(source, (str, Path)) else source
         sources = [_here(self._config, one) for one in (*options.pop("sources", ()), *given)]
-        named = _tokenizer(self._config, tokenizer)
         with _told():
+            named = _tokenizer(self._config, tokenizer)
+            paths = [_file(self._config, row) for row in rows]
             report = check_dataset(paths, tokenizer=named, sources=sources, **options)
         if not report.rows or report.differing or not (report.clean or allow_unchecked):
             pytest.fail(plain_view(report), pytrace=False)
@@ -141,6 +142,16 @@ def _tokenizer(config: pytest.Config, given: Any) -> Any:
     if not source and given is None:
         raise InputError("name the tokenizer, or set tokentrace_tokenizer in pytest's configuration")
     return _here(config, source) if isinstance(source, (str, Path)) else source
+
+
+def _file(config: pytest.Config, path: str | Path) -> str:
+    """A file or folder of rows, or a dataset's name on the hub: what looks like a file has to be there."""
+    from .errors import InputError
+
+    found = Path(_here(config, path))
+    if found.suffix in (".jsonl", ".json", ".parquet", ".arrow", ".gz", ".zst") and not found.exists():
+        raise InputError(f"there is no file {str(path)!r} in {config.rootpath}")
+    return str(found)
 
 
 def _here(config: pytest.Config, path: str | Path) -> str:

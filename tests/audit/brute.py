@@ -7,10 +7,11 @@ text does not depend on the vocabulary.
 from __future__ import annotations
 
 import copy
+import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -39,14 +40,20 @@ def audit_of(family: str) -> AuditReport:
 
 
 def rendered(source: str, messages: Messages, tools: Any, prompt: bool) -> str | None:
-    """What transformers makes of a conversation; None where the template refuses it."""
+    """What transformers makes of a conversation; None where the template refuses it.
+
+    Audits try many turns after one past, and many appends after one turn: each text is written once.
+    """
+    given = json.dumps([[dict(message) for message in messages], list(tools) if tools else None])
+    return _written(source, given, prompt)
+
+
+@lru_cache(maxsize=1_000)
+def _written(source: str, given: str, prompt: bool) -> str | None:
+    messages, tools = json.loads(given)
     try:
         texts, _ = render_jinja_template(
-            [copy.deepcopy([dict(message) for message in messages])],
-            tools=copy.deepcopy(list(tools)) if tools else None,
-            chat_template=source,
-            add_generation_prompt=prompt,
-            **SPECIAL,
+            [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **SPECIAL
         )
     except Exception:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.assets import FAMILIES, family_dir
@@ -23,14 +24,14 @@ says now.
 """
 
 
-def write() -> None:
-    """Audit every family, and write the page."""
+def page_of(families: Iterable[str]) -> str:
+    """The page of these families, as the command writes it."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.md"
-        paths = [str(family_dir(name)) for name in FAMILIES]
+        paths = [str(family_dir(name)) for name in families]
         main(["audit", *paths, "--markdown", str(table)], standalone_mode=False)
-        PAGE.write_text(HEAD + table.read_text(encoding="utf-8"), encoding="utf-8")
+        return HEAD + table.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write()
+    PAGE.write_text(page_of(FAMILIES), encoding="utf-8")

@@ -78,12 +78,12 @@ def test_no_longer_conversation_breaks_where_the_audit_says_that_it_holds(family
 
 def test_every_break_of_the_past_names_the_line_that_makes_it(family: str) -> None:
     lines = source_of(family).split("\n")
-    for cell in audit_of(family).cells:
-        for one in cell.breaks:
-            if one.where is not Where.SEAM:
-                assert one.blame is not None, (cell.turn, one)
-                assert 1 <= one.blame.line <= len(lines)
-                assert not one.blame.condition or one.blame.proven, one.blame
+    past = [(cell, one) for cell in audit_of(family).cells for one in cell.breaks if one.where is not Where.SEAM]
+    assert past or family not in DROPPING
+    for cell, one in past:
+        assert one.blame is not None, (cell.turn, one)
+        assert 1 <= one.blame.line <= len(lines)
+        assert not one.blame.condition or one.blame.proven, one.blame
 
 
 # -- what is known
@@ -129,9 +129,12 @@ def test_gpt_oss_breaks_on_a_user_by_its_stop_token() -> None:
     assert cell.breaks[-1].has.startswith("<|end|>")
 
 
-def test_deepseek_v3_drops_calls_and_r1_drops_reasoning() -> None:
+def test_deepseek_v3_drops_calls() -> None:
     for cell in cells(audit_of("deepseek-v3"), Append.TOOL, content=True):
         assert "tool_calls.0" in cell.lost
+
+
+def test_deepseek_r1_drops_reasoning() -> None:
     for cell in cells(audit_of("deepseek-r1"), Append.USER, reasoning=True):
         assert cell.lost == ("reasoning_content",)
     assert audit_of("deepseek-r1").prompting.opens_reasoning
@@ -146,14 +149,21 @@ def test_llama_refuses_parallel_calls(name: str) -> None:
     assert audit_of(name).verdict("rl-append-only").grade is Grade.PARTLY
 
 
-def test_the_day_is_known_to_change_prompts() -> None:
-    assert {name for name in TRIED if audit_of(name).defaults.clock} == {"gpt-oss", "llama-3.2"}
-    assert not any(audit_of(name).defaults.random for name in TRIED)
+def test_the_day_is_known_to_change_prompts(family: str) -> None:
+    defaults = audit_of(family).defaults
+    assert bool(defaults.clock) == (family in ("gpt-oss", "llama-3.2"))
+    assert not defaults.random
+
+
+def test_a_day_that_stands_in_the_template_is_a_variable() -> None:
     assert audit_of("llama-3.1").defaults.variables == {"date_string": "26 Jul 2024"}
 
 
 def test_a_setting_that_keeps_reasoning_is_named() -> None:
     assert "clear_thinking=False" in {one.name for one in audit_of("glm-4.7").switches}
+
+
+def test_a_setting_that_keeps_reasoning_holds() -> None:
     kept = next(one for one in audit_of("qwen3.6").switches if one.name == "preserve_thinking=True")
     outcomes = {cell.outcome for cell in kept.cells or () if cell.append is Append.USER and cell.turn.reasoning}
     assert outcomes == {Outcome.HOLDS}
@@ -164,6 +174,9 @@ def test_stop_tokens_that_are_heads_of_the_next_turn_are_known() -> None:
     assert stops["<|user|>"].is_next_head
     assert stops["<|user|>"].trained
     assert audit_of("glm-4.5").stops.untrained_end
+
+
+def test_a_stop_token_that_the_template_writes_is_trained() -> None:
     assert not audit_of("qwen3").stops.untrained_end
 
 

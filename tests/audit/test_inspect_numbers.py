@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from collections.abc import Callable
@@ -233,8 +232,24 @@ def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shap
             del at[last]
         else:
             at[last] = chance.choice(JUNK)
-        with contextlib.suppress(TokentraceError):
-            json.dumps(looked_at(tmp_path, made, known=renderer_of("pocket")).to_json())
+        report, refused = None, ""
+        try:
+            report = looked_at(tmp_path, made, known=renderer_of("pocket"))
+        except TokentraceError as error:
+            refused = str(error)
+        if report is None:
+            assert "dump.jsonl" in refused
+            continue
+        assert report.rollouts + report.unreadable > 0
+        assert json.loads(json.dumps(report.to_json()))["calls"] == sum(report.turns.values)
+
+
+def test_a_row_whose_mask_is_too_short_trains_nothing_that_is_known(tmp_path: Path) -> None:
+    report = looked_at(tmp_path, [{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1], "logprobs": [-0.5] * 4}])
+    assert {fault: count.examples[0].detail for fault, count in report.faults.items()} == {
+        Fault.MASK_LENGTH: "3 entries for 4 tokens"
+    }
+    assert (report.trained, report.sampled, report.calls) == (0, 0, 0)
 
 
 # -- rows: mask and labels, and what tells beside them

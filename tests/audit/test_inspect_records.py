@@ -138,3 +138,10 @@ def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
     apart = found(tmp_path / "off.tt", engine=EmbeddedEngine).scores.to_json()
     assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
     assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
+
+
+def test_dumps_beside_trajectories_are_named_as_not_read(folder: Path) -> None:
+    (folder / "rows.parquet").write_bytes(b"of the run")
+    assert found(folder).notes == [f"{folder}: trajectories"]
+    (folder / "theirs.jsonl").write_text("{}\n")
+    assert found(folder).notes == [f"{folder}: trajectories; not read, name them if they are meant: theirs.jsonl"]

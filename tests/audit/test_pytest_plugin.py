@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -60,26 +61,30 @@ def test_what_certifies_passes_and_what_does_not_fails_with_its_reasons(team: Pa
             certify("dropping", uses=["rl-append-only"], partly=True)
 
         def test_unknown(certify):
-            with pytest.raises(Exception, match="rl-append-only"):
+            with pytest.raises(pytest.fail.Exception, match="rl-append-only"):
                 certify("model", uses=["rl"])
 
         def test_nothing_asked(certify):
-            with pytest.raises(Exception, match="say what the template has to be safe for"):
+            with pytest.raises(pytest.fail.Exception, match="say what the template has to be safe for"):
                 certify("model")
 
         def test_no_tokenizer(certify):
-            with pytest.raises(Exception, match="name the tokenizer"):
+            with pytest.raises(pytest.fail.Exception, match="name the tokenizer"):
                 certify(uses="rl-append-only")
 
         def test_rows(certify_rows):
             assert certify_rows("rows.jsonl", tokenizer="model").rows == 1
+
+        def test_no_rows(certify_rows):
+            with pytest.raises(pytest.fail.Exception, match="there is no file 'none.jsonl'"):
+                certify_rows("none.jsonl", tokenizer="model")
 
         def test_bad_rows(certify_rows):
             certify_rows("bad.jsonl", tokenizer="model")
         """
     )
     result = run(pytester)
-    result.assert_outcomes(passed=6, failed=2)
+    result.assert_outcomes(passed=7, failed=2)
     result.stdout.fnmatch_lines(
         ["*dropping is not safe for rl-append-only*", "*loop.last*", "*1 of 1 rows are not what the template gives*"]
     )
@@ -169,13 +174,18 @@ def test_hooks_pass_and_fail_as_the_files_do(team: Path, monkeypatch: pytest.Mon
     pytest.importorskip("pre_commit")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     audit, check = hooks()["tokentrace-audit"], hooks()["tokentrace-check"]
-    rows = {**check, "args": ["--tokenizer", "model"], "files": "^rows.jsonl$"}
-    good = committed(team, {**audit, "args": ["model", "--require", "rl-append-only"]}, rows)
-    assert good.returncode == 0, good.stdout + good.stderr
-    assert good.stdout.count("Passed") == 2
-    bad = committed(team, {**audit, "args": ["dropping", "--require", "rl-append-only"]}, {**rows, "files": "^bad"})
-    assert bad.returncode == 1
-    assert bad.stdout.count("Failed") == 2
-    assert "rl-append-only is required, and partly" in bad.stdout
-    forgotten = committed(team, audit)
-    assert "name that with --require" in forgotten.stdout
+    rows = {**check, "args": ["--tokenizer", "model"]}
+    told = committed(
+        team,
+        {**audit, "name": "good template", "args": ["model", "--require", "rl-append-only"]},
+        {**rows, "name": "good rows", "files": "^rows.jsonl$"},
+        {**audit, "name": "bad template", "args": ["dropping", "--require", "rl-append-only"]},
+        {**rows, "name": "bad rows", "files": "^bad"},
+        {**audit, "name": "forgotten"},
+    )
+    verdicts = re.findall(r"^(good|bad|forgotten)\b.*?\.(Passed|Failed)$", told.stdout, re.MULTILINE)
+    good, bad = [("good", "Passed")] * 2, [("bad", "Failed")] * 2
+    assert verdicts == [*good, *bad, ("forgotten", "Failed")], told.stdout + told.stderr
+    assert told.returncode == 1
+    assert "rl-append-only is required, and partly" in told.stdout
+    assert "name that with --require" in told.stdout

@@ -342,3 +342,19 @@ def test_examples_run_and_are_short(path: Path, capsys: pytest.CaptureFixture[st
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_two_forms_of_a_rendering_are_one_too_many(tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "Hi!"}]')
+    both = CliRunner().invoke(main, ["render", str(tmp_path / "chat.json"), "--json", "--format", "html"])
+    assert both.exit_code == 2
+    assert "--json and --format html are two forms" in both.output
+
+
+def test_a_file_without_a_template_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.jinja").write_text("Hello")
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "Hi!"}]')
+    words = ["render", str(tmp_path / "chat.json"), "--chat-template", str(tmp_path / "empty.jinja")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "empty.jinja is not a chat template" in done.output

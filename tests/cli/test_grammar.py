@@ -182,6 +182,9 @@ def test_control_tokens_are_told_from_text() -> None:
     assert "<tool_call> opens a call control token 151657" in lines
     assert "<function= before the name text" in lines
     assert any(line.startswith("No text can spell a control token") for line in lines)
+
+
+def test_a_delimiter_may_be_a_control_token_and_text() -> None:
     mixed = {row["field"]: row for row in json_view(sheet_of("deepseek-v3"))["delimiters"]}["calls.head[0]"]
     assert (mixed["control"], mixed["forgeable"], mixed["ids"]) == (False, False, [128814])
 

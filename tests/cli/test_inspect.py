@@ -86,3 +86,16 @@ def test_logprobs_beside_the_embedded_engine(tmp_path: Path) -> None:
     result = run(dump(tmp_path, clean("pocket")[:1]), "-t", POCKET, "--engine", "embedded")
     assert "logprobs beside an engine's" in result.stdout, result.output
     assert "of 4 completions" in result.stdout
+
+
+def test_quiet_says_nothing_but_what_failed(tmp_path: Path) -> None:
+    fine = run(dump(tmp_path, clean("pocket")), "-t", POCKET, "-q", "--fail-on", "any")
+    assert (fine.exit_code, fine.stdout, fine.stderr) == (0, "", "")
+    broken = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET, "-q", "--fail-on", "breaks")
+    assert (broken.exit_code, broken.stdout) == (1, "")
+    assert broken.stderr == "13 of 16 rollouts break (81.2 %), 13 times\n"
+
+
+def test_one_rollout_breaks(tmp_path: Path) -> None:
+    said = run(dump(tmp_path, [one for one in rollouts("pocket") if one.name == "json_format"]), "-t", POCKET).stdout
+    assert "1 of 1 rollout breaks (100.0 %)" in said

@@ -56,6 +56,20 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     assert done.output.splitlines()[-1].startswith("error: ")
 
 
+def test_conversations_are_not_rows_and_what_shows_them_is_said(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi!"}]}\n')
+    done = run("view", tmp_path / "chats.jsonl", "--html", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "chats.jsonl holds conversations, not rows of ids: tokentrace render" in done.output
+
+
+def test_rows_of_others_are_left_to_inspect(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"input_ids": [1, 2], "loss_mask": [0, 1]}\n')
+    done = run("view", tmp_path / "rows.jsonl", "--html", tmp_path / "page.html")
+    assert done.exit_code == 2
+    assert "those of others: tokentrace inspect" in done.output
+
+
 def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
     prompt, completion = first_turn()
     both = {"stream": prompt + completion, "next_prompt": prompt + completion[:4] + completion[6:]}

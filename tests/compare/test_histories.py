@@ -233,12 +233,12 @@ def test_tools_are_shown_to_all() -> None:
 # -- steps
 
 
-def test_a_single_turn_agrees() -> None:
-    for family in ("qwen3", "gpt-oss", "glm-4.5"):
-        report = compare(family, "reasoning_last")
-        assert [step.message for step in report.steps] == [1]
-        assert report.equal
-        assert "the one step there is" in report.summary
+@pytest.mark.parametrize("family", ["qwen3", "gpt-oss", "glm-4.5"])
+def test_a_single_turn_agrees(family: str) -> None:
+    report = compare(family, "reasoning_last")
+    assert [step.message for step in report.steps] == [1]
+    assert report.equal
+    assert "the one step there is" in report.summary
 
 
 def test_a_conversation_that_ends_with_a_question_asks_for_the_turn_to_come() -> None:

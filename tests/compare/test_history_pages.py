@@ -66,6 +66,9 @@ def test_the_text_tells_each_difference_once() -> None:
     one = plain_view(report, step=3)
     assert one.startswith("\nstep 3, message 8: − production and training   + rollout\n")
     assert text_view(report).plain.replace(" ", "") == text.replace(" ", "")
+
+
+def test_the_text_of_a_step_without_a_difference_counts_its_tokens() -> None:
     equal = compare("qwen2.5", "multi_turn")
     held = len(equal.row) - 1  # but for the newline after the last stop
     assert plain_view(equal, step=1) == f"step 1, message 3: all hold the same {held} tokens"

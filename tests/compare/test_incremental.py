@@ -260,8 +260,13 @@ def test_ignore_strippable_hides_white_space_and_nothing_else() -> None:
     assert {one.kind for one in strict.mismatches} == {Cause.WHITESPACE}
     assert tokenize(renderer, spaced, sanity_check="ignore_strippable").mismatches == []
 
+
+def test_ignore_strippable_does_not_hide_drift() -> None:
     drifting = [user("Hello"), assistant("\n\nAfter two newlines"), user("Go on.")]
     assert tokenize(renderer_of("qwen2.5"), drifting, sanity_check="ignore_strippable").mismatches
+
+
+def test_ignore_strippable_does_not_hide_lost_reasoning() -> None:
     reasoning = CONVERSATIONS["reasoning_every_turn"].messages
     assert tokenize(renderer_of("qwen3"), reasoning, sanity_check="ignore_strippable").mismatches
 
@@ -321,6 +326,9 @@ def test_a_message_that_no_base_takes_is_named() -> None:
     messages = [user("Hello"), assistant("Yes?"), system("Be brief.")]
     with pytest.raises(TemplateError, match=r"message 2: .* the system message after every fixed base"):
         tokenize_incrementally(shipped("mistral-nemo"), messages)
+
+
+def test_a_message_that_is_refused_after_those_before_it_is_named() -> None:
     with pytest.raises(TemplateError, match=r"message 1: .* assistant message after the messages before it"):
         tokenize_incrementally(shipped("gpt-oss"), CONVERSATIONS["content_none_alone"].messages, mode="delta")
 

@@ -135,14 +135,21 @@ def test_a_cut_says_how_much_is_gone_and_what_it_leaves_half() -> None:
     assert (worse.outcome, worse.causes) == (Outcome.BOTH, [Cause.CUT])
 
 
-def test_the_default_system_prompt_of_a_template_missing_or_added() -> None:
-    talk = {"messages": [user("Hi"), assistant("Hello, how are you today?")]}
+GREETED = {"messages": [user("Hi"), assistant("Hello, how are you today?")]}
+
+
+def test_the_default_system_prompt_of_a_template_is_missing() -> None:
+    talk = GREETED
     whole = sample_of(talk, "qwen2.5")
     first = int(np.flatnonzero(whole.messages == 0)[0])
     missing = checked(row_of(whole.ids[first:], whole.mask[first:], talk), "qwen2.5")
     assert (missing.outcome, missing.causes) == (Outcome.IDS, [Cause.SYSTEM_MISSING])
     late = checked(row_of([*whole.ids[first:], whole.ids[-2]], None, talk), "qwen2.5")
     assert late.causes == [Cause.SYSTEM_MISSING, Cause.END_ADDED]
+
+
+def test_a_system_prompt_that_is_not_the_templates_is_added() -> None:
+    talk = GREETED
     bare = sample_of(talk, "qwen3")
     prompt = load_family("qwen3").encode("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n")
     added = checked(row_of([*prompt, *bare.ids], [*[0] * len(prompt), *bare.mask], talk), "qwen3")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.demo.few import ROLLOUTS, few_tasks
 from tests.pages import assert_only_its_own_code_runs, columns, read_page, said
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import Cause
@@ -28,7 +29,6 @@ from tokentrace.demo.paths import (
     score_row,
     trained_row,
 )
-from tokentrace.demo.rollouts import question_tasks
 from tokentrace.demo.trials import Demo, Trial
 from tokentrace.demo.views import MEASURES, demo_json, demo_text
 from tokentrace.engines.embedded import EmbeddedEngine
@@ -41,7 +41,6 @@ from tokentrace.rollout.tools import as_tools
 
 RENDERER = create_renderer(POCKET)
 MODEL = load_pocket()
-ROLLOUTS = 8
 
 
 class Recording(EmbeddedEngine):
@@ -56,11 +55,10 @@ class Recording(EmbeddedEngine):
         return await super().generate(prompt_ids, sampling, **more)
 
 
-async def record(path: ClientPath, count: int, seed: int) -> tuple[PathReport, Recording]:
+async def record(path: ClientPath) -> tuple[PathReport, Recording]:
     engine = Recording()
-    tasks = question_tasks(seed, count)
     try:
-        report = await roll_out(path, tasks, seed=seed, renderer=RENDERER, engine=engine)
+        report = await roll_out(path, few_tasks(1), seed=1, renderer=RENDERER, engine=engine)
     finally:
         await engine.close()
     return await score_path(report, RENDERER, MODEL), engine
@@ -68,7 +66,7 @@ async def record(path: ClientPath, count: int, seed: int) -> tuple[PathReport, R
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[ClientPath, tuple[PathReport, Recording]]:
-    return {path: asyncio.run(record(path, ROLLOUTS, 0)) for path in ClientPath}
+    return {path: asyncio.run(record(path)) for path in ClientPath}
 
 
 def test_tokentrace_has_no_break_and_one_sample_a_rollout(recorded: Any) -> None:
@@ -135,9 +133,8 @@ def shown(reports: list[PathReport], seed: int) -> Demo:
     return Demo(seed, reports, [Trial(f"trial {at}", "", 0.0, at == 2, reports) for at in range(3)])
 
 
-def test_what_is_remembered_is_what_each_path_would_have_sampled_alone(recorded: Any) -> None:
-    together = asyncio.run(compare_paths(RENDERER, rollouts=ROLLOUTS, seed=0, model=MODEL))
-    for report in together:
+def test_what_is_remembered_is_what_each_path_would_have_sampled_alone(recorded: Any, demo: Demo) -> None:
+    for report in demo.paths:
         alone, _ = recorded[report.path]
         for one, other in zip(report.rollouts, alone.rollouts, strict=True):
             assert one.trajectory.stream().tolist() == other.trajectory.stream().tolist()
@@ -147,7 +144,7 @@ def test_what_is_remembered_is_what_each_path_would_have_sampled_alone(recorded:
 
 def test_a_seed_gives_one_table_and_another_seed_another() -> None:
     def table(seed: int) -> tuple[dict[str, Any], list[list[int]]]:
-        reports = asyncio.run(compare_paths(RENDERER, rollouts=3, seed=seed, model=MODEL))
+        reports = asyncio.run(compare_paths(RENDERER, rollouts=2, seed=seed, model=MODEL))
         found = demo_json(shown(reports, seed))["paths"]
         for row in found.values():
             for name in ("mean_logprob_gap", "largest_logprob_gap"):

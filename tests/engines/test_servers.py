@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.engines import test_sglang, test_vllm
+from tests.engines import test_sglang, vllm_server
 from tests.engines.support import Fake, http_head, recording, serving
 from tokentrace.engines import Engine, EngineError, EngineUnavailable, HTTPSettings, Router, connect
 from tokentrace.engines.llamacpp import LlamaCppEngine
@@ -17,7 +17,7 @@ from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.vllm import VLLMEngine
 
 SERVERS: dict[str, tuple[Callable[[], Fake], type[Engine]]] = {
-    "vllm": (lambda: test_vllm.served(Fake()), VLLMEngine),
+    "vllm": (lambda: vllm_server.served(Fake()), VLLMEngine),
     "sglang": (lambda: test_sglang.served().on("/version", {"version": "0.5.23"}), SGLangEngine),
     "llamacpp": (
         lambda: (

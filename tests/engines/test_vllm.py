@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.support import RECORDINGS, Fake, Model, Reply, answer_bytes, cut, json_reply, recording, same
+from tests.engines.support import Fake, Reply, answer_bytes, cut, json_reply, recording, same
+from tests.engines.vllm_server import TINY, connect, content, engine, served, with_choice
 from tokentrace.engines.protocol import (
     OPTIONAL,
     Capabilities,
@@ -24,7 +25,6 @@ from tokentrace.engines.protocol import (
     EngineRefusal,
     FinishReason,
     LogprobKind,
-    LogprobKindError,
     SamplingParams,
     collected,
 )
@@ -32,15 +32,10 @@ from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import VersionSpan
 
-TINY = Capabilities("vllm", model="tiny", max_length=4096, vocab_size=1024, streams=True, aborts=True, pauses=True)
 NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 ALL = {"top_p": 1.0, "top_k": 0}
 IGNORED = {"logit_bias", "ignore_eos"}
 """What the recordings used to make the model do something; an adapter has no such setting."""
-
-
-def engine(fake: Fake, **options: Any) -> VLLMEngine:
-    return VLLMEngine(fake.connection(), TINY, **options)
 
 
 def expected_body(recorded: Any, **changes: Any) -> Any:
@@ -248,16 +243,6 @@ def test_completions_whose_logprobs_are_of_other_ids_are_refused() -> None:
 # -- answers that are not what they must be
 
 
-def with_choice(**changes: Any) -> Any:
-    answer = recording("vllm_generate")["response"]
-    answer["choices"][0] |= changes
-    return answer
-
-
-def content(*rows: tuple[Any, Any]) -> Any:
-    return {"content": [{"token_id": one, "logprob": value} for one, value in rows]}
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -417,177 +402,6 @@ def test_min_p_penalties_and_stop_texts_are_sent_and_the_text_that_ended_it_is_t
     assert (params["stop"], params["skip_special_tokens"]) == (["x", "\n\n"], False)
 
 
-# -- connecting
-
-
-FLAT = np.linspace(0.0, -2.0, 64)
-SURE = np.linspace(0.0, -1e9, 64)
-
-
-def served(fake: Fake, *, mode: str = "processed", native: bool = True, logits: Any = FLAT, seed: int = 0) -> Fake:
-    """As vLLM 0.32 is: with ``logprobs: 1`` it tells of the sampled token alone, with ``2`` also of the likeliest."""
-    model = Model(mode, logits, seed)
-
-    def told(body: Any, most: int) -> tuple[int, Any, list[int]]:
-        params = body.get("sampling_params", body)
-        drawn, logprobs, ranked = model.told(params["temperature"], params["top_k"])
-        return drawn, logprobs, [drawn, *(one for one in ranked[: params["logprobs"]] if one != drawn)][:most]
-
-    def generate(body: Any) -> Any:
-        drawn, logprobs, shown = told(body, body["sampling_params"]["logprobs"])
-        ranks = (-logprobs).argsort(kind="stable").argsort(kind="stable") + 1
-        rows = [{"token_id": one, "logprob": logprobs[one], "rank": int(ranks[one])} for one in shown]
-        answer = with_choice(token_ids=[drawn], weight_versions=[{"version": "default", "start": 0, "end": 1}])
-        answer["choices"][0]["logprobs"] = {"content": [rows[0] | {"top_logprobs": rows}]}
-        return answer
-
-    def completions(body: Any) -> Any:
-        drawn, logprobs, shown = told(body, 99)
-        answer = recording("vllm_completions_ids")["response"]
-        tops = [{f"token_id:{one}": logprobs[one] for one in shown}]
-        logprobs = {"tokens": [f"token_id:{drawn}"], "token_logprobs": [logprobs[drawn]], "top_logprobs": tops}
-        answer["choices"][0] |= {"token_ids": [drawn], "logprobs": logprobs}
-        return answer
-
-    disabled = (RECORDINGS / "vllm_generate_disabled_403.txt").read_bytes()
-    fake.on("/version", {"version": "0.32.0"})
-    fake.on("/v1/models", {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 4096}]})
-    fake.on(GENERATE, generate if native else Reply([disabled.split(b"\n")[0]], 403))
-    return fake.on(COMPLETIONS, completions)
-
-
-def connect(fake: Fake, **options: Any) -> Capabilities:
-    async def run() -> Capabilities:
-        return (await VLLMEngine.connect(fake.connection(), **options)).capabilities
-
-    return asyncio.run(run())
-
-
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("mode", ["processed", "scaled", "raw"])
-def test_connecting_finds_out_what_a_server_can_do(mode: str, native: bool) -> None:
-    fake = served(Fake(), mode=mode, native=native)
-    if native:
-        fake.on("/is_paused", recording("vllm_is_paused")["response"])
-        fake.on("/weight_info", {"weight_version": "default"})
-    assert connect(fake, vocab_size=1024) == Capabilities(
-        "vllm",
-        version="0.32.0",
-        model="tiny",
-        max_length=4096,
-        vocab_size=1024,
-        logprobs=LogprobKind(mode),
-        streams=True,
-        aborts=native,
-        pauses=native,
-        versions=native,
-        top_logprobs=19 if native else 20,
-        structures=True,
-        sampling=frozenset(OPTIONAL),
-        weights=native,
-    )
-
-
-def test_recorded_processed_logprobs_move_with_the_temperature() -> None:
-    """At 0.5 the best token of the recorded prompt has -2.81, where it has -4.59 at 1 with llama.cpp."""
-    at_half = recording("vllm_logprobs_T05")["response"]["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    best = next(row for row in at_half if row["rank"] == 1)
-    at_one = recording("llamacpp_completion_eos")["response"]["completion_probabilities"][0]["top_logprobs"][0]
-    assert (best["token_id"], at_one["id"]) == (460, 460)
-    assert best["logprob"] - at_one["logprob"] > 1.0
-
-
-def test_a_kind_that_is_said_is_not_probed() -> None:
-    fake = served(Fake())
-    assert connect(fake, logprobs="raw").logprobs is LogprobKind.RAW
-    assert len(fake.bodies(GENERATE)) == 1
-
-
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("mode", ["processed", "scaled", "raw"])
-def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, native: bool) -> None:
-    """The logprob of a sampled token moves from draw to draw, with any kind."""
-    for seed in range(30):
-        for logits in (FLAT, FLAT * 4, np.log(np.r_[0.6, 0.3, np.full(98, 0.1 / 98)])):
-            fake = served(Fake(), mode=mode, native=native, logits=logits, seed=seed)
-            assert connect(fake, vocab_size=1024).logprobs is LogprobKind(mode)
-
-
-def test_a_kind_that_cannot_be_told_is_unknown() -> None:
-    for mode in ("raw", "processed"):
-        assert connect(served(Fake(), mode=mode, logits=SURE)).logprobs is LogprobKind.UNKNOWN
-
-
-def test_a_prompt_that_does_not_tell_is_followed_by_another() -> None:
-    sure, flat = served(Fake(), logits=SURE), served(Fake(), mode="raw")
-    fake = served(Fake())
-
-    def answer(body: Any) -> Any:
-        return (sure if body["token_ids"][0] in (0, 2) else flat).answers[GENERATE][0](body)
-
-    assert connect(fake.on(GENERATE, answer), vocab_size=1024).logprobs is LogprobKind.RAW
-    assert [body["token_ids"] for body in fake.bodies(GENERATE)[1:]] == [[0]] * 2 + [[1]] * 2 + [[2]] * 2 + [[3]] * 2
-
-
-@pytest.mark.parametrize("kind", ["raw", "unknown"])
-def test_a_temperature_whose_logprobs_would_be_of_another_distribution_is_refused(kind: str) -> None:
-    fake = served(Fake())
-    one = VLLMEngine(fake.connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False)
-    hot = SamplingParams(1, temperature=0.7)
-    for ask in (lambda: asyncio.run(one.generate([1], hot)), lambda: one.stream([1], hot)):
-        with pytest.raises(
-            LogprobKindError, match=r"not sent: .*temperature 0\.7.*--logprobs-mode.*allow_raw_logprobs"
-        ):
-            ask()
-    assert not fake.requests
-
-
-@pytest.mark.parametrize(
-    ("kind", "sampling", "expected"),
-    [
-        ("raw", SamplingParams(1, temperature=0.7, allow_raw_logprobs=True), "raw"),
-        ("unknown", SamplingParams(1, temperature=0.7, allow_raw_logprobs=True), "unknown"),
-        ("raw", SamplingParams(1), "raw"),
-        ("unknown", SamplingParams(1), "unknown"),
-        ("processed", SamplingParams(1, temperature=0.7), "processed"),
-        ("scaled", SamplingParams(1, temperature=0.7, top_k=3), "scaled"),
-        ("processed", SamplingParams(1, temperature=0), "raw"),
-        ("unknown", SamplingParams(1, temperature=0), "raw"),
-    ],
-)
-def test_a_completion_says_of_which_distribution_its_logprobs_are(
-    kind: str, sampling: SamplingParams, expected: str
-) -> None:
-    answer = with_choice(token_ids=[9], logprobs=content((9, -1.0)), finish_reason="length", weight_versions=None)
-    prompt = recording("vllm_generate")["request"]["json"]["token_ids"]
-    one = VLLMEngine(
-        Fake().on(GENERATE, answer).connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False
-    )
-    assert asyncio.run(one.generate(prompt, sampling)).logprobs_kind is LogprobKind(expected)
-    events = Reply([b"data: " + json_reply(answer).pieces[0] + b"\n\ndata: [DONE]\n\n"])
-    one = VLLMEngine(
-        Fake().on(GENERATE, events).connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False
-    )
-    assert asyncio.run(collected(one.stream(prompt, sampling))).logprobs_kind is LogprobKind(expected)
-
-
-def test_connecting_is_refused_where_it_would_go_wrong() -> None:
-    with pytest.raises(EngineAnswerError, match="at most 0, unlike logits"):
-        connect(served(Fake(), mode="logits"))
-    with pytest.raises(EngineError, match="one of 'processed', 'scaled', 'raw', 'unknown', not 'cooked'"):
-        connect(served(Fake()), logprobs="cooked")
-    with pytest.raises(EngineError, match="is paused"):
-        connect(served(Fake()).on("/is_paused", {"is_paused": True}))
-    with pytest.raises(EngineRefusal, match="no model 'other', but"):
-        connect(served(Fake()), model="other")
-    two = {"data": [{"id": "a"}, {"id": "b"}]}
-    with pytest.raises(EngineError, match="say which with model="):
-        connect(served(Fake()).on("/v1/models", two))
-    assert connect(served(Fake()).on("/v1/models", two), model="b").model == "b"
-    with pytest.raises(EngineAnswerError, match="no data"):
-        connect(served(Fake()).on("/v1/models", {}))
-
-
 # -- the body
 
 
@@ -613,18 +427,6 @@ def test_prompts_that_are_no_ids_are_not_sent(prompt: Any) -> None:
     with pytest.raises(EngineRefusal, match="not sent"):
         engine(fake).stream(prompt, SamplingParams(1))
     assert not fake.requests
-
-
-def test_a_connection_that_is_given_stays_open_when_connecting_fails() -> None:
-    async def run() -> None:
-        connection = Fake().connection()
-        with pytest.raises(EngineRefusal, match="404"):
-            await VLLMEngine.connect(connection)
-        with pytest.raises(EngineRefusal, match="404"):
-            await connection.get("/v1/models")
-        await connection.close()
-
-    asyncio.run(run())
 
 
 def test_ids_are_scored_by_the_logprobs_of_the_prompt() -> None:

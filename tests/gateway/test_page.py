@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import CHROMIUM, NO_CHROMIUM, Chromium, chromium
+from tests.browser import Chromium
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.story import HOSTILE, Agent, Script, hostile, interesting, says, user
 from tokentrace.gateway.causes import BranchCause
@@ -220,16 +220,7 @@ def test_bad_questions_are_answered_in_words(served: Served, path: str, status: 
 
 # -- in a browser
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with chromium() as started:
-        yield started
-
-
-@needs_browser
 def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Chromium) -> None:
     state = served.state("interesting")
     with browser.page() as page:
@@ -264,7 +255,6 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         assert page.problems() == []
 
 
-@needs_browser
 def test_a_token_says_what_it_is(served: Served, browser: Chromium) -> None:
     with browser.page() as page:
         page.open(f"{served.url}/#/interesting/branches/0")
@@ -285,7 +275,6 @@ def test_a_token_says_what_it_is(served: Served, browser: Chromium) -> None:
         assert page.problems() == []
 
 
-@needs_browser
 def test_search_finds_sessions(served: Served, browser: Chromium) -> None:
     with browser.page() as page:
         page.open(served.url)
@@ -299,7 +288,6 @@ def test_search_finds_sessions(served: Served, browser: Chromium) -> None:
         assert page.problems() == []
 
 
-@needs_browser
 def test_a_session_that_grows_is_seen_to_grow(served: Served, script: Script, browser: Chromium) -> None:
     agent = Agent(served, script, "growing")
     agent.ask(user("one"), reply=says("first"))
@@ -313,7 +301,6 @@ def test_a_session_that_grows_is_seen_to_grow(served: Served, script: Script, br
     served.call("DELETE", "/sessions/growing")
 
 
-@needs_browser
 def test_with_keys_a_browser_logs_in(script: Script, browser: Chromium, tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", Role.ADMIN, "")
     with gateway_server(script.engine, keys=tmp_path / "keys", create_sessions=True) as server:
@@ -326,7 +313,6 @@ def test_with_keys_a_browser_logs_in(script: Script, browser: Chromium, tmp_path
             assert "pulse" in page.evaluate("document.querySelector('[data-kind=live]').className")
 
 
-@needs_browser
 def test_requests_without_a_turn_are_shown_as_such(served: Served, browser: Chromium) -> None:
     store = served.app.gateway.store
     for request in ("r1", "r2"):
@@ -341,7 +327,6 @@ def test_requests_without_a_turn_are_shown_as_such(served: Served, browser: Chro
         assert page.problems() == []
 
 
-@needs_browser
 def test_hostile_texts_stay_texts(served: Served, browser: Chromium) -> None:
     with browser.page() as page:
         for place in (
@@ -361,7 +346,6 @@ def test_hostile_texts_stay_texts(served: Served, browser: Chromium) -> None:
         assert [url for url in page.requested() if not url.startswith(served.url)] == []
 
 
-@needs_browser
 def test_the_policy_is_in_force(served: Served, browser: Chromium) -> None:
     """What a hostile text would try if it became part of the page after all."""
     with browser.page() as page:
@@ -376,7 +360,6 @@ def test_the_policy_is_in_force(served: Served, browser: Chromium) -> None:
         assert any("Content Security Policy" in problem for problem in page.problems())
 
 
-@needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_the_window(served: Served, browser: Chromium, width: int) -> None:
     with browser.page(width=width, height=800, mobile=width < 500) as page:

@@ -58,10 +58,7 @@ CASES = {
 Content is what was written beside them; vLLM drops that of Llama's, SGLang 0.5.23 has it.
 """
 
-UNCLOSED = {
-    "JSON": ("qwen3", HERMES.removesuffix("\n</tool_call>")),
-    "tags": ("qwen3-coder", f"<tool_call>\n{XML}"),
-}
+UNCLOSED = [("qwen3", HERMES.removesuffix("\n</tool_call>")), ("qwen3-coder", f"<tool_call>\n{XML}")]
 """Calls that servers run although they are not closed (vLLM's hermes and qwen3)."""
 
 
@@ -72,9 +69,8 @@ def read(family: str, text: str, *, opened: bool = False, **given: Any) -> Parse
     return made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, **given)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_server_reading_finds_what_servers_hand_an_agent(name: str) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize("case", CASES.values(), ids=[f"{case.family}-{name}" for name, case in CASES.items()])
+def test_the_server_reading_finds_what_servers_hand_an_agent(case: Case) -> None:
     parsed = read(case.family, case.text, opened=case.opened, reading="server")
     assert [(call.name, call.arguments) for call in parsed.calls] == [("look", some) for some in case.calls]
     assert parsed.content == case.content
@@ -82,9 +78,8 @@ def test_the_server_reading_finds_what_servers_hand_an_agent(name: str) -> None:
     assert parsed.finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_strict_reading_reports_such_attempts_and_keeps_the_text_exact(name: str) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize("case", CASES.values(), ids=[f"{case.family}-{name}" for name, case in CASES.items()])
+def test_the_strict_reading_reports_such_attempts_and_keeps_the_text_exact(case: Case) -> None:
     parsed = read(case.family, case.text, opened=case.opened)
     assert parsed.tool_calls == []
     assert (parsed.reasoning_content if case.opened else parsed.content) == case.text
@@ -97,9 +92,8 @@ def test_the_strict_reading_reports_such_attempts_and_keeps_the_text_exact(name:
     assert "look" in shown
 
 
-@pytest.mark.parametrize("name", UNCLOSED)
-def test_the_server_reading_does_without_a_closing(name: str) -> None:
-    family, text = UNCLOSED[name]
+@pytest.mark.parametrize(("family", "text"), UNCLOSED)
+def test_the_server_reading_does_without_a_closing(family: str, text: str) -> None:
     strict, served = read(family, text), read(family, text, reading="server")
     assert [(call.status, call.arguments) for call in strict.tool_calls] == [(CallStatus.UNCLOSED, LOOK)]
     assert [(call.status, call.arguments) for call in served.tool_calls] == [(CallStatus.OK, LOOK)]
@@ -164,6 +158,10 @@ def test_a_call_in_a_section_of_another_name_is_no_call_of_the_grammar(reading: 
     else:
         assert call.status is CallStatus.MALFORMED
         assert call.problem == f"the call stands outside of '{DSML}tool_calls>'"
+
+
+@pytest.mark.parametrize("reading", ["strict", "server"])
+def test_a_call_in_the_section_of_the_grammar_is_one(reading: str) -> None:
     assert read("deepseek-v3.2", LONE, reading=reading).tool_calls[0].ok
 
 

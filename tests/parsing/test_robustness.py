@@ -276,7 +276,7 @@ UNITS = [
 ]
 ADVERSE = ["qwen3", "qwen3-coder", "glm-4.5", "minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v3.2", "kimi-k2"]
 ADVERSE += ["llama-3.1", "mistral-nemo", "gpt-oss", "nemotron-3-nano"]
-CASES = 80
+CASES = 80 if FULL else 32
 """How many of the beginnings and what follows are tried, about."""
 TIMES = 30
 """How often what is adverse stands there, at first; then twice and four times as often."""
@@ -306,8 +306,8 @@ def test_cost_grows_no_faster_than_the_completion(any_family: str, monkeypatch: 
             for size in (1, 1_000_000):
                 costs = [
                     work(counter, lambda: StreamingParser(compiled, Tools(TOOLS)), begun + unit * (TIMES * times), size)
-                    for times in (1, 2, 4)
+                    for times in (2, 4)
                 ]
-                worst = max(worst, (costs[2] / costs[1], (spelled(made, begun), spelled(made, unit), size, costs)))
+                worst = max(worst, (costs[1] / costs[0], (spelled(made, begun), spelled(made, unit), size, costs)))
     assert len(cases) >= CASES
     assert worst[0] < 2.6, worst

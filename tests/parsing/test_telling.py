@@ -186,5 +186,8 @@ def test_an_id_that_is_written_after_the_arguments_is_not_told() -> None:
     response, _ = token_by_token(renderer("mistral-nemo"), LONG_CALLS["mistral-nemo"])
     assert (response.tool_calls[0].id, response.tool_calls[0].late_id) == ("abcdefghi", True)
     assert told_response(response).tool_calls[0].id is None
+
+
+def test_an_id_that_is_written_before_them_is() -> None:
     response, _ = token_by_token(renderer("kimi-k2"), LONG_CALLS["kimi-k2"])
     assert told_response(response).tool_calls[0].id == "functions.look:0"

@@ -28,16 +28,16 @@ from tests.support import (
     tokenizer_json_for,
 )
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
-from tokentrace.conversation import forms, messages
-from tokentrace.conversation.forms import adapt
-from tokentrace.conversation.messages import check_messages
+from tokentrace.conversation import messages
 from tokentrace.pocket import POCKET
 from tokentrace.rendering import lost
+from tokentrace.rendering import renderer as renderer_module
 from tokentrace.rendering.lost import find_lost
 from tokentrace.study.turns import TurnSpan, turn_spans
 from tokentrace.template import jsonify
 from tokentrace.template.spans import Rendering
 from tokentrace.tokens import Tokenizer
+from tokentrace.tokens.encoded import Encoded
 from tokentrace.tokens.positions import BytePositions
 
 FAMILIES = [*JINJA_FAMILIES, *PYTHON_FORMATS]
@@ -179,11 +179,15 @@ def differences(renderer: Renderer, key: str) -> Iterator[str]:
             yield f"{name}: turns of assistants"
         starts, ends = encoded.starts.tolist(), encoded.ends.tolist()
         places = rendering.ends if len(rendering.text) > 400 else range(len(rendering.text) + 1)
+        uncounted = Encoded(encoded.ids, rendering, renderer.tokenizer.vocabulary, encoded.layout)
+        if encoded.counted != uncounted.counted:
+            yield f"{name}: control tokens"
         for place in places:
-            unit = place if encoded._units is None else len(rendering.text[:place].encode())
+            unit = place if encoded.layout.units is None else len(rendering.text[:place].encode())
             touching = next((at for at, end in enumerate(ends) if end > unit), len(ends))
             after = next((at for at, start in enumerate(starts) if start >= unit), len(starts))
-            if (encoded.first_touching([place]), encoded.first_after([place])) != ([touching], [after]):
+            near = encoded._near(encoded.counted, [place]) if encoded.layout.starts is None else None
+            if encoded.places([place]) != [(touching, after)] or near not in (None, [(touching, after)]):
                 yield f"{name}: position {place}"
         study = renderer.study(tools)
         shown = renderer.adapt_messages(talk, tools=tools).messages
@@ -191,6 +195,7 @@ def differences(renderer: Renderer, key: str) -> Iterator[str]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lost._Account, "_are_written_plainly", lambda *_: False)
             patch.setattr(lost._Account, "_is_written_plainly", lambda *_: False)
+            patch.setattr(lost, "_PLAIN", frozenset())
             if find_lost(rendering, shown, study.forms, tools=tools or ()) != quick:
                 yield f"{name}: lost"
 
@@ -263,13 +268,8 @@ def test_positions_in_bytes_and_back() -> None:
             assert units.total == len(raw)
             places = np.arange(len(rendering.text) + 1, dtype=np.int32)
             assert units.of(places).tolist() == [len(rendering.text[:place].encode()) for place in places]
-            for at in range(len(raw) + 1):
-                assert units.character(at) == len(raw[:at].decode("utf-8", "ignore"))
-            near = units.near(np.arange(len(raw), dtype=np.int32)).tolist()
-            ends = np.asarray(rendering.ends)
-            for at, character in enumerate(near):
-                exact = len(raw[:at].decode("utf-8", "ignore"))
-                assert ends.searchsorted(character, "right") == ends.searchsorted(exact, "right")
+            found = units.characters(np.arange(len(raw) + 1, dtype=np.int32)).tolist()
+            assert found == [len(raw[:at].decode("utf-8", "ignore")) for at in range(len(raw) + 1)]
 
 
 # -- messages
@@ -308,19 +308,18 @@ ODD_MESSAGES: list[Any] = [
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.5", "gpt-oss", "mistral-nemo", "llama-3.1", "deepseek-v3.1"])
 def test_messages_are_checked_and_adapted_alike(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = make_renderer(family)
-    read = renderer.study().forms
     given = [[{"role": "user", "content": "hi"}, odd] for odd in ODD_MESSAGES] + [
         hostile(seed)[0] for seed in range(40)
     ]
     given += [conversation.messages for conversation in CONVERSATIONS.values()]
 
     def both(talk: Any) -> Any:
-        adapted = adapt(check_messages(talk), read)
-        return adapted.messages, adapted.changes, adapted.wrapped
+        checked, adapted = renderer._read(renderer.study(), talk, None)
+        return checked, adapted.messages, adapted.changes, adapted.wrapped
 
     quick = [outcome(lambda talk=talk: both(copy.deepcopy(talk))) for talk in given]
     monkeypatch.setattr(messages, "_is_plain", lambda message: False)
-    monkeypatch.setattr(forms, "_is_read_as_it_is", lambda *_: False)
+    monkeypatch.setattr(renderer_module, "are_read_as_they_are", lambda *_: False)
     plain = [outcome(lambda talk=talk: both(copy.deepcopy(talk))) for talk in given]
     assert quick == plain
 

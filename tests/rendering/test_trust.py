@@ -200,16 +200,28 @@ def test_what_lives_inside_a_turn_is_what_it_was(family: str) -> None:
             assert one.token_ids == other.token_ids, text
 
 
-def test_inside_and_outside_by_name() -> None:
-    def inside(family: str) -> set[str]:
-        made = renderer(family)
-        return {made.tokenizer.decode([index]) for index in made.inner_token_ids()}
+def inside(family: str) -> set[str]:
+    made = renderer(family)
+    return {made.tokenizer.decode([index]) for index in made.inner_token_ids()}
 
-    assert {"<think>", "</think>", "<tool_call>", "</tool_call>"} <= inside("qwen3")
-    assert {"<think>", "</think>"} <= inside("qwen3-instruct-2507")  # which never writes them: they are not special
-    assert inside("mistral-nemo") == {"[TOOL_CALLS]"}
-    assert inside("gpt-oss") == set()
-    for family, outside in {
+
+@pytest.mark.parametrize(
+    ("family", "names", "more"),
+    [
+        ("qwen3", "<think> </think> <tool_call> </tool_call>", True),
+        ("qwen3-instruct-2507", "<think> </think>", True),  # which never writes them: they are not special
+        ("mistral-nemo", "[TOOL_CALLS]", False),
+        ("gpt-oss", "", False),
+    ],
+)
+def test_inside_by_name(family: str, names: str, more: bool) -> None:
+    found, expected = inside(family), set(names.split())
+    assert expected <= found if more else expected == found
+
+
+@pytest.mark.parametrize(
+    ("family", "outside"),
+    {
         "qwen3": "<|im_start|> <|im_end|> <|endoftext|> <tool_response> </tool_response> <|image_pad|>",
         "qwen3-vl": "<|image_pad|> <|vision_start|> <|vision_end|> <|video_pad|>",
         "glm-4.5": "<|user|> <|assistant|> <|observation|> <|system|> [gMASK] <sop> <tool_response>",
@@ -218,8 +230,10 @@ def test_inside_and_outside_by_name() -> None:
         "kimi-k2": "<|im_user|> <|im_assistant|> <|im_middle|> <|im_end|> [EOS]",
         "gpt-oss": "<|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>",
         "llama-3.1": "<|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|>",
-    }.items():
-        assert not inside(family) & set(outside.split()), family
+    }.items(),
+)
+def test_outside_by_name(family: str, outside: str) -> None:
+    assert not inside(family) & set(outside.split())
 
 
 # -- one hop, and the setting

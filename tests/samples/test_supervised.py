@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +38,8 @@ from tokentrace import (
     create_renderer,
 )
 from tokentrace.errors import RendererError, SampleError
+from tokentrace.pocket import POCKET
+from tokentrace.samples.sample import Sample
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.study.study import TemplateStudy
 from tokentrace.tokens import Tokenizer
@@ -49,25 +53,34 @@ PARTS = ("reasoning", "content", "tool_calls", "stop")
 
 def test_row_has_the_ids_and_the_mask_of_the_rendering(any_family: str) -> None:
     renderer = make_renderer(any_family)
-    trained = 0
-    for name, (conversation, tokens, _) in rows(any_family).items():
-        sample = sample_of(renderer, conversation)
-        assert np.array_equal(sample.ids, tokens.ids), name
-        assert np.array_equal(sample.mask, tokens.mask), name
-        assert np.array_equal(sample.messages, tokens.messages), name
-        assert np.array_equal(sample.kinds == Kind.SAMPLED, tokens.mask), name
+    made, trained = rows(any_family), 0
+    for name, (_, tokens, sample) in made.items():
+        assert_row_is_the_rendering(sample, tokens, name)
         trained += sample.trained
     assert trained > 100
+    for name in rotating(made, any_family, 4):
+        conversation, tokens, _ = made[name]
+        assert_row_is_the_rendering(sample_of(renderer, conversation), tokens, name)
+
+
+def assert_row_is_the_rendering(sample: Sample, tokens: RenderedTokens, name: str) -> None:
+    assert np.array_equal(sample.ids, tokens.ids), name
+    assert np.array_equal(sample.mask, tokens.mask), name
+    assert np.array_equal(sample.messages, tokens.messages), name
+    assert np.array_equal(sample.kinds == Kind.SAMPLED, tokens.mask), name
 
 
 def test_refuses_what_the_renderer_refuses(any_family: str) -> None:
     renderer = make_renderer(any_family)
+    refused = []
     for name, conversation in CONVERSATIONS.items():
-        refused = rendered(renderer, conversation)
-        if not isinstance(refused, RenderedTokens):
-            with pytest.raises(type(refused)) as raised:
+        error = rendered(renderer, conversation)
+        if not isinstance(error, RenderedTokens):
+            with pytest.raises(type(error)) as raised:
                 sample_of(renderer, conversation)
-            assert str(raised.value) == str(refused), name
+            assert str(raised.value) == str(error), name
+            refused.append(name)
+    assert bool(refused) == (any_family not in ("kimi-k2", "kimi-k2.5", "deepseek-v4"))
 
 
 def test_labels_are_ids_where_there_is_loss_and_ignored_elsewhere(any_family: str) -> None:
@@ -86,6 +99,45 @@ def test_row_unpacks_into_two_lists() -> None:
     assert all(type(value) is int for value in (*ids, *mask))
     assert (ids, mask) == (sample.ids.tolist(), sample.mask.astype(int).tolist())
     assert set(mask) == {0, 1}
+
+
+def test_a_row_is_that_of_the_messages_as_they_were() -> None:
+    builder = SampleBuilder(create_renderer(POCKET))
+    given = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    [expected] = builder.build(copy.deepcopy(given))
+    [row] = builder.build(given)
+    for message in given:
+        message["from"] = message.pop("role")
+    for name in ("messages", "kinds", "parts"):
+        assert getattr(row, name).tolist() == getattr(expected, name).tolist()
+
+
+def test_what_a_row_knows_of_tokens_is_found_when_it_is_asked_for() -> None:
+    """Whatever is done with a row before: it is copied, pickled, cut, or asked for something that it has not."""
+    renderer = create_renderer(POCKET)
+
+    def fresh() -> Sample:
+        return build_supervised_sample(renderer, CONVERSATIONS["reasoning_content_and_call"].messages)
+
+    def told(sample: Sample) -> list[Any]:
+        return [getattr(sample, name).tolist() for name in ("ids", "mask", "messages", "kinds", "parts")]
+
+    sample, expected = fresh(), told(fresh())
+    assert sample._later is not None
+    assert len({len(row) for row in expected}) == 1
+    ways: list[Callable[[Sample], Sample]] = [
+        copy.copy,
+        copy.deepcopy,
+        lambda one: pickle.loads(pickle.dumps(one)),
+        lambda one: one.replace(name="x"),
+        lambda one: one.slice(0, len(one)),
+    ]
+    for way in ways:
+        assert told(way(fresh())) == expected
+    with pytest.raises(AttributeError, match="no 'nothing'"):
+        getattr(sample, "nothing")  # noqa: B009
+    assert sample._later is not None
+    assert (sample.parts is sample.parts, sample._later, told(sample)) == (True, None, expected)
 
 
 def test_row_takes_one_render(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,11 @@ def test_start_is_warned_of_once_with_what_to_do() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert build_supervised_sample(renderer, flagged, turns="flagged", past="template").trained
+
+
+def test_start_that_is_the_prompts_is_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         assert build_supervised_sample(make_renderer("qwen3"), SMALL["answer"]).trained
 
 

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from tests.conversations import Message, assistant, call, user
 from tokentrace import Renderer
-from tokentrace.formats.grammar import CallGrammar, Frame, Style, TurnGrammar, Value
+from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from tokentrace.parsing.response import CallStatus, ParsedResponse
-from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES
+from tokentrace.study.derive import BARE_CALLS, NO_CALLS, SEVERAL_MESSAGES, TWO_TURNS
+from tokentrace.study.probes import STAND_IN_TOOL
 
 # -- families
 
@@ -81,6 +82,10 @@ TREE: Final = (
     "{% endfor %}{% elif v is string %}{{ v }}{% elif v is iterable %}{% for w in v %}<|x|><item>{{ tree(w) }}"
     "<|x|></item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
 )
+TYPE: Final = (
+    "{% macro type(v) %}{% if v is string %}string{% elif v is boolean %}boolean{% elif v is none %}null"
+    "{% elif v is number %}number{% elif v is mapping %}object{% else %}array{% endif %}{% endmacro %}"
+)
 BRACES: Final = (
     "{% macro braces(v) %}{% if v is mapping %}{{ '{' }}{% for k, w in v.items() %}{{ k }}:{{ braces(w) }}"
     "{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}{% elif v is string %}<|q|>{{ v }}<|q|>{% elif v is iterable %}"
@@ -91,6 +96,15 @@ PYTHON: Final = (
     "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}" + COMMA + "{% endfor %})" + COMMA
 )
 AS_TEXT: Final = "{% if f.arguments is not string %}{{ raise_exception('JSON text only') }}{% endif %}"
+
+
+TO: Final = Channels("<|a|>", "", "<|sep|>", "<|done|>", "self", "user", "to=", "", "", "", "<|end|>")
+ADDRESSED: Final = template(
+    "{% if m.reasoning_content %} to=self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
+    "{% if m.content %} to=user<|sep|>{{ m.content }}{{ '<|done|><|a|>' if m.tool_calls }}{% endif %}"
+    + EACH
+    + " to={{ f.name }}<|sep|>BODY{{ '' if loop.last else '<|done|><|a|>' }}{% endfor %}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,11 @@ CASES: Final = {
         TurnGrammar("Bot: ", "Bot: ", content=Frame(trail="\n", close="Over.", after="\n"), notes=(NO_CALLS,)),
     ),
     "no calls": Case(template("{{ m.content }}"), turn()),
+    "a template that needs tools": Case(
+        template(called("<call>" + OBJECT + "</call>")) + "{{ raise_exception('no tools') if not tools }}",
+        turn(TAGGED),
+        CALLS,
+    ),
     # reasoning
     "reasoning that only the prompt opens": Case(
         template("{{ m.content }}", prompt="<think>\n"),
@@ -186,13 +205,57 @@ CASES: Final = {
         template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{{ '\\n' }}{% endif %}{{ m.content }}"),
         turn(None, "nothing that could be looked for closes the reasoning", NO_CALLS),
     ),
+    "an empty place for reasoning in every turn": Case(
+        template("<|x|>inner\n{{ m.reasoning_content }}<|q|>{{ m.content }}", prompt="<|x|>inner\n<|q|>"),
+        turn(prompt="<|a|><|x|>inner\n<|q|>", reasoning=Frame("<|x|>inner", "\n", "", "<|q|>", "")),
+        (SAID, THOUGHT),
+    ),
+    "a prompt in the turn before it": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}<|a|>{% if m.reasoning_content %}"
+        "{{ m.reasoning_content }} So: {% endif %}{{ m.content }}<|end|>{% else %}<|u|>{{ m.content }}<|end|>"
+        "{% if loop.last and add_generation_prompt %}<|a|>I think: {% endif %}{% endif %}{% endfor %}",
+        turn(prompt="<|a|>I think: ", reasoning=Frame("I think:", " ", " ", "So:", " "), after_empty=" "),
+    ),
+    "an answer that is written where the prompt opens reasoning": Case(
+        "{% set last = messages[-1] %}{% for m in messages %}{% if m.role == 'user' %}<|u|>{{ m.content }}<|end|>"
+        "{% elif not loop.last %}<|a|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if last.role == 'assistant' %}"
+        "{{ '<|a|><think>' + last.content + '<|end|>' }}{% elif add_generation_prompt %}<|a|><think>{% endif %}",
+        turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>", reasoning=THINK),
+        (),
+    ),
     "several messages in a turn": Case(
         template(
-            "{% if m.reasoning_content %} to=self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
-            " to=user<|sep|>{{ m.content }}"
+            "{% if m.reasoning_content %} self<|sep|>{{ m.reasoning_content }}<|done|><|a|>{% endif %}"
+            " user<|sep|>{{ m.content }}"
         ),
         turn(None, SEVERAL_MESSAGES),
         (),
+    ),
+    "messages that say who they go to": Case(
+        ADDRESSED.replace("BODY", ARGUMENTS),
+        TurnGrammar("<|a|>", "<|a|>", channels=TO),
+        (*CALLS, THOUGHT, BOTH),
+    ),
+    "messages to tools, in tags": Case(
+        ADDRESSED.replace(
+            "BODY", '<call of="{{ f.name }}">\n' + pairs('<p name="{{ k }}">' + VALUE + "</p>\n") + "</call>"
+        ),
+        TurnGrammar(
+            "<|a|>",
+            "<|a|>",
+            channels=TO,
+            calls=CallGrammar(
+                Style.PAIRS,
+                open='<call of="',
+                head=(("", "name"),),
+                begin='">\n',
+                close="</call>",
+                key_open='<p name="',
+                value_open='">',
+                value_close="</p>\n",
+            ),
+        ),
+        (*CALLS, THOUGHT, BOTH),
     ),
     # calls: JSON
     "an object": Case(template(called("<call>" + OBJECT + "</call>")), turn(TAGGED), CALLS),
@@ -319,6 +382,71 @@ CASES: Final = {
         ),
         CALLS,
     ),
+    "tags that name one of six types": Case(
+        TYPE
+        + template(
+            called(
+                '<call name="{{ f.name }}" at="{{ loop.index0 }}">'
+                + pairs('<p name="{{ k }}" type="{{ type(v) }}">' + VALUE + "</p>")
+                + "</call>"
+            )
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                open='<call name="',
+                head=(("", "name"), ('" at="', "index")),
+                begin='">',
+                close="</call>",
+                key_open='<p name="',
+                value_open='" type="number">',
+                string_open='" type="string">',
+                typed_opens=(
+                    ("boolean", '" type="boolean">'),
+                    ("null", '" type="null">'),
+                    ("array", '" type="array">'),
+                    ("object", '" type="object">'),
+                ),
+                value_close="</p>",
+            )
+        ),
+        CALLS,
+    ),
+    "tags made of control tokens": Case(
+        template(
+            "<|x|>think<|sep|>{{ m.reasoning_content }}<|q|>think<|sep|>"
+            "<|x|>words<|sep|>{{ m.content }}<|q|>words<|sep|>{% if m.tool_calls %}<|x|>tools<|sep|>"
+            + EACH
+            + '<|x|>call of="{{ f.name }}" no="{{ loop.index }}"<|sep|>'
+            + pairs(
+                "<|x|>given key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'other' }}\"<|sep|>"
+                + VALUE
+                + "<|q|>given<|sep|>"
+            )
+            + "<|q|>call<|sep|>{% endfor %}<|q|>tools<|sep|>{% endif %}<|q|>turn<|sep|>",
+            prompt="<|x|>think<|sep|>",
+        ),
+        turn(
+            CallGrammar(
+                Style.PAIRS,
+                section_open="<|q|>words<|sep|><|x|>tools<|sep|>",
+                section_close="<|q|>tools<|sep|><|q|>turn<|sep|>",
+                open='<|x|>call of="',
+                head=(("", "name"), ('" no="', "number")),
+                begin='"<|sep|>',
+                close="<|q|>call<|sep|>",
+                key_open='<|x|>given key="',
+                value_open='" type="other"<|sep|>',
+                string_open='" type="string"<|sep|>',
+                value_close="<|q|>given<|sep|>",
+            ),
+            prompt="<|a|><|x|>think<|sep|>",
+            reasoning=Frame("<|x|>think<|sep|>", close="<|q|>think<|sep|>"),
+            content=Frame("<|x|>words<|sep|>", close="<|q|>words<|sep|><|q|>turn<|sep|>"),
+            notes=(),
+        ),
+        (*CALLS, THOUGHT, BOTH),
+    ),
     "strings in CDATA": Case(
         template(
             called(
@@ -396,6 +524,27 @@ CASES: Final = {
         ),
         CALLS,
     ),
+    "tags after brackets in letters": Case(
+        TREE.replace("<|x|>", "]<]x[>[")
+        + template(called('{{ "\\n" }}]<]x[>[<call name="{{ f.name }}">{{ tree(f.arguments) }}]<]x[>[</call>')),
+        turn(
+            CallGrammar(
+                Style.TREE,
+                before="\n",
+                separator="\n",
+                open=']<]x[>[<call name="',
+                head=(("", "name"),),
+                begin='">',
+                end="]<]x[>[",
+                close="</call>",
+                key_open="]<]x[>[<",
+                value_open=">",
+                value_close="]<]x[>[</",
+                item="item",
+            )
+        ),
+        CALLS,
+    ),
     "Python calls": Case(
         template(called(PYTHON, "<|calls|>[", "]<|done|>")),
         turn(
@@ -443,6 +592,30 @@ CASES: Final = {
         turn(json_call(before="\n", open="<call>\n", close="\n</call>", separator="\n\n", after="\n")),
         CALLS,
     ),
+    "a prompt that opens whatever comes first": Case(
+        template(
+            "{% if m.content %}## all\n{{ m.content }}{% endif %}"
+            + EACH
+            + "## {{ f.name }}\n"
+            + ARGUMENTS
+            + "{% endfor %}",
+            prompt="## ",
+        ),
+        turn(
+            CallGrammar(Style.JSON_ARGUMENTS, open="## ", head=(("", "name"),), begin="\n"),
+            prompt="<|a|>## ",
+            content=Frame("## all", "\n"),
+            notes=(),
+        ),
+        CALLS,
+    ),
+    "no prompt, and a word before an answer": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}"
+        + called("<call>" + OBJECT + "</call>")
+        + "{% else %}Bot: {{ m.content }}{% endif %}{% else %}<|u|>{{ m.content }}{% endif %}<|end|>{% endfor %}",
+        TurnGrammar(content=Frame("Bot:", " "), calls=TAGGED),
+        CALLS,
+    ),
     "no closing delimiter": Case(
         template(called("<|call|>{{ f.name }}<|args|>" + ARGUMENTS)),
         turn(CallGrammar(Style.JSON_ARGUMENTS, open="<|call|>", head=(("", "name"),), begin="<|args|>")),
@@ -474,6 +647,13 @@ CASES: Final = {
         turn(TAGGED, NOT_BESIDE),
         CALLS,
     ),
+    "calls after content in a turn of their own": Case(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.content %}<|a|>{{ m.content }}<|end|>{% endif %}"
+        "{% if m.tool_calls %}<|a|>" + EACH + "<call>" + OBJECT + "</call>{% endfor %}<|end|>{% endif %}"
+        "{% else %}<|u|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}",
+        turn(TAGGED, TWO_TURNS),
+        (SAID, CALLED, assistant("", LOOK, STOP)),
+    ),
     "one call is not closed as two are": Case(
         template(
             called(
@@ -495,7 +675,8 @@ CASES: Final = {
 
 def completion(renderer: Renderer, message: Message) -> tuple[list[int], list[int]]:
     """The prompt and the completion that say a message."""
-    rendered = renderer.render([user("Hi."), message])
+    tools = [STAND_IN_TOOL] if renderer.study().needs_tools() else None
+    rendered = renderer.render([user("Hi."), message], tools=tools)
     said = rendered.turns[-1]
     return rendered.token_ids[: said.start], rendered.token_ids[said.start : said.stop]
 

@@ -19,10 +19,12 @@ from tests.study.cases import (
 from tokentrace.parsing.events import ArgumentsDelta, ContentDelta
 from tokentrace.parsing.response import Finish
 
+SPEAKING = [name for name, case in CASES.items() if case.says]
+
 # -- what derivation has to find out, each on a template of its own
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SPEAKING)
 def test_what_a_template_writes_is_read_back(name: str) -> None:
     case = CASES[name]
     renderer = made_up_renderer(case.source, *CONTROLS, **dict(case.variables))
@@ -34,7 +36,7 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
         assert (response.finish, response.open) == (Finish.STOP, None)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SPEAKING)
 def test_every_cut_of_what_a_template_writes_streams_to_the_same(name: str) -> None:
     case = CASES[name]
     renderer = made_up_renderer(case.source, *CONTROLS, **dict(case.variables))
@@ -73,8 +75,10 @@ def test_ids_are_read_where_the_template_writes_them(name: str, ids: list[str | 
     [
         ("reasoning that only the prompt opens", "Well.</think>Hello.", "Well.", "Hello."),
         ("reasoning that the prompt opens and the turn closes", "Well.</think>Hello.", "Well.", "Hello."),
+        ("an answer that is written where the prompt opens reasoning", "Well.</think>Hello.", "Well.", "Hello."),
+        ("a prompt in the turn before it", "Well. So: Hello.", "Well.", "Hello."),
         ("reasoning that nothing opens", "Well.</think>Hello.", None, "Well.</think>Hello."),
-        ("several messages in a turn", " to=user<|sep|>Hello.", None, " to=user<|sep|>Hello."),
+        ("several messages in a turn", " user<|sep|>Hello.", None, " user<|sep|>Hello."),
     ],
 )
 def test_completions_that_the_template_itself_would_not_show(

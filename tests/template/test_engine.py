@@ -297,3 +297,45 @@ turns = st.fixed_dictionaries(
 @given(st.lists(turns, max_size=4))
 def test_any_messages(messages: list[dict[str, Any]]) -> None:
     same(LANGUAGE["any messages"], messages)
+
+
+# -- what loops over tools write is kept with the tools
+
+SHOWN = "{% macro shown(tool) %}<{{ tool.function.name }}{{ tool.type|tojson }}>{% endmacro %}\n"
+KEPT = {
+    "names": "{% for tool in tools %}{{ tool.function.name }}{% if not loop.last %}, {% endif %}{% endfor %}",
+    "schemas": "{% for t in tools %}{{ t|tojson }}{% for k, v in t.function|items %}{{ k }}{% endfor %}{% endfor %}",
+    "in a turn": "{% for m in messages %}{{ m.role }}{% for t in tools %}{{ t.function.name }}{% endfor %}{% endfor %}",
+    "a macro": SHOWN + "{% for tool in tools %}{{ shown(tool) }}{% endfor %}",
+    "in a macro": SHOWN
+    + "{% macro all(x) %}[{% for t in x %}{{ shown(t) }}{{ t|tojson }}{% endfor %}]{% endmacro %}\n{{ all(tools) }}",
+    "reads before it sets": "{% for t in tools %}{{ x }}{% set x = t.type %}{{ x }}{% endfor %}",
+    "a macro that reads before it sets": "{% macro m(t) %}{% if t.x %}{% set x = 1 %}{% endif %}{{ x }}{% endmacro %}\n"
+    "{% for t in tools %}{{ m(t) }}{% endfor %}",
+}
+NOT_KEPT = {
+    "a switch": "{% for tool in tools %}{% if flag %}{{ tool.function.name }}{% endif %}{% endfor %}",
+    "a switch in a macro": "{% macro m(t) %}{{ x }}{% endmacro %}\n{% for t in tools %}{{ m(t) }}{% endfor %}",
+    "another loop's variable": "{% for m in messages %}{% for t in tools %}{{ m.role }}{% endfor %}{% endfor %}",
+    "a variable": "{% set y = messages|length %}{% for t in tools %}{{ y }}{{ x }}{{ t.type }}{% endfor %}",
+    "what it sets": "{% set ns = namespace(n=0) %}{% for t in tools %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "a function": "{% for t in tools %}{{ range }}{% endfor %}",
+    "a macro that comes later": "{% for t in tools %}{{ m }}{% endfor %}\n{% macro m() %}{% endmacro %}\n",
+    "a macro that is set": "{% macro m() %}a{% endmacro %}\n{% if flag %}{% set m = x %}{% endif %}"
+    "{% for t in tools %}{{ m }}{% endfor %}",
+    "numbers": "{% for t in tools %}{{ loop.index }}{% endfor %}",
+    "an argument": "{% macro m(z, y) %}{% for t in z %}{{ y }}{% endfor %}{% endmacro %}\n"
+    "{{ m(tools, x) }}{{ m(tools) }}",
+}
+
+
+@pytest.mark.parametrize("name", [*KEPT, *NOT_KEPT])
+def test_tools_that_come_again(name: str) -> None:
+    source = {**KEPT, **NOT_KEPT}[name]
+    template, tools = ChatTemplate(source), wrap_tools([TOOL, {**TOOL, "type": "other"}])
+    for variables in ({}, {"x": "a", "flag": True, "m": "b", "range": "c"}, {"x": "d", "flag": ""}, {}):
+        for messages in (MESSAGES[:1], MESSAGES):
+            given = {"variables": wrap_variables({**SPECIALS, **variables})}
+            expected = outcome(lambda: rendered(source, messages, tools, **given))  # noqa: B023
+            assert outcome(lambda: template.render(messages, tools, **given)) == expected, variables  # noqa: B023
+    assert any(len(key) == 2 for key in tools.memo) == (name in KEPT)

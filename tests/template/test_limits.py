@@ -406,8 +406,8 @@ def test_entering_a_loop_and_cutting_a_list_are_paid_for(step: str, monkeypatch:
 
 def test_entering_a_loop_makes_nothing_that_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    origin_of = pairs._Inside.__getitem__
-    monkeypatch.setattr(pairs._Inside, "__getitem__", lambda self, at: asked.append(at) or origin_of(self, at))
+    each = pairs._Inside.__iter__
+    monkeypatch.setattr(pairs._Inside, "__iter__", lambda self: (asked.append(one[-1]) or one for one in each(self)))
     source = "{% for x in messages[0].list %}{{ x }}{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}"
     assert ChatTemplate(source).render([{"role": "user", "content": "x", "list": [7] * 1000}]).text == "777"
     assert asked == [0, 1, 2]

@@ -20,6 +20,7 @@ from tokentrace import create_renderer
 from tokentrace.errors import ControlTokenError
 from tokentrace.template import Rendering
 from tokentrace.tokens import ControlPolicy, Encoded, Tokenizer, Trust, encode_spans
+from tokentrace.tokens.control import SpanTrust
 from tokentrace.tokens.encoding import ForgedControl
 
 pytestmark = pytest.mark.filterwarnings("ignore:fastokens cannot be used")
@@ -100,6 +101,10 @@ KINDS = {
     "normalized_nothing": lambda: byte_level(None, NORMALIZED),
     "normalized_fallback": lambda: byte_fallback("always", NORMALIZED),
     "white_space": lambda: byte_level(None, [added("\n\n", special=False), added("<L>"), added("\t\t", special=False)]),
+    "white_space_overlapping": lambda: byte_level(
+        None, [added("<|a|>"), added("\n<|b|>"), added("\n\n", special=False)]
+    ),
+    "overlapping": lambda: byte_level(None, [added("<s><s>"), added("s><think"), added("k>a"), added("b<|")]),
     "unigram_always": lambda: unigram("always"),
     "unigram_first": lambda: unigram("first"),
     "unigram_never": lambda: unigram("never"),
@@ -134,7 +139,7 @@ fragments = st.sampled_from(
     [
         *CONTROLS,
         *("<|", "im_end|>", "<|im_", "end|>", "</", "think>", "<", "s>", "<s", " ", "\n\n", "<L>", "<R>", "<B>"),
-        *("word", "Word", "<N>", "<n>", "<n>x", "\t\t"),
+        *("word", "Word", "<N>", "<n>", "<n>x", "\t\t", "<|a|>", "\n<|b|>", "\n"),
     ]
 )
 texts = st.lists(words | fragments, max_size=4).map("".join)
@@ -142,6 +147,48 @@ pieces_of = st.lists(st.tuples(texts, st.booleans()), max_size=6)
 
 
 # -- the ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60)
+@given(pieces=pieces_of, policy=st.sampled_from([LITERAL, COMPAT]))
+def test_counted_control_tokens_are_where_adding_up_finds_them(
+    kind: str, pieces: list[tuple[str, bool]], policy: ControlPolicy
+) -> None:
+    """Spans whose trust is known by their origin may be counted; those with a list of what each may hold never are."""
+    (rendering, trusted), tokenizer = laid_out(pieces), made(kind)[0]
+    quick = encode_spans(tokenizer, rendering, SpanTrust(rendering, lambda _: Trust.NONE), policy)
+    plain = encode_spans(tokenizer, rendering, trusted, policy)
+    assert quick.ids.tolist() == plain.ids.tolist()
+    assert quick.counted == plain.counted
+    places = range(len(rendering.text) + 1)
+    assert [quick.places([place]) for place in places] == [plain.places([place]) for place in places]
+    assert quick.control.tolist() == plain.control.tolist()
+    assert quick.spans.tolist() == plain.spans.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces", "is_counted"),
+    [
+        ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|>\n", True)], True),
+        ("byte_level_nfc", [("<|im_start|>", True), ("日本", False), ("<|im_end|>\n", True)], True),
+        ("byte_level", [("<|im_start|>", True), ("a <think> b", False), ("<|im_end|>\n", True)], False),
+        ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|><", True), ("s>", False)], False),
+        ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|><", True), ("x>", False)], True),
+        ("overlapping", [("<s>", True), ("<x>", False)], True),
+        ("overlapping", [("<s>", True), ("<s>", False)], False),
+        ("overlapping", [("x<s", False), ("><think>", True), ("<think>", False)], False),
+        ("white_space_overlapping", [("<|a|>", True), ("x\n<|b|>y\n", False), ("\n<|b|>", True)], False),
+        ("white_space_overlapping", [("<|a|>", True), ("x y", False), ("\n<|b|>", True)], True),
+        ("byte_level_strip", [("<|im_start|>", True), ("user", False)], False),
+        ("normalized_nothing", [("<|im_start|>", True), ("user", False)], False),
+        ("unigram_first", [("<s>", True), ("user", False)], False),
+    ],
+)
+def test_what_is_counted(kind: str, pieces: list[tuple[str, bool]], is_counted: bool) -> None:
+    rendering, tokenizer = laid_out(pieces)[0], made(kind)[0]
+    counted = tokenizer.scaffold.count(rendering, tokenizer.encode(rendering.text))
+    assert (counted is not None) is is_counted
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -386,8 +386,17 @@ def test_the_first_branch_is_not_copied_to_be_read() -> None:
     assert line.tolist() == trajectory.stream(child).tolist()
 
 
+_NUMBERS = st.integers(0, 200_000) | st.sampled_from([0, 9, 99, 100, 999, 1000, 1001, 10_000, 999_999])
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40), min_size=1, max_size=30))
+@given(
+    st.lists(
+        st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40) | st.lists(_NUMBERS, min_size=60, max_size=90),
+        min_size=1,
+        max_size=30,
+    )
+)
 def test_wire_text_is_that_of_json(chunks: list[list[int]]) -> None:
     trajectory = Trajectory()
     trajectory.begin(chunks[0])
@@ -396,6 +405,14 @@ def test_wire_text_is_that_of_json(chunks: list[list[int]]) -> None:
         assert trajectory.wire() == json.dumps(trajectory.stream().tolist(), separators=(",", ":")).encode()
     assert trajectory.cache_nbytes == 0 or len(chunks) > 1
     trajectory.check()
+
+
+def test_every_id_below_a_million_is_written_in_full() -> None:
+    ids = np.arange(1_000_100, dtype=np.int32)
+    for first in (0, 999_000):  # once with none above, once with
+        text = WireText()
+        text.extend(ids[first : first + 1_000_000])
+        assert b"".join(text.parts) == json.dumps(ids[first:][:1_000_000].tolist(), separators=(",", ":")).encode()
 
 
 def test_wire_text_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.browser import CHROMIUM, NO_CHROMIUM, Chromium, chromium
+from tests.browser import Chromium
 from tests.browser import Page as Tab
+from tests.guides import ROOT
 from tests.pages import EVIL
 from tests.show.results import RENDERER, RESULTS, histories, rendering, trajectory
 from tests.show.test_views import hostile
@@ -20,14 +22,7 @@ from tokentrace.tokens.visible import visible
 from tokentrace.viewer.document import Cell, Document, Table, Track
 from tokentrace.viewer.page import page_html
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture
@@ -289,6 +284,33 @@ def test_the_policy_is_in_force(browser: Chromium, tmp_path: Path) -> None:
         page.until("document.images[0].complete")
         assert page.evaluate("window.hacked") is None
         assert any("Content Security Policy" in problem for problem in page.problems())
+
+
+def test_messages_that_only_the_second_has_are_named_by_their_role(opened: Callable[..., Tab]) -> None:
+    messages = [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4."},
+        {"role": "user", "content": "And 3 + 3?"},
+        {"role": "assistant", "content": "6."},
+    ]
+    page = opened(show(RENDERER.render(messages[:2]), RENDERER.render(messages)).document)
+    names = "[...document.querySelectorAll('.rail a, .rail button')].map((one) => one.innerText).join(' ')"
+    said = str(page.evaluate(names)).split()
+    assert [word for word in said if word in ("user", "assistant", "message")] == ["user", "assistant"] * 2
+
+
+def test_the_search_of_the_site_works_in_a_page_from_the_disk(browser: Chromium, tmp_path: Path) -> None:
+    """Where no worker may be started: what the theme gets in place of one answers as a worker would."""
+    shutil.copy(ROOT / "docs" / "offline.js", tmp_path)
+    (tmp_path / "worker.js").write_text("addEventListener('message', (told) => postMessage(told.data * 2))")
+    script = """const worker = new Worker("worker.js");
+        worker.addEventListener("message", (told) => document.body.append(`it is ${told.data}`));
+        worker.postMessage(21);"""
+    (tmp_path / "page.html").write_text(f"<body><script src=offline.js></script><script>{script}</script>")
+    with browser.page() as page:
+        page.open((tmp_path / "page.html").as_uri())
+        page.until("document.body.innerText === 'it is 42'")
+        assert page.problems() == []
 
 
 def test_a_notebook_shows_it_in_a_frame(browser: Chromium, tmp_path: Path) -> None:

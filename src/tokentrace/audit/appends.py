@@ -25,7 +25,7 @@ from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
 from ..template.chat_template import ChatTemplate, wrap_tools
 from ..template.trace import Rendering
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from .blame import Blame, find_blame, find_writers
 from .cases import ANSWER, THOUGHT, TOOLS, Append, Arguments, Case, Said, Turn, cases
 from .facts import reasoning_tags
@@ -58,7 +58,7 @@ class Where(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class AppendBreak:
     """How the next prompt does not begin with the stream."""
 
     where: Where
@@ -91,7 +91,7 @@ class Cell:
     case: Case
     messages: Messages
     """The conversation, in the form that the template reads."""
-    breaks: tuple[Break, ...] = ()
+    breaks: tuple[AppendBreak, ...] = ()
     lost: tuple[str, ...] = ()
     """What of the turn itself reached no token."""
     lost_after: tuple[str, ...] = ()
@@ -223,7 +223,7 @@ class AppendMatrix:
         stream: Encoded,
         appended: Encoded,
         tracer: LineTracer | None,
-    ) -> Iterator[Break]:
+    ) -> Iterator[AppendBreak]:
         before = len(case.past)
         past, turn = (messages[:before], True), (messages[: before + 1], False)
         at = _parting(asked, stream)
@@ -258,7 +258,7 @@ class AppendMatrix:
         first: tuple[Messages, bool],
         second: tuple[Messages, bool],
         tracer: LineTracer | None,
-    ) -> Break:
+    ) -> AppendBreak:
         texts = one.rendering, other.rendering
         fields = tuple(_changed_fields(*texts)) if where is Where.PAST else ()
         at = common_prefix(texts[0].text, texts[1].text)
@@ -269,7 +269,7 @@ class AppendMatrix:
         starts = one.position(token), other.position(token)
         had, has = (text.text[start : start + _EXCERPT] for text, start in zip(texts, starts, strict=True))
         ids = tuple(one.ids.tolist()), tuple(other.ids.tolist())
-        return Break(where, had, has, starts[0], message, fields, blame, ids=ids)
+        return AppendBreak(where, had, has, starts[0], message, fields, blame, ids=ids)
 
     def _blame(
         self,

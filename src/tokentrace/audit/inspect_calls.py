@@ -7,6 +7,7 @@ earlier call asks for another answer. Everything else is a break, unless the mes
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -147,7 +148,7 @@ class _Inspector:
         self._rollout, self._known, self._shown = rollout, known, shown
         tokenizer = known if known is None or isinstance(known, Tokenizer) else known.tokenizer
         self._vocabulary = None if tokenizer is None else tokenizer.vocabulary
-        self._tips: list[Tip] = []
+        self._tips: dict[Tip, None] = {}
         """The streams that nothing goes on from. A stream that something does is the beginning of one of these."""
         self._streams: Streams[Tip] = Streams(np.zeros(0, np.int32))
         self._prompts: set[bytes] = set()
@@ -168,7 +169,7 @@ class _Inspector:
             steps,
             self._breaks,
             self._findings,
-            self._tips,
+            list(self._tips),
             self._tokens,
             sum(len(call.stream) - call.start for call in calls),
             [call.start for call in calls],
@@ -206,13 +207,14 @@ class _Inspector:
         self._prompts.add(_digest(call.prompt))
         told = []
         if step is Step.EXTENDS and tip is not None and shared == len(tip.stream):
-            self._tips.remove(tip)
+            del self._tips[tip]
             self._streams.extended(tip.stream, tip)
             told = tip.logprobs
         if call.logprobs is not None:
             told = [*told, (call.start, call.logprobs, call.temperature)]
-        self._tips.append(Tip(call.stream, sampled, call.request, told))
-        self._streams.add(call.stream, self._tips[-1])
+        made = Tip(call.stream, sampled, call.request, told)
+        self._tips[made] = None
+        self._streams.add(call.stream, made)
         return step
 
     def _placed(self, number: int, call: Call) -> tuple[Step, Tip | None, int]:
@@ -315,7 +317,7 @@ class _Inspector:
                 return None
             others = [
                 [*tip.request.messages, tip.request.reply]
-                for tip in self._tips[: -_OTHERS - 1 : -1]
+                for tip in itertools.islice(reversed(self._tips), _OTHERS)
                 if tip.request is not None and tip.request.reply is not None and tip.request is not before
             ]
             return find_cause(after.messages, recorded, shared, others=others)

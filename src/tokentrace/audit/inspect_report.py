@@ -194,7 +194,8 @@ class Inspection(ShowsItself):
         if self.broken:
             share = 100 * self.broken / self.rollouts
             times = counted(self.breaks, "time")
-            return f"{self.broken:,} of {self.rollouts:,} rollouts break ({share:.1f} %), {times}"
+            verb = "breaks" if self.broken == 1 else "break"
+            return f"{self.broken:,} of {counted(self.rollouts, 'rollout')} {verb} ({share:.1f} %), {times}"
         if self.failing("any"):
             return f"no prompt breaks in {counted(self.rollouts, 'rollout')}, but other things are wrong"
         if not self.compared:

@@ -49,15 +49,9 @@ _TYPED: Final[Mapping[str, Any]] = {
     "map": {"k": {}},
 }
 _TYPES: Final = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "a probe",
-            "parameters": {"type": "object", "properties": properties},
-        },
-    }
+    {"type": "function", "function": {"name": name, "description": "a tool", "parameters": parameters}}
     for properties in [{key: {"type": "string"} for key in ("key", *_ODD)} | {key: {} for key in _TYPED}]
+    for parameters in [{"type": "object", "properties": properties}]
     for name in ("probe1", "probe2")
 ]
 """Tools as the parser knows them: text that looks like a number is text where the schema says so."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
-from .appends import Break, Cell, Outcome
+from .appends import AppendBreak, Cell, Outcome
 from .cases import Append
 from .facts import Forging, Prompting, Reading, Stops
 from .readback import Writing
@@ -131,7 +131,7 @@ class Finding:
         return tuple(dict.fromkeys(cell.append for cell in self.cells))
 
     @property
-    def breaks(self) -> Sequence[Break]:
+    def breaks(self) -> Sequence[AppendBreak]:
         return self.smallest.breaks
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -50,17 +50,21 @@ class _Node(Generic[Tip]):
     start: int
     stop: int
     last: Tip | None = None
-    ends: dict[int, list[Tip]] = field(default_factory=dict)
-    """Where streams end in it, and those of them that nothing goes on from."""
+    ends: list[int] = field(default_factory=list)
+    """Where streams end in it, the first first."""
+    tips: dict[int, list[Tip]] = field(default_factory=dict)
+    """Those of them that nothing goes on from, by where they end."""
     children: dict[int, _Node[Tip]] = field(default_factory=dict)
     """What comes next, by its first id."""
 
-    def split(self, at: int) -> None:
+    def split(self, at: int) -> _Node[Tip]:
         """Leave what comes from a token on to a child."""
         rest = _Node(self.stream, at, self.stop, self.last, children=self.children)
-        rest.ends = {end: tips for end, tips in self.ends.items() if end > at}
-        self.ends = {end: tips for end, tips in self.ends.items() if end <= at}
+        first = bisect_right(self.ends, at)
+        self.ends, rest.ends = self.ends[:first], self.ends[first:]
+        rest.tips = {end: self.tips.pop(end) for end in list(self.tips) if end > at}
         self.stop, self.children = at, {int(self.stream[at]): rest}
+        return rest
 
 
 class Streams(Generic[Tip]):
@@ -68,6 +72,8 @@ class Streams(Generic[Tip]):
 
     def __init__(self, nothing: Ids) -> None:
         self._root: _Node[Tip] = _Node(nothing, 0, 0)
+        self._ending: dict[Tip, _Node[Tip]] = {}
+        """In which node a stream ends that nothing goes on from."""
 
     def _walk(self, ids: Ids) -> tuple[list[_Node[Tip]], int]:
         """The nodes that some ids begin with, and how many of the ids those have."""
@@ -80,32 +86,41 @@ class Streams(Generic[Tip]):
     def meet(self, prompt: Ids) -> Met[Tip]:
         """What a prompt has in common with the streams."""
         path, shared = self._walk(prompt)
-        ends = [(end, tips) for node in path for end, tips in node.ends.items() if end <= shared]
-        tip = max(((end, tips) for end, tips in ends if tips), key=lambda pair: pair[0], default=(0, [None]))[1][-1]
-        return Met(shared, path[-1].last, max((end for end, _ in ends), default=0), tip)
+        end, tip = 0, None
+        for node in reversed(path):
+            if not end and node.ends and node.ends[0] <= shared:
+                end = node.ends[bisect_right(node.ends, shared) - 1]
+            if node.tips and (found := max((at for at in node.tips if at <= shared), default=None)) is not None:
+                tip = node.tips[found][-1]
+                break
+        return Met(shared, path[-1].last, end, tip)
 
     def add(self, stream: Ids, tip: Tip) -> None:
         """A stream that nothing goes on from yet."""
         path, at = self._walk(stream)
         node: Any = path[-1]
         if at < node.stop:
-            node.split(at)
+            rest = node.split(at)
+            self._ending.update((one, rest) for tips in rest.tips.values() for one in tips)
         if at < len(stream):
             if node.children or node is self._root:
                 node.children[int(stream[at])] = node = _Node(stream, at, len(stream))
                 path.append(node)
             else:  # nothing else goes on from here: the stretch becomes longer
                 node.stream, node.stop = stream, len(stream)
-        node.ends.setdefault(len(stream), []).append(tip)
+        if len(stream) not in node.ends[-1:]:
+            insort(node.ends, len(stream))
+        node.tips.setdefault(len(stream), []).append(tip)
+        self._ending[tip] = node
         for one in path:
             one.last = tip
 
     def extended(self, stream: Ids, tip: Tip) -> None:
         """Something goes on from a stream now."""
-        path, _ = self._walk(stream)
-        for node in path:
-            if tip in node.ends.get(len(stream), ()):
-                node.ends[len(stream)].remove(tip)
+        tips = self._ending.pop(tip).tips
+        tips[len(stream)].remove(tip)
+        if not tips[len(stream)]:
+            del tips[len(stream)]
 
 
 def in_order(calls: Sequence[Asked]) -> list[Asked]:

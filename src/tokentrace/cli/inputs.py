@@ -44,7 +44,10 @@ def read_template(given: str | None) -> str | None:
     """The source of a template, if a file is named; else the name of one that the tokenizer carries."""
     if given is None or not Path(given).is_file():
         return given
-    return Path(given).read_text(encoding="utf-8")
+    source = Path(given).read_text(encoding="utf-8")
+    if not any(mark in source for mark in ("{{", "{%", "{#")):
+        raise InputError(f"{given} is not a chat template: nothing in it begins with {{{{, {{% or {{#")
+    return source
 
 
 def conversation_title(source: str | None) -> str:

@@ -93,13 +93,17 @@ def inspect(
             engine=None if engine is None else lambda: _connected(engine, known),
             progress=lambda done, total: bars.show("inspecting", done, total, line=f"inspected {done / total:.0%}"),
         )
+    failed = report.unreadable or not report.rollouts or any(map(report.failing, fail_on))
     if as_json:
         click.echo(json.dumps(report.to_json()))
-    else:
+    elif not quiet:
         show_view(text_view, plain_view, report)
+    elif failed:
+        unread = f"; {report.unreadable:,} could not be read" if report.unreadable else ""
+        click.echo(f"{report.verdict}{unread}", err=True)
     if html is not None:
         write_page(html, report, tokenizer=known)
-    ctx.exit(1 if report.unreadable or not report.rollouts or any(map(report.failing, fail_on)) else 0)
+    ctx.exit(1 if failed else 0)
 
 
 def _known(inputs: tuple[str, ...], template: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from .options import (
     control_tokens_option,
     debug_option,
     index_option,
+    json_option,
     messages_option,
     template_options,
 )
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 @click.option("--preserve-all-thinking", is_flag=True, help="Keep reasoning that the template drops.")
 @click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled.")
 @index_option
-@click.option("-f", "--format", "form", type=OneOf(["text", "json", "html"]), default="text", show_default=True)
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("-f", "--format", "form", type=OneOf(["text", "json", "html"]), help="[default: text]")
+@json_option("The same as --format json.")
 @click.option("-o", "--output", type=ResultFile(), help="Write to this file.")
 @click.option("--open", "open_", is_flag=True, help="Show the HTML in a browser.")
 @debug_option
@@ -49,7 +50,8 @@ def render(
     preserve_all_thinking: bool,
     use_patched: bool,
     index: int | None,
-    form: str,
+    form: str | None,
+    as_json: bool,
     output: Path | None,
     open_: bool,
     **template: Any,
@@ -68,6 +70,9 @@ def render(
     """
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form} are two forms: give one of them")
+    form = "json" if as_json else form or "text"
     if open_ and form == "json":
         raise click.UsageError("--open shows HTML; use it with --format html")
     given, own_tools = read_conversation(conversation, index)

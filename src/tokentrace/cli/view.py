@@ -55,9 +55,29 @@ def _read(file: Path, rows: int) -> Any:
             f"a conversation is shown by tokentrace render {file} --format html --open"
         )
 
-    found = list(itertools.islice(read_samples(file), rows))
+    try:
+        found = list(itertools.islice(read_samples(file), rows))
+    except InputError as error:
+        if file.suffix == ".jsonl" and _is_conversation(file):
+            raise InputError(
+                f"{file.name} holds conversations, not rows of ids: tokentrace render {file} --format html --open "
+                f"shows the first of them, and tokentrace tokenize {file} -o rows.jsonl makes rows"
+            ) from None
+        raise InputError(
+            f"{error}; view shows rows that tokentrace wrote; those of others: tokentrace inspect {file} --html FILE"
+        ) from error
     if not found:
         raise InputError(f"{file.name} has no rows")
     return [
         (f"row {at + 1}: {sample.name}" if sample.name else f"row {at + 1}", sample) for at, sample in enumerate(found)
     ]
+
+
+def _is_conversation(file: Path) -> bool:
+    """Whether the first line is a conversation."""
+    from .inputs import read_conversation
+
+    try:
+        return isinstance(read_conversation(str(file))[0], list)
+    except InputError:
+        return False

@@ -71,6 +71,6 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.NO_TOKEN: _OTHER_TOKENIZER,
     Cause.BOS_MISSING: _OTHER_TOKENIZER,
     Cause.BOS_ADDED: _OTHER_TOKENIZER,
-    Cause.UNKNOWN: "compare the two requests; pass before= and after= to have their messages compared",
+    Cause.UNKNOWN: "compare the two requests; given their messages (in Python before= and after=), these are compared",
 }
 """What to do about a break."""

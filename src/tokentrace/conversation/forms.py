@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from .messages import RESULT_ROLES
+from .messages import RESULT_ROLES, ROLES, TEXT_OR_NONE, THOUGHTS
 from .place import Place, kind_of
 from .values import check_depth, is_flat, plain_json
 
@@ -173,9 +173,7 @@ def adapt(messages: Sequence[Mapping[str, Any]], forms: Forms) -> Adapted:
             if role not in reads_text:
                 reads_text[role] = forms.content(role).text
             if reads_text[role]:
-                continue  # as nearly all are
-        elif role == "assistant" and _is_read_as_it_is(message, content, forms):
-            continue
+                continue
         shaper = _Shaper(index, message, changes)
         shaper.content(forms)
         if role == "assistant":
@@ -189,15 +187,47 @@ def adapt(messages: Sequence[Mapping[str, Any]], forms: Forms) -> Adapted:
     return Adapted([made.get(at, message) for at, message in enumerate(messages)], changes, frozenset(wrapped))
 
 
-def _is_read_as_it_is(message: Mapping[str, Any], content: Any, forms: Forms) -> bool:
-    """Whether an assistant's message with calls is one that the template reads as it is, as nearly all are."""
-    calls = message.get("tool_calls")
+def are_read_as_they_are(messages: Any, forms: Forms) -> bool:
+    """Whether messages are of the usual form and the template reads all of them so, as nearly always.
+
+    Then nothing can be wrong with them and nothing has to change: `check_messages` and `adapt` would return them.
+    """
+    if type(messages) is not list or not messages:
+        return False
+    texts: set[str] = set()  # the roles whose text is read
+    for message in messages:
+        if type(message) is not dict:
+            return False
+        role, content = message.get("role"), message.get("content")
+        if type(role) is not str:
+            return False
+        if role not in texts:
+            if role not in ROLES or not forms.content(role).text:
+                return False
+            texts.add(role)
+        if role == "assistant":
+            if not _is_read_as_it_is(message, content, forms):
+                return False
+        elif type(content) is not str:
+            return False
+    return True
+
+
+def _is_read_as_it_is(message: dict[str, Any], content: Any, forms: Forms) -> bool:
+    """The same of one message of an assistant, whose text is read."""
+    for name in THOUGHTS:
+        if name in message and type(message[name]) not in TEXT_OR_NONE:
+            return False
+    if "tool_calls" not in message:
+        return type(content) is str and bool(content)
+    calls, form = message["tool_calls"], forms.calls
     if type(calls) is not list or not calls:
         return False
-    form = forms.calls
     for call in calls:
         function = call.get("function") if type(call) is dict else None
-        arguments = function.get("arguments") if type(function) is dict else None
+        if type(function) is not dict or type(function.get("name")) is not str:
+            return False
+        arguments = function.get("arguments")
         if type(arguments) is str:
             if not form.text or not arguments.strip():
                 return False
@@ -205,9 +235,7 @@ def _is_read_as_it_is(message: Mapping[str, Any], content: Any, forms: Forms) ->
             return False
     if content is None:
         return (Silence.NULL if "content" in message else Silence.ABSENT) in form.silence
-    if type(content) is not str or not forms.content("assistant").text:
-        return False
-    return bool(content) or Silence.EMPTY in form.silence
+    return type(content) is str and (bool(content) or Silence.EMPTY in form.silence)
 
 
 class _Shaper:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError
 from .functions import known_schema
 from .place import Place, is_list, kind_of
-from .values import check_depth, is_flat
+from .values import check_depth, is_flat, is_plain
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions take it: any mappings, a ``list[Message]`` among them."""
@@ -71,8 +71,9 @@ _ROLE_NAME: Final = re.compile(r"[\w.-]+")
 MAX_ROLE: Final = 64
 """No role's name is longer."""
 
-_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-_TEXT_OR_NONE: Final = frozenset({str, type(None)})
+THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+"""The fields of a message that hold its reasoning."""
+TEXT_OR_NONE: Final = frozenset({str, type(None)})
 
 RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
@@ -131,8 +132,8 @@ def _is_plain(message: dict[str, Any]) -> bool:
         return type(content) is str
     if type(content) is not str and content is not None:
         return False
-    for name in _THOUGHTS:
-        if type(message.get(name)) not in _TEXT_OR_NONE:
+    for name in THOUGHTS:
+        if type(message.get(name)) not in TEXT_OR_NONE:
             return False
     calls = message.get("tool_calls")
     if calls is None:
@@ -144,7 +145,7 @@ def _is_plain(message: dict[str, Any]) -> bool:
         if type(function) is not dict or type(function.get("name")) is not str:
             return False
         arguments = function.get("arguments")
-        if type(arguments) not in _TEXT_OR_NONE and not is_flat(arguments):
+        if type(arguments) not in TEXT_OR_NONE and not is_flat(arguments):
             return False
     return True
 
@@ -187,7 +188,7 @@ def _check_content(place: Place, role: str, message: Mapping[str, Any], content:
 
 
 def _check_assistant(place: Place, message: Mapping[str, Any]) -> None:
-    for name in _THOUGHTS:
+    for name in THOUGHTS:
         value = message.get(name)
         if value is not None and not isinstance(value, str):
             raise place.at(name).wrong(value, "a string")
@@ -221,13 +222,41 @@ def _check_call(place: Place, call: Any) -> None:
 
 class KnownTools(list[dict[str, Any]]):
     """Tools that were checked and that nobody changes any more, with their JSON text: for those that come with every
-    turn of a conversation. `check_tools` takes them as they are."""
+    turn of a conversation. `check_tools` takes them as they are. What is rendered is what the text says."""
 
     __slots__ = ("text",)
 
     def __init__(self, tools: Any, text: str) -> None:
         super().__init__(check_tools(tools) or ())
         self.text = text
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError("tools that are known are not changed; make a list of your own of them: list(tools)")
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KnownTools, (list(self), self.text)
+
+
+def known_tools(tools: Any) -> Any:
+    """Tools for many calls with the same ones: checked and copied once, and known by who they are from then on.
+
+    Give the result as `tools` to `render`, `bridge` and `parse_response` for as long as a conversation goes on: a list
+    of one's own has to be looked through each time, since it may have changed. Tools that JSON would change (tuples,
+    objects) are given back as they are; so are None and an empty list. Raises InputError for what is not a list of
+    tools.
+    """
+    if not tools or type(tools) is KnownTools:
+        return tools
+    checked = check_tools(tools)
+    try:
+        text = json.dumps(checked)
+        copied = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return tools
+    return KnownTools(copied, text) if copied == checked and is_plain(checked) else tools
 
 
 def tools_text(tools: Any) -> str:

@@ -293,4 +293,6 @@ def pyarrow(module: str = "pyarrow") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise InputError("tables are read and written with pyarrow: install tokentrace[data]") from None
+        raise InputError(
+            "files of rows, JSON Lines among them, are read and written with pyarrow: install tokentrace[data]"
+        ) from None

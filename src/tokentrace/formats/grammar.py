@@ -65,13 +65,16 @@ class Value(StrEnum):
     """A string as it is, between ``<![CDATA[`` and ``]]>`` where it would be mistaken for markup."""
     PYTHON = "python"
     """As JSON, but ``True``, ``False`` and ``None`` as Python spells them."""
+    QUOTED = "quoted"
+    """Between the quotes of strings, so that only the tool's schema tells it from one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
     """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close``.
 
-    `head` are the fields before the arguments, each with what introduces it. Not every style uses every part.
+    `head` are the fields before the arguments, each with what introduces it: ``name`` and ``id``, and the number of the
+    call in its turn, counted from one (``number``) or from zero (``index``). Not every style uses every part.
     """
 
     style: Style
@@ -100,6 +103,8 @@ class CallGrammar:
     value_close: str = ""
     string_open: str = ""
     """Opens a string, where strings open otherwise than other values: ``" string="true">``."""
+    typed_opens: tuple[tuple[str, str], ...] = ()
+    """Opens values of a JSON type (``boolean``, ``null``, ``array``, ``object``) that open otherwise than numbers."""
     quote: str = ""
     """BRACES: what stands around strings."""
     item: str = ""
@@ -124,11 +129,13 @@ class CallGrammar:
             case Style.PYTHON:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
             case Style.BRACES:
-                body = f"{head}{{⟨key⟩:{{{self.quote}⟨value⟩{self.quote} | ⟨value⟩}},…}}"
+                string = f"{self.quote}⟨value⟩{self.quote}"
+                body = f"{head}{{⟨key⟩:{string if self.others is Value.QUOTED else f'{{{string} | ⟨value⟩}}'},…}}"
             case Style.JSON_ARGUMENTS:
                 body = f"{head}{self.begin}⟨arguments⟩{self.end}"
             case _:
-                opened = f"{{{self.string_open} | {self.value_open}}}" if self.string_open else self.value_open
+                ways = [self.string_open, self.value_open, *(text for _, text in self.typed_opens)]
+                opened = f"{{{' | '.join(ways)}}}" if self.string_open else self.value_open
                 closed = "⟨key⟩>" if self.style is Style.TREE else ""
                 body = f"{head}{self.begin}[{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{closed}]…{self.end}"
         return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"
@@ -136,7 +143,10 @@ class CallGrammar:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A turn made of several messages, each with a header that says what it is (Harmony)."""
+    """A turn made of several messages, each with a header that says what it is (Harmony).
+
+    Where headers have no `channel`, they name who a message goes to: `reasoning` and `content` are such names.
+    """
 
     start: str = "<|start|>"
     channel: str = "<|channel|>"
@@ -152,6 +162,10 @@ class Channels:
     """The channel of calls."""
     content_type: str = "json"
     call_end: str = "<|call|>"
+
+    def opening(self, name: str) -> str:
+        """What a message of reasoning or content begins with, after its head."""
+        return f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
 
     def written(self, name: str, arguments: Any) -> str:
         """A call, after the head of its message."""

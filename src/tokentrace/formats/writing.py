@@ -37,7 +37,7 @@ def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], conte
     said = ""
     if content:
         head = channels.call if calls else channels.content
-        said = f"{channels.channel}{head}{channels.message}{content}"
+        said = f"{channels.opening(head or channels.content)}{content}"
         said += f"{channels.end}{channels.start}assistant" if calls else ""
     return said + "".join(channels.written(_field(call, "name", 0), _arguments(call, 0)) for call in calls)
 
@@ -55,7 +55,7 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
     elif grammar.style is Style.PAIRS:
         inside = "".join(_pair(grammar, key, value) for key, value in arguments.items())
     elif grammar.style is Style.BRACES:
-        return head + _braces(grammar, arguments)
+        return f"{head}{{{','.join(f'{key}:{_braces(grammar, value)}' for key, value in arguments.items())}}}"
     else:
         inside = "".join(_element(grammar, key, value) for key, value in arguments.items())
     return f"{head}{grammar.begin}{inside}{grammar.end}"
@@ -75,7 +75,17 @@ def _arguments(call: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     return arguments
 
 
+def _type(value: Any) -> str:
+    """What JSON schemas call a value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    kinds = {str: "string", list: "array", dict: "object"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "number")
+
+
 def _field(call: Mapping[str, Any], field: str, at: int) -> str:
+    if field in ("number", "index"):
+        return str(at + (field == "number"))
     value = call.get(field)
     if not isinstance(value, str):
         raise InputError("is missing; this grammar writes it", field=f"tool_calls.{at}.{field}")
@@ -99,8 +109,8 @@ def _json(grammar: CallGrammar, value: Any) -> str:
 
 
 def _pair(grammar: CallGrammar, key: str, value: Any) -> str:
-    is_string = isinstance(value, str)
-    opened = grammar.string_open if is_string and grammar.string_open else grammar.value_open
+    typed = dict(grammar.typed_opens) | ({"string": grammar.string_open} if grammar.string_open else {})
+    opened = typed.get(_type(value), grammar.value_open)
     return f"{grammar.key_open}{key}{opened}{_value(grammar, value)}{grammar.value_close}"
 
 
@@ -125,6 +135,7 @@ def _element(grammar: CallGrammar, key: str, value: Any) -> str:
 
 
 def _python(grammar: CallGrammar, value: Any) -> str:
+    value = _json(grammar, value) if grammar.others is Value.QUOTED and not isinstance(value, str) else value
     if isinstance(value, str):
         return _json(grammar, value)
     if isinstance(value, Mapping):
@@ -135,6 +146,7 @@ def _python(grammar: CallGrammar, value: Any) -> str:
 
 
 def _braces(grammar: CallGrammar, value: Any) -> str:
+    value = _json(grammar, value) if grammar.others is Value.QUOTED and not isinstance(value, str) else value
     if isinstance(value, str):
         return f"{grammar.quote}{value}{grammar.quote}"
     if isinstance(value, Mapping):

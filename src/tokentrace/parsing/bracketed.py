@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any, Final
 
+from ..formats.grammar import Value
 from .compiled import CompiledCalls
 from .output import Attempt, Output
 from .reader import Brackets, Reader, Reading
@@ -70,7 +71,7 @@ class BracketReader:
                 raise ValueError("it has arguments without a name")
             values: dict[str, Any] = {}
             for word in tree.keywords:
-                values[str(word.arg)] = _value(word.value)
+                values[str(word.arg)] = self._meant(attempt, str(word.arg), _value(word.value))
                 attempt.raw_values[str(word.arg)] = ast.get_source_segment(text, word.value) or ""
             written = json.dumps(values, ensure_ascii=False)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -103,8 +104,15 @@ class BracketReader:
         if not isinstance(values, dict) or text[stop:].strip():
             attempt.fail(CallStatus.MALFORMED, "the arguments are not an object")
             return
-        attempt.values = values
+        attempt.values = values = {key: self._meant(attempt, key, value) for key, value in values.items()}
         self.output.add_arguments(attempt, json.dumps(values, ensure_ascii=False))
+
+    def _meant(self, attempt: Attempt, key: str, value: Any) -> Any:
+        """A value; what the tool's schema says it is, where all values are written as strings."""
+        schema = self.output.tools.parameter(attempt.name, key)
+        if self.calls.grammar.others is not Value.QUOTED or schema is None or not isinstance(value, str):
+            return value
+        return read_value(value, schema)[0]
 
 
 def _parsed(text: str) -> ast.expr:

@@ -7,9 +7,6 @@ which no text can spell; other delimiters end it only where the grammar expects 
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from ..formats.grammar import Style
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
@@ -18,9 +15,6 @@ from .output import Attempt, Output
 from .pairs import PairReader
 from .reader import Found, Reader, Reading
 from .response import CallStatus, PartKind
-
-_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-"""Kimi's ids: ``functions.NAME:INDEX``."""
 
 
 class CallParser:
@@ -37,6 +31,8 @@ class CallParser:
         self._bracketed = BracketReader(calls, reader, output)
         self.misplaced = ""
         """Why calls that begin now cannot stand where they do."""
+        self.introduced: int | None = None
+        """Where the next call begins, if that is before its own delimiter: with the header of its message."""
 
     # -- sections
 
@@ -179,7 +175,8 @@ class CallParser:
     def _delimited(self) -> Reading[None]:
         """What stands between the opening and the closing of a call: one, or several where the grammar allows it."""
         calls, reader = self.calls, self.reader
-        start = reader.at
+        start = reader.at if self.introduced is None else self.introduced
+        self.introduced = None
         if not (yield from reader.skip_all(calls.open)):
             reader.at += len(calls.open[0])
         yield from self._attempts(start)
@@ -230,10 +227,9 @@ class CallParser:
                 text = ""  # there may be more of it
             if field == "name":
                 name = text
-            else:
+            elif field == "id":
                 call_id = text
-                match = _NAME_IN_ID.fullmatch(text) if calls.grammar.id_is_name else None
-                name = match[1] if match else name
+                name = calls.name_in_id(text) or name
             if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):
                 problem = "the call breaks off before its arguments"
                 break

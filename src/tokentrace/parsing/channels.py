@@ -21,6 +21,9 @@ What openai-harmony parses is parsed to the same messages, with these deliberate
   is the body, unless there is a recipient: then it is a call that is MALFORMED, or TRUNCATED if the completion ends
   there. Nothing else is read from a header that is cut off.
 
+Where headers have no channels, they name who a message goes to, and what is neither reasoning nor content is a call.
+How its body is written is then read off the template, if it is not JSON.
+
 A call may be closed with ``<|end|>`` and ``<|return|>`` as well as with ``<|call|>``: openai-harmony accepts each. The
 arguments of a function have to be a JSON object, as does everything that a header says is ``json``. Other tools
 (``python``) may be given anything: `arguments` are then None unless it is a JSON object, and `arguments_text` is the
@@ -34,9 +37,10 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from ..formats.grammar import Channels
+from .calls import CallParser
 from .compiled import Compiled
 from .output import Attempt, Output
-from .reader import Found, Marks, Reader, Reading, Say
+from .reader import Found, Reader, Reading, Say
 from .response import CallStatus, PartKind
 
 _NOT_TOOLS: Final = frozenset({b"user", b"assistant", b"all"})
@@ -78,15 +82,17 @@ class ChannelParser:
         self.channels = channels
         self.reader = reader
         self.output = output
-        of = compiled.marked.scaffold
-        self._start, self._channel, self._call_end = of(channels.start), of(channels.channel), of(channels.call_end)
+        marks = compiled.channels
+        assert marks is not None
+        self._start, self._channel, self._call_end = marks.start, marks.channel, marks.call_end
         self._to = channels.recipient.encode()
+        self._calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
+        """Reads the body of a call, where that is not one JSON."""
+        named = (channels.reasoning, channels.content) if not channels.channel else ()
+        self._not_tools = _NOT_TOOLS.union(name.encode() for name in named)
         self._role = compiled.head.rpartition(self._start)[2].strip() or b"assistant"
-        begins, stopping = ("start", self._start), [("stop", stop) for stop in compiled.stops]
-        closing = [("end", of(channels.end)), *stopping, ("end", self._call_end)]
-        self._to_stop, self._to_close = Marks(stopping), Marks(closing)
-        self._in_body = Marks([*closing, begins])
-        self._in_header = Marks([*closing, begins, ("message", of(channels.message))])
+        self._to_stop, self._to_close = marks.to_stop, marks.to_close
+        self._in_body, self._in_header = marks.in_body, marks.in_header
 
     def read(self) -> Reading[Found | None]:
         """All of the turn: its stop token, or None where the completion ends without one."""
@@ -141,9 +147,9 @@ class ChannelParser:
         channel = next((word for word in said if word.start > marker), None)
         return _Header(
             role=role,
-            channel=channel.text if channel is not None else b"",
+            channel=(channel.text if channel is not None else b"") if self._channel else to or b"",
             recipient=named,
-            tool=to if to not in _NOT_TOOLS else None,
+            tool=to if to not in self._not_tools else None,
             stray=lead,
             stray_stop=rest[0].start if rest else stop,
             types=[word for word in said if word is not channel],
@@ -213,7 +219,13 @@ class ChannelParser:
         return found
 
     def _call(self, header: _Header, tool: bytes, begun: int) -> Reading[Found | None]:
-        output = self.output
+        output, calls = self.output, self._calls
+        if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
+            calls.introduced = begun
+            yield from calls.read()
+            found = yield from self.reader.find(self._in_body, output.content)
+            output.end_text()
+            return found
         attempt = Attempt(len(output.calls), begun, takes_json=self._takes_json(header, tool))
         output.announce(attempt)
         self._name(attempt, tool)

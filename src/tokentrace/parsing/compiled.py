@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import string
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..formats.dialects import DIALECTS, with_parsers
-from ..formats.grammar import CallGrammar, Frame, Style, TurnGrammar
+from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from ..tokens.tokenizer import Ids, Tokenizer
 from .marked import MarkedBytes, mark, marks_of, parts, pieces, unforgeable
 from .reader import Marks
 
 Pieces = tuple[bytes, ...]
 _LETTERS: Final = frozenset(string.ascii_letters.encode())
+
+
+_NAME_IN_ID: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+"""Kimi's ids: ``functions.NAME:INDEX``."""
+
+
+def _json_head(grammar: CallGrammar) -> re.Pattern[bytes] | None:
+    """How an object begins that holds a name, here in plain letters, and then arguments; None where calls are none."""
+    fields = [field for field, _ in grammar.keys]
+    if grammar.style is not Style.JSON_CALL or grammar.named_key or fields != ["name", "arguments"]:
+        return None
+    paths = [path for _, path in grammar.keys]
+    if any(len(path) != 1 for path in paths):
+        return None
+    name, arguments = (re.escape(json.dumps(path[0], ensure_ascii=False).encode()) for path in paths)
+    told = rb'"([^"\\\x00-\x1f\x80-\xff]*)"'
+    return re.compile(rb"[ \t\n\r]*".join([b"", rb"\{", name, b":", told, b",", arguments, b":", b""]))
 
 
 def _trail(data: bytes) -> bytes:
@@ -51,12 +70,15 @@ class CompiledCalls:
         self.value_marks: dict[frozenset[str], Marks] = {}
         """What may end a value, by the arguments that a tool declares."""
         self.key_open = of(grammar.key_open)
-        self.value_opens: list[tuple[Pieces, bytes, bool]] = []
+        self.value_opens: list[tuple[Pieces, bytes, bool | None]] = []
         """Ways in which a value opens: the delimiter, the white space after it, and whether it says: a string."""
-        for text, is_string in ((grammar.string_open, True), (grammar.value_open, False)):
+        others = (grammar.value_open, *(text for _, text in grammar.typed_opens))
+        for text, is_string in ((grammar.string_open, True), *((text, False) for text in others)):
             if text:
                 opening = marked.scaffold(text)
                 self.value_opens.append((parts(opening), _trail(opening), is_string))
+        if len(self.value_opens) == 1:  # it does not say
+            self.value_opens = [(*self.value_opens[0][:2], True if grammar.others is Value.BARE else None)]
         closing = marked.scaffold(grammar.value_close)
         self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
         self.finish = self.end + self.close
@@ -83,7 +105,13 @@ class CompiledCalls:
             self.loose_opener = b"{" if grammar.style is Style.JSON_CALL and not self.section_open else first
         elif grammar.style is Style.PAIRS and self.open and lead and self.end:
             self.loose_opener = lead[0]
+        self.json_head = _json_head(grammar)
         self._find_marks(stops)
+
+    def name_in_id(self, own: str) -> str | None:
+        """The name that an id holds, where it stands nowhere else."""
+        match = _NAME_IN_ID.fullmatch(own) if self.grammar.id_is_name else None
+        return match[1] if match else None
 
     def _find_marks(self, stops: Iterable[bytes]) -> None:
         """The marks to look for in each place."""
@@ -125,6 +153,19 @@ class CompiledCalls:
         self.in_section = Marks([*marks, *stopping])
 
 
+class CompiledChannels:
+    """The delimiters of messages that have headers."""
+
+    def __init__(self, channels: Channels, marked: MarkedBytes, stops: Iterable[bytes]) -> None:
+        of = marked.scaffold
+        self.start, self.channel, self.call_end = of(channels.start), of(channels.channel), of(channels.call_end)
+        begins, stopping = ("start", self.start), [("stop", stop) for stop in stops]
+        closing = [("end", of(channels.end)), *stopping, ("end", self.call_end)]
+        self.to_stop, self.to_close = Marks(stopping), Marks(closing)
+        self.in_body = Marks([*closing, begins])
+        self.in_header = Marks([*closing, begins, ("message", of(channels.message))])
+
+
 class Compiled:
     """A turn's grammar for one vocabulary. Immutable; made once."""
 
@@ -134,6 +175,8 @@ class Compiled:
         self.grammar = grammar
         self.dialect = ""
         """Which dialect its calls are in, in words, where the template does not show them."""
+        self.misread: tuple[tuple[str, str], ...] = ()
+        """Parts of proofs (`parsing.proof`) that are not read back as the template writes them."""
         self.marked = marked = marked or MarkedBytes(tokenizer.vocabulary)
         self._tokenizer = tokenizer
         self.stops = {mark(index): index for index in stops}
@@ -141,7 +184,10 @@ class Compiled:
         self.reasoning = _compiled(frame, marked) if frame is not None and frame.close else None
         self.after_empty = grammar.after_empty.encode()
         self.content = _compiled(grammar.content, marked)
-        self.calls = CompiledCalls(grammar.calls, marked, self.stops) if grammar.calls is not None else None
+        ends = [*self.stops, *([marked.scaffold(grammar.channels.end)] if grammar.channels is not None else [])]
+        self.calls = CompiledCalls(grammar.calls, marked, ends) if grammar.calls is not None else None
+        channels = grammar.channels
+        self.channels = CompiledChannels(channels, marked, self.stops) if channels is not None else None
         head = marked.scaffold(grammar.head)
         self.head, self.head_trail = head.rstrip(), _trail(head)
         self.prompt = marked.scaffold(grammar.prompt)
@@ -191,7 +237,7 @@ class Compiled:
         """The end of a prompt: what may be the beginning of the turn, which is all that matters."""
         tail, count = b"", 16
         while True:
-            tail = b"".join(self.marked.token(int(index)) for index in ids[-count:])
+            tail, _ = self.marked.spelled(ids[-count:], 0)
             if not self.head or self.head in tail or count >= len(ids):
                 return tail
             count *= 8

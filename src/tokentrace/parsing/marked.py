@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,12 @@ from .lanes import Lanes
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
+Starts = list[int] | npt.NDArray[np.int64]
+"""Where tokens begin."""
+
 _UNKNOWN: Final = "\ufffd".encode()
+_FEW: Final = 256
+"""So many tokens are looked up one by one; more are picked from a table."""
 
 
 def mark(index: int) -> bytes:
@@ -97,14 +103,17 @@ class MarkedBytes:
         """One token. An id that the vocabulary does not have is U+FFFD."""
         return self._known[index]
 
-    def tokens(self, ids: Iterable[int]) -> list[bytes]:
-        """Many tokens."""
+    def spelled(self, ids: Iterable[int] | Ids, base: int) -> tuple[bytes, Starts]:
+        """Many tokens: their bytes, and where each of them begins after `base` others."""
+        if isinstance(ids, np.ndarray):
+            if len(ids) > _FEW and ids.dtype.kind in "iu":
+                spelled, starts = self._table.many(ids)
+                starts += base
+                return spelled, starts
+            ids = ids.tolist()
         known = self._known
-        return [known[index] for index in ids]
-
-    def many(self, ids: Ids) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """Many tokens at once: their bytes, and where each of them begins."""
-        return self._table.many(ids)
+        pieces = [known[index] for index in ids]
+        return b"".join(pieces), list(accumulate(map(len, pieces[:-1]), initial=base)) if pieces else []
 
     def scaffold(self, text: str) -> bytes:
         """Text as the template would write it: names of control tokens are the tokens."""

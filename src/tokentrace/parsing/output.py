@@ -181,7 +181,7 @@ class Output:
         """More of the arguments' JSON."""
         if not text:
             return
-        text = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+        text = without_surrogates(text)
         if not attempt.named:
             attempt.waiting.append(text)
             return
@@ -258,6 +258,11 @@ class Output:
         self.parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
         self._stop = stop
         self.events.append(CallFinished(call.index, call, lead))
+
+
+def without_surrogates(text: str) -> str:
+    """JSON in which halves of surrogate pairs are escaped."""
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def in_json(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from ..formats.grammar import Value
+from ..formats.grammar import CallGrammar, Value
 from .compiled import CompiledCalls
 from .marked import unforgeable
 from .output import Attempt, Output
@@ -13,10 +13,44 @@ from .reader import Found, Marks, Reader, Reading, Say
 from .response import CallStatus
 from .values import Schema, read_json, read_value
 
-_SPACES: Final = " \t\r\n"
+SPACES: Final = " \t\r\n"
 _CDATA: Final = ("<![CDATA[", "]]>")
 _DEEPEST: Final = 64
 """How far elements may be nested."""
+
+
+def is_text(grammar: CallGrammar, said: bool | None, schema: Schema | None) -> bool:
+    """Whether a value can only be a string; `said` is what its opening says, if it says anything."""
+    if said is not None:
+        return said
+    return schema is not None and schema.only_text and grammar.strings is Value.BARE
+
+
+def read_typed(grammar: CallGrammar, text: str, schema: Schema | None, *, as_json: bool) -> tuple[Any, bool]:
+    """The value of a text, and whether it is sure to be what was meant."""
+    if grammar.strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
+        return text[len(_CDATA[0]) : -len(_CDATA[1])], True
+    if not as_json:
+        return read_value(text, schema)
+    try:
+        return read_json(text), True
+    except ValueError:
+        return text, False
+
+
+def value_marks(calls: CompiledCalls, declared: frozenset[str]) -> Marks:
+    """What may end a value: among others, the openings of other arguments that its tool declares."""
+    known = calls.value_marks.get(declared)
+    if known is None:
+        marks = [("value", calls.value_close[0])]
+        marks += [("finish", sequence[0]) for sequence in calls.sure_ends]
+        opening, after = b" ".join(calls.key_open), calls.value_opens[0][0][0]
+        marks += [(f"key {key}", opening + key.encode("utf-8", "replace") + after) for key in declared]
+        pads = {kind: calls.value_trail for kind, _ in marks}
+        if len(calls.value_marks) > 1000:
+            calls.value_marks.clear()
+        known = calls.value_marks[declared] = Marks([*marks, *calls.hard_marks], pads)
+    return known
 
 
 class PairReader:
@@ -33,7 +67,7 @@ class PairReader:
         found = yield from self.reader.find(self.calls.to_value)
         if found is None or found.kind != "value":
             return None
-        return self.output.text(start, found.start).strip(_SPACES), found
+        return self.output.text(start, found.start).strip(SPACES), found
 
     def _another(self, at: int) -> Reading[bool]:
         """Whether another call begins at a position."""
@@ -102,15 +136,14 @@ class PairReader:
         schema = output.tools.parameter(attempt.name, key)
         self._add_key(attempt, key)
         start = reader.at
-        only_text = schema is not None and schema.only_text and calls.grammar.strings is Value.BARE
-        if is_string or (is_string is None and only_text):
+        if is_text(calls.grammar, is_string, schema):
             found = yield from self._string(attempt, key)
         else:
             found = yield from self._value_end(attempt, None)
             if found is not None:
                 quoted = calls.grammar.strings is Value.JSON and reader.data[start : start + 1] == b'"'
                 text = output.text(start, found.text)
-                value, sure = self._typed(text, schema, as_json=quoted or is_string is False)
+                value, sure = read_typed(calls.grammar, text, schema, as_json=quoted or is_string is False)
                 if not sure:
                     attempt.fail(CallStatus.INVALID_JSON, f"the argument {key!r} is not JSON")
                 self._add(attempt, key, value)
@@ -130,9 +163,7 @@ class PairReader:
         for pieces, lead, says_string in calls.value_opens:
             if (yield from reader.skip_all(pieces)):
                 yield from reader.skip(lead)
-                if len(calls.value_opens) > 1:
-                    return True, says_string
-                return True, True if calls.grammar.others is Value.BARE else None
+                return True, says_string
         attempt.fail(CallStatus.MALFORMED, f"the argument {key!r} does not open as arguments do")
         if any(reader.breaks_off(pieces) for pieces, _, _ in calls.value_opens):
             reader.at = len(reader.data)
@@ -152,21 +183,10 @@ class PairReader:
             self._add(attempt, key, output.text(start, found.text), written=True)
         return found
 
-    def _typed(self, text: str, schema: Schema | None, *, as_json: bool) -> tuple[Any, bool]:
-        """The value of a text, and whether it is sure to be what was meant."""
-        if self.calls.grammar.strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
-            return text[len(_CDATA[0]) : -len(_CDATA[1])], True
-        if not as_json:
-            return read_value(text, schema)
-        try:
-            return read_json(text), True
-        except ValueError:
-            return text, False
-
     def _value_end(self, attempt: Attempt, say: Say | None) -> Reading[Found | None]:
         """The end of a value: its closing, or what is certain to come after it where that is missing."""
         reader = self.reader
-        marks = self._value_marks(attempt.name)
+        marks = value_marks(self.calls, self.output.tools.declared(attempt.name))
         while True:
             found = yield from reader.find(marks, say)
             if found is None or (yield from self._ends_value(attempt, found)):
@@ -174,22 +194,6 @@ class PairReader:
             if say is not None:
                 say(found.text, found.stop)
             reader.at = found.stop
-
-    def _value_marks(self, name: str | None) -> Marks:
-        """What may end a value of a tool: among others, the openings of its other arguments."""
-        calls = self.calls
-        declared = self.output.tools.declared(name)
-        known = calls.value_marks.get(declared)
-        if known is None:
-            marks = [("value", calls.value_close[0])]
-            marks += [("finish", sequence[0]) for sequence in calls.sure_ends]
-            opening, after = b" ".join(calls.key_open), calls.value_opens[0][0][0]
-            marks += [(f"key {key}", opening + key.encode("utf-8", "replace") + after) for key in declared]
-            pads = {kind: calls.value_trail for kind, _ in marks}
-            if len(calls.value_marks) > 1000:
-                calls.value_marks.clear()
-            known = calls.value_marks[declared] = Marks([*marks, *calls.hard_marks], pads)
-        return known
 
     def _ends_value(self, attempt: Attempt, found: Found) -> Reading[bool]:
         """Whether a mark ends the value, or is a part of it."""

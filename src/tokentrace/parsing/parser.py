@@ -1,16 +1,14 @@
 """Parsing completions, whole or as they arrive.
 
-There is one parser, and it streams: a whole completion is a stream that comes at once.
+There is one parser, and it streams: a whole completion is a stream that comes at once. Most of those need not be
+streamed, though: `parsing.whole` reads them in one go, and comes to the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
-
-import numpy as np
 
 from ..errors import InputError
 from ..tokens.tokenizer import Ids
@@ -22,12 +20,11 @@ from .output import Output
 from .reader import Found, Reader
 from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, ReadAs, TokenRange
 from .turn import TurnParser
-from .values import Tools
+from .values import NO_TOOLS, Tools
+from .whole import OddTurnError, WholeReader
 
 _SERVED: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
 """The calls that servers pass on to an agent."""
-_FEW: Final = 64
-"""So many tokens are looked up one by one; more are picked from a table."""
 
 
 class StreamingParser:
@@ -41,7 +38,7 @@ class StreamingParser:
         self, compiled: Compiled, tools: Tools | None = None, prompt: bytes | None = None, *, loose: bool = False
     ) -> None:
         self._compiled = compiled
-        self._tools = tools or Tools(None)
+        self._tools = tools or NO_TOOLS
         self._prompt = prompt
         self._reader = reader = Reader()
         reader.data += compiled.prefix(compiled.prompt if prompt is None else prompt)
@@ -105,16 +102,10 @@ class StreamingParser:
             self._output.pass_on(waiting.say, waiting.held, self._reader.passed)
 
     def _take(self, ids: Iterable[int]) -> None:
-        data, marked = self._reader.data, self._compiled.marked
-        if isinstance(ids, np.ndarray) and len(ids) > _FEW and ids.dtype.kind in "iu":
-            more, begins = marked.many(ids)
-            self._output.starts += (begins + len(data)).tolist()
-            data += more
-            self._count += len(begins)
-        elif pieces := marked.tokens(ids):
-            self._output.starts += itertools.accumulate(map(len, pieces[:-1]), initial=len(data))
-            data += b"".join(pieces)
-            self._count += len(pieces)
+        more, starts = self._compiled.marked.spelled(ids, len(self._reader.data))
+        self._output.starts += starts if isinstance(starts, list) else starts.tolist()
+        self._reader.data += more
+        self._count += len(starts)
 
     def finish(self) -> list[Event]:
         """No more ids come: say what is left, and `Done`."""
@@ -231,7 +222,16 @@ def parse(
     read_as: ReadAs = ReadAs.STRICT,
 ) -> ParsedResponse:
     """A whole completion."""
+    if read_as is ReadAs.STRICT:
+        before = compiled.prefix(compiled.prompt if prompt is None else prompt)
+        data, starts = compiled.marked.spelled(ids, len(before))
+        try:
+            return WholeReader(compiled, before + data, starts, len(before), tools or NO_TOOLS).read(
+                prompted=prompt is not None
+            )
+        except OddTurnError:
+            pass
     parser = StreamingParser(compiled, tools, prompt)
-    parser.feed(ids)
+    parser._take(ids)
     response = parser.response
     return parser.served if read_as is ReadAs.SERVER else response

@@ -7,6 +7,7 @@ type, is ambiguous: two messages have the same tokens.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from ..formats.grammar import Style, TurnGrammar, Value
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath
 from ..template.trace import Rendering
+from .proof import PROOFS, parts_of
 from .values import Tools, read_value
 
 
@@ -59,8 +61,12 @@ def find_unreadable(
     grammar: TurnGrammar,
     tools: Sequence[Mapping[str, Any]] | None,
     forgeable: Mapping[str, Sequence[str]],
+    misread: Sequence[tuple[str, str]] = (),
 ) -> list[Unreadable]:
-    """What of the assistant messages cannot be read back. `forgeable`: delimiters that text of a field can spell."""
+    """What of the assistant messages cannot be read back.
+
+    `forgeable`: delimiters that text of a field can spell; `misread`: parts of proofs that are not read back.
+    """
     schemas = Tools(tools)
     spans: dict[int, list[tuple[int, int, FieldPath]]] = {}
     for start, end, origin in zip([0, *rendering.ends], rendering.ends, rendering.origins, strict=False):
@@ -70,8 +76,25 @@ def find_unreadable(
         Unreadable(index, *reason)
         for index, message in enumerate(messages)
         if message["role"] == "assistant"
-        for reason in _Message(rendering.text, spans.get(index, []), message, grammar, schemas, forgeable).reasons()
+        for reason in (
+            *_Message(rendering.text, spans.get(index, []), message, grammar, schemas, forgeable).reasons(),
+            *_not_understood(message, misread),
+        )
     ]
+
+
+def _not_understood(message: Mapping[str, Any], misread: Sequence[tuple[str, str]]) -> Iterator[_Reason]:
+    """Parts of a message that are not read back where a proof has them."""
+    parts = parts_of(message)
+    found: dict[str, str] = {}
+    for part, name in misread:
+        if parts_of(PROOFS[name]) <= parts:
+            found.setdefault(part, name)
+    reasoning = next((name for name in REASONING_FIELDS if message.get(name)), "")
+    for part, name in found.items():
+        field = {"content": "content", "reasoning": reasoning, "calls": "tool_calls"}[part]
+        if field and (part in parts or part == "content"):
+            yield field, AMBIGUOUS, f"tried on {name}, the grammar derived from the template reads something else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +146,7 @@ class _Message:
     def _on_channel_of_reasoning(self) -> bool:
         channels = self.grammar.channels
         start = next((start for start, _, own in self.spans if own[0] == "content"), 0)
-        return channels is not None and self.text.endswith(
-            f"{channels.channel}{channels.reasoning}{channels.message}", 0, start
-        )
+        return channels is not None and self.text.endswith(channels.opening(channels.reasoning), 0, start)
 
     def _split_by_reasoning(self, content: str) -> bool:
         """Whether the end of reasoning stands within the content, because the content itself held it."""
@@ -165,7 +186,8 @@ class _Message:
         nested = any(path[2:3] == ("function",) for path in own)
         path = ("tool_calls", at, "function", "arguments") if nested else ("tool_calls", at, "arguments")
         style = calls.style if calls is not None else None
-        if self.grammar.channels is not None or style in (Style.JSON_CALL, Style.JSON_ARGUMENTS):
+        in_messages = self.grammar.channels is not None and calls is None
+        if in_messages or style in (Style.JSON_CALL, Style.JSON_ARGUMENTS):
             yield from self._one_json(field, self._shown(*path), arguments)
         else:
             for key, value in arguments.items():
@@ -192,15 +214,20 @@ class _Message:
             yield from self._elements(runs, path, field, value)
             return
         shown = "".join(text for own, text in runs if own[-1] != KEY or len(own) > len(path) + 1)
-        typed = calls is not None and (bool(calls.string_open) or calls.style in (Style.PYTHON, Style.BRACES))
-        quoted = calls is not None and calls.strings in (Value.JSON, Value.CDATA)
+        marked = calls is not None and calls.style in (Style.PYTHON, Style.BRACES)
+        unnamed = calls is not None and calls.others is Value.QUOTED
+        typed = calls is not None and (bool(calls.string_open) or (marked and not unnamed))
+        quoted = calls is not None and (
+            calls.strings in (Value.JSON, Value.CDATA) or (calls.style is Style.PYTHON and _is_literal(shown, value))
+        )
         text = value if isinstance(value, str) else shown
         if text != shown and not quoted:
             yield field, CHANGED, f"the template writes {shown[:40]!r}"
         elif self._delimits(text):
             yield "tool_calls", AMBIGUOUS, f"the argument {key!r} spells a delimiter"
         elif not typed:
-            read = read_value(text, self.tools.parameter(name, key))[0]
+            schema = self.tools.parameter(name, key)
+            read = text if unnamed and schema is None else read_value(text, schema)[0]
             if isinstance(value, str) and read != value:
                 yield field, AMBIGUOUS, "written bare, it reads as another type"
             elif read != value or type(read) is not type(value):
@@ -224,6 +251,14 @@ class _Message:
                 yield field, AMBIGUOUS, "it has an empty value, and all of these are written the same"
             elif isinstance(leaf, str) and (shown != leaf or (inner and read_value(leaf, None)[0] != leaf)):
                 yield field, AMBIGUOUS, "a string inside reads as another type"
+
+
+def _is_literal(shown: str, value: Any) -> bool:
+    """Whether text is a string as Python writes it."""
+    try:
+        return isinstance(value, str) and ast.literal_eval(shown) == value
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 def _altered(field: str, shown: str) -> _Reason:

@@ -136,6 +136,24 @@ def read_json(text: str) -> Any:
         raise ValueError("nested too deep") from None
 
 
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+_OBJECT: Final = json.JSONDecoder(object_pairs_hook=_members, parse_constant=_refuse, parse_float=_finite)
+
+
+def read_object(text: str) -> tuple[dict[str, Any], int]:
+    """The JSON object that a text begins with, and where it ends. ValueError as by `read_json`, and for equal keys."""
+    try:
+        return _OBJECT.raw_decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 _LITERAL_TEXT: Final = re.compile(
     r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+""",
 )
@@ -445,10 +463,13 @@ class Tools:
         return frozenset() if schema is None else schema.keys()
 
 
+NO_TOOLS: Final = Tools(None)
+
+
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
     """Tools; the same ones come again and again, and what was found out about them is kept."""
     if not tools:
-        return Tools(None)
+        return NO_TOOLS
     try:
         return _remembered(tools_text(tools))
     except (TypeError, ValueError, RecursionError):

@@ -24,7 +24,7 @@ from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .bridged import LOOK_BACK, BridgedTokens
 from .lost import Lost, find_lost
-from .rendered import span_messages
+from .rendered import roles_of, span_messages
 
 _CUT_OFF: Final = "the completion was cut off before it ended its turn"
 
@@ -56,7 +56,7 @@ class Tail:
         """What follows the turn of a rendered conversation."""
         encoded, first = found.encoded, found.first_new
         rendering, spans = encoded.rendering, encoded.spans[found.turn.stop :]
-        owners = np.asarray(span_messages(rendering, found.conversation), np.int32)
+        owners = np.asarray(span_messages(rendering, roles_of(found.conversation)), np.int32)
         lost, _ = find_lost(rendering, found.conversation, forms, first=first)
         return cls(
             found.ids.copy(),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class _Rest:
@@ -18,7 +16,7 @@ class _Rest:
         self._own = threading.local()
         self._was_on = False
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             if self._all == 0:
                 self._was_on = gc.isenabled()
@@ -26,7 +24,7 @@ class _Rest:
             self._all += 1
             self._own.count = getattr(self._own, "count", 0) + 1
 
-    def end(self) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             self._all -= 1
             self._own.count -= 1
@@ -47,11 +45,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_REST.forked)
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
+def no_collection() -> _Rest:
     """Switch the garbage collector off until this, and all that other threads have under way, is done."""
-    _REST.begin()
-    try:
-        yield
-    finally:
-        _REST.end()
+    return _REST

@@ -30,11 +30,11 @@ from ..study.study import TemplateStudy
 from ..template.chat_template import REASONING_FIELDS, ChatTemplate
 from ..template.origin import Origin
 from ..template.trace import Rendering
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Tokenizer
 from .closing import Tail, kind_of_text
-from .rendered import span_messages
+from .rendered import roles_of, span_messages
 
 CHECKED: Final = 3
 """So many uses of a frame are compared with a run of the template."""
@@ -336,7 +336,7 @@ def learn(study: TemplateStudy, example: Example, encoder: FrameEncoder) -> Fram
     observed = observe(template.source, example.held, given)
     if observed is None or "".join(text for text, _ in observed.pieces) != rendering.text:
         return None
-    spans = _tail_spans(observed, rendering, span_messages(rendering, found.conversation), cut)
+    spans = _tail_spans(observed, rendering, span_messages(rendering, roles_of(found.conversation)), cut)
     if spans is None:
         return None
     used = set[int]().union(*(given_in(span.piece) for span in spans), *(given_in(one) for one, _ in observed.asked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,7 @@ class ToolCache:
         if tools is None:
             return None
         if type(tools) is KnownTools:
-            return self._wrapped.once(tools.text, lambda: wrap_tools(tools))
+            return self._wrapped.once(tools.text, lambda: wrap_tools(json.loads(tools.text)))
         try:
             key = marshal.dumps(tools)
         except ValueError:  # objects of other types, a function for one

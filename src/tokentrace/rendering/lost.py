@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import operator
 import re
 import sys
 import warnings
@@ -47,10 +48,12 @@ PAST_REASONING: Final = "past_reasoning"
 """The policy of templates that show the reasoning of the last turn, and not that of turns before it."""
 
 
+_PLAIN: Final = frozenset({"content", *BOOKKEEPING})
 _CALL: Final = frozenset({"function", *BOOKKEEPING})
 _FUNCTION: Final = frozenset({"name", "arguments"})
-"""The keys of calls as nearly all are."""
+"""The keys of messages that only say something, and of calls and their functions, as nearly all are."""
 
+_TEXT: Final = frozenset({str})
 _DEEP: Final = 160
 """No value that was checked is nested deeper than that."""
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
@@ -123,42 +126,48 @@ class _Account:
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
-        self._lengths: dict[FieldPath, int] = {}
         self._tools: set[Any] = set()
         self._has_unknown = False
         self._lost: list[Lost] = []
         self._dropped: list[Lost] = []
-        lengths, start, tool = self._lengths, 0, None
-        for end, origin in zip(rendering.closed.ends, rendering.closed.origins, strict=True):
-            if origin is not None:
-                source = origin[0]
-                if source == "messages":
-                    lengths[origin] = lengths.get(origin, 0) + end - start
-                elif type(origin) is Block:
-                    self._tools |= origin.tools
-                elif source == "tools":
-                    if origin[1:2] != tool:
-                        tool = origin[1:2]
-                        self._tools.add(tool)
-                elif origin == UNKNOWN:
-                    self._has_unknown = True
-            start = end
+        ends, _, origins = rendering.closed
+        rows = zip(origins, map(operator.sub, ends, [0, *ends]), strict=False)  # one start too many
+        spans = [(origin, size) for origin, size in rows if origin is not None]
+        own = [row for row in spans if row[0][0] == "messages"]
+        self._lengths: dict[FieldPath, int] = dict(own)
+        if len(self._lengths) < len(own):  # a field was written in several pieces
+            self._lengths = dict.fromkeys(self._lengths, 0)
+            for origin, size in own:
+                self._lengths[origin] += size
+        for origin, _ in spans if len(own) < len(spans) else ():
+            if type(origin) is Block:
+                self._tools.update(origin.tools)
+            elif origin[0] == "tools":
+                self._tools.add(origin[1:2])
+            elif origin == UNKNOWN:
+                self._has_unknown = True
 
     def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Lost], list[Lost]]:
         lengths = self._lengths
-        for index in range(first, len(self._messages)):
-            for key, value in self._messages[index].items():
-                if key in BOOKKEEPING or not isinstance(value, (str, Sequence, Mapping)) or not value:
+        for index, message in enumerate(self._messages[first:] if first else self._messages, first):
+            said = message.get("content") if _PLAIN.issuperset(message) else None
+            if type(said) is str and lengths.get(("messages", index, "content")) == len(said):
+                continue  # as nearly all are
+            for key, value in message.items():
+                if key in BOOKKEEPING:
                     continue
                 if type(value) is str:
-                    if lengths.get(("messages", index, key)) == len(value):
-                        continue  # as nearly all are
-                elif key == "tool_calls" and self._are_written_plainly(index, value):
+                    if not value or lengths.get(("messages", index, key)) == len(value):
+                        continue
+                elif key == "tool_calls" and type(value) is list:
+                    if self._are_written_plainly(index, value):
+                        continue
+                elif not isinstance(value, (str, Sequence, Mapping)) or not value:
                     continue
                 self._field(index, key, value)
-        for at, tool in enumerate(tools if () not in self._tools else ()):
+        for at in range(len(tools) if () not in self._tools else 0):
             if (at,) not in self._tools:
-                name = str(tool.get("function", tool)["name"])
+                name = str(tools[at].get("function", tools[at])["name"])
                 self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
         return self._lost, self._dropped
 
@@ -251,9 +260,11 @@ class _Account:
             if type(function) is not dict or not _CALL.issuperset(call) or not _FUNCTION.issuperset(function):
                 return False
             name, arguments = function.get("name"), function.get("arguments")
-            path = ("messages", index, "tool_calls", at, "function", "arguments")
-            if type(name) is not str or lengths.get((*path[:5], "name")) != len(name) or not arguments:
+            if type(name) is not str or not arguments:
                 return False
+            if lengths.get(("messages", index, "tool_calls", at, "function", "name")) != len(name):
+                return False
+            path = ("messages", index, "tool_calls", at, "function", "arguments")
             if type(arguments) is str:
                 if lengths.get(path) != len(arguments):
                     return False
@@ -264,9 +275,9 @@ class _Account:
     def _is_written_plainly(self, path: FieldPath, arguments: Mapping[str, Any]) -> bool:
         """Whether arguments are written as nearly all are: whole, or each text on its own with its key."""
         lengths = self._lengths
-        if not all(type(value) is str for value in arguments.values()):
+        if not _TEXT.issuperset(map(type, arguments.values())):
             return False
-        if lengths.get(path, 0) >= sum(len(key) + len(value) for key, value in arguments.items()):
+        if lengths.get(path, 0) >= sum(map(len, arguments)) + sum(map(len, arguments.values())):
             return True  # a mapping has text of its own only where it was printed as a whole
         return all(
             lengths.get((*path, key), 0) == len(value) and (*path, key, KEY) in lengths

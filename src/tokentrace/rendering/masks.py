@@ -15,7 +15,7 @@ from ..parsing.parser import parse
 from ..parsing.proof import MISREAD, PROOFS, misread
 from ..study.probes import USER
 from ..study.study import TemplateStudy
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from .rendered import RenderedTokens
 
 
@@ -24,13 +24,15 @@ def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> li
     if not encoded.rendering.generation:
         return []
     tagged = np.zeros(len(mask), np.bool_)
-    (firsts, _), (_, stops) = encoded.places(*zip(*encoded.rendering.generation, strict=True))
-    for first, stop in zip(firsts, stops, strict=True):
+    begins, ends = zip(*encoded.rendering.generation, strict=True)
+    for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
         tagged[first:stop] = True
-    if np.array_equal(tagged, mask):
+    differ = tagged != mask
+    count = int(np.count_nonzero(differ))
+    if not count:
         return []
-    only_tagged, only_derived = int((tagged & ~mask).sum()), int((mask & ~tagged).sum())
-    where = int(np.flatnonzero(tagged != mask)[0])
+    only_tagged = int(np.count_nonzero(tagged & differ))
+    only_derived, where = count - only_tagged, int(differ.argmax())
     return [
         f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
         f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
@@ -52,12 +54,13 @@ def compiled_grammar(
     grammar = with_parsers(derived, tool_parser, reasoning_parser)
     compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
     if grammar is derived and render is not None:
-        found = ", ".join(_misread(compiled, render))
+        compiled.misread = tuple(_misread(compiled, render))
+        found = ", ".join(f"{part} of {name}" for part, name in compiled.misread)
         compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {found}"] if found else [])))
     return compiled
 
 
-def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Iterator[str]:
+def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Iterator[tuple[str, str]]:
     """Where a grammar does not read back what its own template writes."""
     for name, fields in PROOFS.items():
         try:

@@ -22,7 +22,7 @@ from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
 from ..template.spans import Rendering, Spans
-from ..tokens.encoding import Encoded, Number
+from ..tokens.encoded import Encoded, Number
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import Lost
 
@@ -93,6 +93,7 @@ class RenderedTokens(ShowsItself):
         self._tokenizer = tokenizer
         self._encoded = encoded
         self._conversation = conversation
+        self._roles = roles_of(conversation)
         self._prompted = prompted
 
     # -- per token
@@ -132,7 +133,10 @@ class RenderedTokens(ShowsItself):
 
     @property
     def lost(self) -> list[Lost]:
-        """Given fields of which some text, or all, reached no token: message, field, why, and the text."""
+        """Given fields of which some text, or all, reached no token: message, field, why, and the text.
+
+        With ``lost="ignore"`` they are looked for when this is asked, in the messages as they are then.
+        """
         return self._left_out[0]
 
     @property
@@ -143,7 +147,7 @@ class RenderedTokens(ShowsItself):
     @functools.cached_property
     def messages(self) -> npt.NDArray[np.int32]:
         rendering = self.rendering
-        owners = np.asarray(span_messages(rendering, self._conversation, rendering.closed), np.int32)
+        owners = np.asarray(span_messages(rendering, self._roles, rendering.closed), np.int32)
         messages = self._encoded.per_token(owners)
         for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
             messages[turn.start : turn.stop] = turn.message
@@ -193,7 +197,7 @@ class RenderedTokens(ShowsItself):
     # -- selecting
 
     def role(self, message: int) -> str | None:
-        return str(self._conversation[message]["role"]) if message >= 0 else None
+        return self._roles[message] if message >= 0 else None
 
     def spans(self) -> Iterator[TokenSpan]:
         """All tokens, as spans of one message and one field, in order."""
@@ -234,7 +238,7 @@ class RenderedTokens(ShowsItself):
         if message is not None:
             chosen &= self.messages == message
         if role is not None:
-            of_role = [i for i, row in enumerate(self._conversation) if row["role"] == role]
+            of_role = [at for at, own in enumerate(self._roles) if own == role]
             chosen &= np.isin(self.messages, of_role)
         if field is not None:
             fits = [_is_field(name, field) for name in self._span_fields]
@@ -248,7 +252,7 @@ class RenderedTokens(ShowsItself):
         if message is not None and not -1 <= whole("message", message) < count:
             raise RendererError(f"there is no message {message}; there are {count}, from 0 to {count - 1}")
         if role is not None:
-            _choose_name("role", role, {*ROLES, *(str(row["role"]) for row in self._conversation)})
+            _choose_name("role", role, {*ROLES, *self._roles})
         if field is not None:
             given = {str(key) for row in self._conversation for key in row}
             seen = {".".join(name.split(".")[: depth + 1]) for name in set(self._span_fields) for depth in range(9)}
@@ -347,10 +351,12 @@ def field_name(origin: Origin | None) -> str:
     return ".".join(map(str, origin.path if origin.source == "messages" else origin))
 
 
-def span_messages(
-    rendering: Rendering, conversation: Sequence[Mapping[str, Any]], spans: Spans | None = None
-) -> list[int]:
-    """The message each span belongs to: of all, or of the closed ones.
+def roles_of(conversation: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(message["role"]) for message in conversation]
+
+
+def span_messages(rendering: Rendering, roles: Sequence[str], spans: Spans | None = None) -> list[int]:
+    """The message each span belongs to: of all, or of the closed ones. `roles` are those of the messages.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
     that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
@@ -362,14 +368,14 @@ def span_messages(
     owners = list(turns)
     for span, origin in enumerate(origins):
         source = None if origin is None else origin.message
-        if source is not None and (turns[span] < 0 or conversation[source]["role"] != "assistant"):
+        if source is not None and (turns[span] < 0 or roles[source] != "assistant"):
             owners[span] = source
     first = next((k for k, turn in enumerate(turns) if turn >= 0), len(owners))
     quoted = list(dict.fromkeys(owner for owner in owners[:first] if owner >= 0))
     if not quoted:
         return owners
     begins = owners.index(quoted[0])
-    start = 0 if conversation[quoted[0]]["role"] in ("system", "developer") else begins
+    start = 0 if roles[quoted[0]] in ("system", "developer") else begins
     stop = first if len(quoted) == 1 else begins  # Llama's, with tools, quotes the first user's message as well
     for k in range(start, stop):
         before_prompt = rendering.tail == 0 or ends[k] <= rendering.tail

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..conversation.forms import Adapted, MessageForm, adapt
+from ..conversation.forms import Adapted, MessageForm, adapt, are_read_as_they_are
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
@@ -32,7 +32,8 @@ from ..study.turns import find_turns
 from ..template.chat_template import Template
 from ..template.trace import Rendering
 from ..template.traced import TracedList
-from ..tokens.encoding import ControlPolicy, Encoded
+from ..tokens.encoded import Encoded
+from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens, check_tail
@@ -121,8 +122,8 @@ class Renderer:
         continued = flag("continue_final_message", continue_final_message)
         with no_collection():
             rendered = self._render(messages, tools, prompt, continued)
-        if self.lost is not LostPolicy.IGNORE:
-            report_lost(rendered.lost, self.lost)
+            if self.lost is not LostPolicy.IGNORE:
+                report_lost(rendered.lost, self.lost)
         return rendered
 
     def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
@@ -133,9 +134,8 @@ class Renderer:
                 "ask for one of them"
             )
         study = self.study(tools)
-        checked = self.check_messages(messages, tools=tools)
+        checked, adapted = self._read(study, messages, tools)
         schemas = self._tools.wrap(tools)
-        adapted = self._adapt(study, checked)
         given = with_mark(adapted.messages) if continued else adapted.messages
         written = self._write(study, given, schemas, prompt, calls=checked, find_prompt=True)
         rendering = left_open(written.rendering, len(checked) - 1) if continued else written.rendering
@@ -182,7 +182,7 @@ class Renderer:
 
         `messages` are those it was rendered from, checked.
         """
-        shown = self._adapt(self.study(tools), messages).messages
+        shown = self.adapt_messages(messages, tools=tools).messages
         encoded = self.encode_text(rendering, shown, tools=tools)
         return self._masked(encoded, messages, shown, self._tools.wrap(tools))
 
@@ -226,10 +226,14 @@ class Renderer:
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
         """The messages in the form that the template reads, and what was changed for it: what `render` begins with."""
-        return self._adapt(self.study(tools), self.check_messages(messages, tools=tools))
+        return self._read(self.study(tools), messages, tools)[1]
 
-    def _adapt(self, study: TemplateStudy, messages: Messages) -> Adapted:
-        return Adapted(messages) if self.messages is MessageForm.AS_GIVEN else adapt(messages, study.forms)
+    def _read(self, study: TemplateStudy, messages: Any, tools: Any) -> tuple[list[Mapping[str, Any]], Adapted]:
+        """The messages, checked, and in the form that the template reads."""
+        if self.messages is MessageForm.ADAPT and are_read_as_they_are(messages, study.forms):
+            return (given := list(messages)), Adapted(given)
+        checked = self.check_messages(messages, tools=tools)
+        return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
 
     def _write(
         self,
@@ -425,7 +429,8 @@ class Renderer:
             spellable = self.inner_token_ids(tools)
         conversation = self.adapt_messages(messages, tools=tools).messages
         spelled = compiled.delimiters(spellable)
-        return find_unreadable(rendered.rendering, conversation, compiled.grammar, check_tools(tools), spelled)
+        schemas = check_tools(tools)
+        return find_unreadable(rendered.rendering, conversation, compiled.grammar, schemas, spelled, compiled.misread)
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = self._tools.schemas(tools)
@@ -437,7 +442,8 @@ class Renderer:
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         def make() -> Compiled:
-            render = functools.partial(self._render, tools=None, prompt=False)
+            tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
+            render = functools.partial(self._render, tools=tools, prompt=False)
             proven = render if study is self._studies.get("default") else None
             return compiled_grammar(study, has_tools, self.tool_parser, self.reasoning_parser, proven)
 

@@ -13,7 +13,8 @@ from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.control import SpanTrust, Trust
-from ..tokens.encoding import ControlPolicy, Encoded, ForgedControl, encode_spans
+from ..tokens.encoded import Encoded
+from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from .rendered import field_name
 

@@ -432,7 +432,8 @@ class RolloutWorker:
 
 def _told(rollout: Rollout) -> dict[str, Any]:
     """A rollout in what every process can read: its trajectory as in a file, what tools measured as in a journal."""
-    kept = [one.name for one in dataclasses.fields(rollout) if one.name not in ("task", "tools", "trajectory")]
+    apart = ("task", "tools", "trajectory")
+    kept = [one.name for one in dataclasses.fields(rollout) if one.init and one.name not in apart]
     told = {name: getattr(rollout, name) for name in kept}
     told["use"] = dataclasses.replace(rollout.use, metrics=_plain(rollout.use.metrics))
     told["per_turn"] = [dataclasses.replace(turn, metrics=_plain(turn.metrics)) for turn in rollout.per_turn]

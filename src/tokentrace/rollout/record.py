@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..conversation.messages import Messages
+from ..conversation.messages import Messages, known_tools
 from ..errors import InputError, TrajectoryError, shown
 from ..settings import choose, limit
 from ..trajectory.inputs import mapping_json
@@ -158,6 +158,7 @@ class Rollout:
     instance: str = ""
     """What identifies it to tools, the simulated user and the engine: its name, with a number after it while another
     rollout of that name is under way in this process."""
+    _schemas: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         end = "under way" if self.end is None else self.end
@@ -175,8 +176,10 @@ class Rollout:
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
-        """The schemas of its tools, as the template is shown them."""
-        return [tool.tool_schema for tool in self.tools] or None
+        """The schemas of its tools, as the template is shown them: those that the first turn had."""
+        if self._schemas is None:
+            self._schemas = known_tools([tool.tool_schema for tool in self.tools])
+        return self._schemas or None
 
     @property
     def last(self) -> Mapping[str, Any]:

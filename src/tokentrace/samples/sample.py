@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
@@ -52,6 +52,13 @@ class CompletionSpan(NamedTuple):
     repetition_penalty: float | None = None
 
 
+class Later(NamedTuple):
+    """Arrays of a row that are found when one of them is asked for: it is given in their place."""
+
+    find: Callable[[], Mapping[str, npt.NDArray[Any]]]
+    """All of them, by their names."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample(ShowsItself):
     """One row: ids, which of them carry loss, and where each came from. All arrays have one entry per token.
@@ -90,10 +97,29 @@ class Sample(ShowsItself):
     """What it was rendered from, where a `SampleBuilder` made it; a stop token that it added is not in there."""
     offset: int = 0
     """The token of `rendered` that the row begins with: not 0 where its beginning was cut off."""
+    _later: Later | None = field(default=None, init=False, repr=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """An array that was to be found later: asked for an attribute that has no value."""
+            if name not in _PER_TOKEN:
+                raise AttributeError(f"a sample has no {name!r}")
+            later = self._later
+            if later is None:  # another thread has found it in the meantime
+                return object.__getattribute__(self, name)
+            for found, array in later.find().items():
+                object.__setattr__(self, found, array)
+            object.__setattr__(self, "_later", None)
+            return getattr(self, name)
 
     def __post_init__(self) -> None:
         for name in ("ids", *_PER_TOKEN):
             array, codes = getattr(self, name), _CODES.get(name, "f")
+            if type(array) is Later:
+                object.__setattr__(self, "_later", array)
+                object.__delattr__(self, name)
+                continue
             if array is None and name in ("parts", "logprobs", "advantages"):
                 continue
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in codes:
@@ -174,7 +200,7 @@ class Sample(ShowsItself):
 
     def replace(self, **changes: Any) -> Sample:
         """A sample that differs in some fields."""
-        known = [field.name for field in dataclasses.fields(self)]
+        known = [field.name for field in dataclasses.fields(self) if field.init]
         if unknown := [name for name in changes if name not in known]:
             raise SampleError(f"a sample has no {unknown[0]!r}; it has {', '.join(known)}")
         return dataclasses.replace(self, **changes)

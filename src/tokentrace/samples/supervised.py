@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -23,10 +23,10 @@ from ..errors import SampleError, shown
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
-from ..tokens.kinds import Kind, Part
-from .parts import PartFinder
+from ..tokens.kinds import Kind, Kinds, Part
+from .parts import PartFinder, Parts
 from .pasts import HistoryWarning, PastTurns, Remark, listed
-from .sample import Sample
+from .sample import Later, Sample
 
 FLAGS: Final = ("train", "weight")
 """Keys of a message that say whether it carries loss: ``train`` is true or false, ``weight`` (OpenAI's) 1 or 0."""
@@ -332,13 +332,14 @@ class SampleBuilder:
                     f"message {last.message}: ends without the token {self.renderer.tokenizer.decode([stop])!r} that "
                     "the model stops with: final_stop=True adds it"
                 )
-        parts, kinds = self._finder.find(rendered, tools=tools is not None)
+        find = functools.cache(functools.partial(self._finder.find, rendered, tools=tools is not None))
+        later: Any = Later(lambda: {"messages": rendered.messages, "kinds": find()[1], "parts": find()[0]})
         sample = Sample(
             ids=rendered.ids,
-            mask=self._mask(rendered, messages, parts, chosen),
-            messages=rendered.messages,
-            kinds=kinds,
-            parts=parts,
+            mask=self._mask(rendered, messages, find, chosen),
+            messages=later,
+            kinds=later,
+            parts=later,
             notes=tuple(notes),
             warnings=tuple(one for one in remarks if isinstance(one, Warning)),
             rendered=rendered if keep else None,
@@ -348,7 +349,11 @@ class SampleBuilder:
         return _with_stop(sample, added, last.message, Part.STOP in self.settings.parts)
 
     def _mask(
-        self, rendered: RenderedTokens, messages: Messages, parts: npt.NDArray[np.uint8], chosen: Sequence[int]
+        self,
+        rendered: RenderedTokens,
+        messages: Messages,
+        find: Callable[[], tuple[Parts, Kinds]],
+        chosen: Sequence[int],
     ) -> npt.NDArray[np.bool_]:
         if self.settings.is_usual and len(chosen) == sum(row["role"] == "assistant" for row in messages):
             return rendered.mask.copy()  # all that is sampled
@@ -360,10 +365,10 @@ class SampleBuilder:
             wanted = np.zeros(max(Part) + 1, np.bool_)
             wanted[list(self.settings.parts)] = True
             wanted[Part.OTHER] = wanted[Part.CONTENT]
-            mask &= wanted[parts]
+            mask &= wanted[find()[0]]
         if any(messages[at]["role"] != "assistant" for at in chosen):
             others = np.asarray([row["role"] != "assistant" for row in messages] + [False], np.bool_)
-            mask |= picked & others[rendered.messages] & (parts == Part.CONTENT) & ~rendered.mask
+            mask |= picked & others[rendered.messages] & (find()[0] == Part.CONTENT) & ~rendered.mask
         return mask
 
     def _left_open(self, messages: Messages, at: int, tools: Any) -> tuple[int | None, bool]:

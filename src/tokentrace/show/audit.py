@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..audit.appends import Break, Cell
+from ..audit.appends import AppendBreak, Cell
 from ..audit.cases import Append, Said
 from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
@@ -143,7 +143,7 @@ def _finding(number: int, found: Finding) -> Iterator[Text]:
         yield Text(f"     {sign} {role:<10} {said}", "green" if sign == "+" else "")
 
 
-def _told(one: Break) -> Iterator[str]:
+def _told(one: AppendBreak) -> Iterator[str]:
     blame = one.blame
     if blame is not None:
         yield f"line {blame.line}:  {flat(blame.source)}"
@@ -343,17 +343,17 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
     one = reports[0] if len(reports) == 1 else None
     tables = [] if one is not None else [_overview(reports)]
     for report, rows in zip(reports, found, strict=True):
-        named = "" if one is not None else f"{report.name}: "
+        named = "" if one is not None else f": {report.name}"
         verdicts = [_page_verdict(verdict) for verdict in report.verdicts]
-        tables.append(Table(f"{named}what it is safe for", ["use", "", "why"], verdicts, words=3))
+        tables.append(Table(f"What it is safe for{named}", ["use", "", "why"], verdicts, words=3))
         matrix: list[list[str | PageCell]] = [
             [append, *(PageCell(one.text, one.page_tone) for one in signs)] for append, signs in matrix_rows(report)
         ]
-        tables.append(Table(f"{named}what is appended, after which turn", ["", *COLUMNS], matrix, _MATRIX_KEY))
+        tables.append(Table(f"What is appended, after which turn{named}", ["", *COLUMNS], matrix, _MATRIX_KEY))
         if rows:
-            tables.append(Table(f"{named}what goes wrong", ["what", "shown by"], rows, words=2))
+            tables.append(Table(f"What goes wrong{named}", ["what", "shown by"], rows, words=2))
         facts = [list(row) for row in fact_rows(report)]
-        tables.append(Table(f"{named}what else is known", ["", ""], facts, words=2))
+        tables.append(Table(f"What else is known{named}", ["", ""], facts, words=2))
     cards = (
         [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _PAGE_TONES[v.grade]) for v in one.verdicts]
     )
@@ -388,7 +388,8 @@ def _sign(known: Grade | None) -> PageCell:
 
 def _page_verdict(one: Verdict) -> list[str | PageCell]:
     with_them = f" Holds with {' or '.join(one.holds_with)}." if one.holds_with else ""
-    why = "; ".join(one.against) or "everything that was tried holds"
+    marked = [f"· {words}" for words in one.against] if len(one.against) > 1 else one.against
+    why = "\n".join(marked) or "everything that was tried holds"
     return [
         USES[one.use],
         PageCell(str(one.grade), _PAGE_TONES[one.grade]),
@@ -401,7 +402,7 @@ def _page_findings(report: AuditReport, tracks: list[Track], contrasts: list[Con
     rows: list[list[str | PageCell]] = []
     for found in report.findings:
         said = "\n".join(f"{sign} {role}: {text}" for sign, role, text in conversation_lines(found.smallest))
-        told = "; ".join(words for one in found.breaks for words in _told(one))
+        told = "\n".join(words for one in found.breaks for words in _told(one))
         link = f"diff={len(contrasts)}" if found.breaks else ""
         for one in found.breaks:
             name = f"{report.name}: {found.why}"
@@ -417,7 +418,7 @@ def _track(report: AuditReport, given: Sequence[int]) -> Track:
     return Track("", ids, np.full(len(ids), HUES["plain"], np.uint8), **known)
 
 
-def _contrast(report: AuditReport, one: Break, name: str, track: int) -> Contrast:
+def _contrast(report: AuditReport, one: AppendBreak, name: str, track: int) -> Contrast:
     before, now = (np.array(ids, np.int32) for ids in one.ids)
     names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
     return Contrast(name, track, len(before), track + 1, list(align(before, now)), names, about=str(one))

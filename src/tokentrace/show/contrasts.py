@@ -131,13 +131,17 @@ def check_document(value: CheckReport) -> Document:
         ),
         Table("Rows that differ", ["row", "outcome", "what"], rows, "A few of each outcome.", words=3),
     ]
-    tone = "good" if value.clean else "bad" if value.differing else ""
     return Document(
         "Rows against their template",
         "tokentrace check",
         said=[value.verdict, *value.findings, *value.mask_words()],
         cards=[
-            Card("Rows", f"{value.rows:,}", "clean" if value.clean else f"{value.differing:,} differ", tone),
+            Card("Rows", f"{value.rows:,}", "clean" if value.clean else "", "good" if value.clean else ""),
+            *(
+                [Card("Differ", f"{value.differing:,}", f"of {counted(value.rows, 'row')}", "bad")]
+                if value.differing
+                else ()
+            ),
             Card("Tokens", f"{value.tokens:,}", f"{value.expected_tokens:,} expected" if value.compared else ""),
             Card(
                 "Trained",

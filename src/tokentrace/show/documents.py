@@ -209,7 +209,7 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
     out, new = (sum(stop - start for start, stop in sides) for sides in _sides(hunks))
     about = f"{counted(out)} only in the first, {new:,} only in the second" if hunks else "the same tokens"
     contrast = Contrast("difference", 0, len(tracks[0].ids), 1, hunks, names, about=about)
-    return Document("Side by side", "tokentrace", tracks=tracks, contrasts=[contrast], start="diff=0")
+    return Document("Two results compared", "tokentrace", tracks=tracks, contrasts=[contrast], start="diff=0")
 
 
 def _sides(hunks: Sequence[Hunk]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..formats.dialects import DIALECTS, REASONING
-from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar
+from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar, Value
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
 from .grammar_words import described
@@ -183,17 +183,19 @@ def _turn(sheet: Sheet) -> Iterator[tuple[str, Line]]:
     elif not prompt.startswith(head):
         yield "head", _spelled(sheet, head)
     channels = sheet.grammar.channels
-    for label, text in _turn_parts(sheet) if channels is None else _turn_messages(head, channels):
+    for label, text in _turn_parts(sheet) if channels is None else _turn_messages(sheet.grammar, channels):
         if text:
             yield label, _spelled(sheet, text)
     if sheet.stops:
         yield "stop", _joined([_spelled(sheet, text) for text in sheet.stop_texts], " or ")
 
 
-def _turn_messages(head: str, channels: Channels) -> Iterator[tuple[str, str]]:
-    yield "reasoning", f"{channels.channel}{channels.reasoning}{channels.message}⟨reasoning⟩{channels.end}"
-    yield "content", f"{head}{channels.channel}{channels.content}{channels.message}⟨content⟩"
-    yield "each call", head + channels.written("⟨name⟩", "⟨arguments⟩")
+def _turn_messages(grammar: TurnGrammar, channels: Channels) -> Iterator[tuple[str, str]]:
+    head = grammar.head
+    yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
+    yield "content", f"{head}{channels.opening(channels.content)}⟨content⟩"
+    body = "⟨arguments⟩" if grammar.calls is None else grammar.calls.shown
+    yield "each call", head + channels.written("⟨name⟩", body)
 
 
 def _turn_parts(sheet: Sheet) -> Iterator[tuple[str, str]]:
@@ -221,7 +223,8 @@ def _call_rows(calls: CallGrammar) -> Iterator[tuple[str, str]]:
     elif calls.style is Style.BRACES:
         yield "each call", f"{calls.open}{head}{calls.begin}"
         yield "  each string", f"⟨key⟩:{calls.quote}⟨value⟩{calls.quote}"
-        yield "  each other", "⟨key⟩:⟨value⟩"
+        if calls.others is not Value.QUOTED:
+            yield "  each other", "⟨key⟩:⟨value⟩"
         yield "call ends", f"}}{calls.end}{calls.close}"
     elif calls.style is Style.PYTHON:
         yield "each call", f"{calls.open}⟨name⟩(⟨key⟩=⟨value⟩, …){calls.close}"
@@ -233,6 +236,8 @@ def _call_rows(calls: CallGrammar) -> Iterator[tuple[str, str]]:
         closed = f"⟨value⟩{calls.value_close}{named}"
         if calls.string_open:
             yield "  each string", f"{calls.key_open}⟨key⟩{calls.string_open}{closed}"
+        for kind, opened in calls.typed_opens:
+            yield f"  each {kind}", f"{calls.key_open}⟨key⟩{opened}{closed}"
         label = "  each other" if calls.string_open else "  each argument"
         yield label, f"{calls.key_open}⟨key⟩{calls.value_open}{closed}"
         yield "call ends", f"{calls.end}{calls.close}"

@@ -21,6 +21,11 @@ def described(sheet: Sheet) -> Iterator[tuple[str, ...]]:
     grammar = sheet.grammar
     if grammar.channels is not None:
         yield from _channel_words(grammar.head, grammar.channels)
+        if grammar.calls is None:
+            kind = " that the header calls {}" if grammar.channels.content_type else ""
+            yield "arguments", f"one JSON object{kind}", grammar.channels.content_type
+        else:
+            yield from _argument_words(grammar.calls)
         return
     yield from _reasoning_words(sheet)
     frame = grammar.content
@@ -39,13 +44,15 @@ def described(sheet: Sheet) -> Iterator[tuple[str, ...]]:
 def _channel_words(head: str, channels: Channels) -> Iterator[tuple[str, ...]]:
     yield "turn", "several messages, each with a header that says what it is"
     yield "turn", "the prompt begins the first, {} the others", head
-    yield "reasoning", "a message on the channel {}, ended by {}", channels.reasoning, channels.end
-    yield "content", "a message on the channel {}", channels.content
-    yield "calls", "a message on the channel {}, ended by {}", channels.call, channels.call_end
+    where = "on the channel {}" if channels.channel else "to {}"
+    yield "reasoning", f"a message {where}, ended by {{}}", channels.reasoning, channels.end
+    yield "content", f"a message {where}", channels.content
+    if channels.call:
+        yield "calls", "a message on the channel {}, ended by {}", channels.call, channels.call_end
+    else:
+        yield "calls", "a message to any other, ended by {} or {}", channels.end, channels.call_end
     yield "name", "the recipient in the header: {}", f"{channels.recipient}{channels.namespace}⟨name⟩"
     yield "id", "not written"
-    kind = " that the header calls {}" if channels.content_type else ""
-    yield "arguments", f"one JSON object{kind}", channels.content_type
 
 
 def _reasoning_words(sheet: Sheet) -> Iterator[tuple[str, ...]]:
@@ -126,6 +133,8 @@ def _argument_words(calls: CallGrammar) -> Iterator[tuple[str, ...]]:
         yield "arguments", "keyword arguments of a Python call, values as Python literals"
     else:
         yield from _value_words(calls)
+    if calls.others is Value.QUOTED:
+        yield "arguments", "numbers and all other values quoted as strings are: the tool's schema says what they are"
     if calls.ascii:
         yield "arguments", "JSON escapes all that is not ASCII"
 

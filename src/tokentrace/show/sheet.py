@@ -122,6 +122,8 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[tuple[str, str, str]]:
     yield "calls.begin", "before arguments", calls.begin
     yield "calls.key_open", "before a key", calls.key_open
     yield "calls.string_open", "before a string", calls.string_open
+    for kind, opened in calls.typed_opens:
+        yield f"calls.typed_opens.{kind}", f"before a value of type {kind}", opened
     yield "calls.value_open", "before others" if calls.string_open else "before a value", calls.value_open
     yield "calls.value_close", "after a value", calls.value_close
     yield "calls.end", "after arguments", calls.end

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..tokens.visible import counted
 from ..viewer.document import Document
 from ..viewer.page import frame_html, page_html
 from .documents import document_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Page:
     """What `show` returns: a notebook shows it, and `html` is the whole page, which needs nothing but itself."""
 
@@ -34,6 +35,9 @@ class Page:
         path = self.save(Path(tempfile.mkdtemp(prefix="tokentrace-")) / "page.html")
         webbrowser.open(path.as_uri())
         return path
+
+    def __repr__(self) -> str:
+        return f"Page({self.document.title!r}, {counted(self.document.tokens)})"
 
     def _repr_html_(self) -> str:
         return frame_html(self.document)

@@ -27,30 +27,33 @@ if TYPE_CHECKING:
     from .study import TemplateStudy
 
 SEVERAL_MESSAGES: Final = "a turn is several messages, and how they are told apart was not understood: all is content"
+TWO_TURNS: Final = "the template writes calls after content as a turn of their own"
 BARE_CALLS: Final = "nothing sets calls off from content: they are found only where no content comes before them"
 
 
-def template_grammar(study: TemplateStudy, ends: Iterable[int]) -> TurnGrammar:
-    """The grammar of a template's turns. `ends` are the tokens that end them."""
+def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:
+    """The grammar of a template's turns. `ends` are the tokens that end them; `tools` declares the stand-in tool."""
     added = study.tokenizer.vocabulary.added
     stops = [added[index].text for index in sorted(ends) if index in added]
-    reader = TurnReader(functools.partial(_last_turn, study), study.tokenizer.vocabulary, stops)
+    reader = TurnReader(functools.partial(_last_turn, study, tools), study.tokenizer.vocabulary, stops)
     toggles = [{name: value} for name in sorted(study.template.variables) for value in (True, False)]
-    return _Deriver(reader, study.outline.prompt, study.template.constants, toggles).derive()
+    asked = study.prompts.alone(tools)
+    prompt = (asked.tail or asked.added) if asked is not None else ""
+    return _Deriver(reader, prompt, study.template.constants, toggles).derive()
 
 
 def _last_turn(
-    study: TemplateStudy, messages: Messages, changes: Mapping[str, Any]
+    study: TemplateStudy, tools: bool, messages: Messages, changes: Mapping[str, Any]
 ) -> tuple[Rendering, int, int] | None:
     """A conversation, and where the turn of its last message stands; None where it is refused or there is none."""
 
     def render(some: Messages, prompt: bool) -> Rendering:
-        rendering = study.probe(some, prompt=prompt, changes=changes)
+        rendering = study.probe(some, tools, prompt, changes)
         if rendering is None:
             raise TemplateError("the template refuses the probe")
         return rendering
 
-    rendering, last = study.probe(messages, changes=changes), len(messages) - 1
+    rendering, last = study.probe(messages, tools, changes=changes), len(messages) - 1
     if rendering is None:
         return None
     turns, _ = find_turns(rendering, messages, render, study.tokenizer, wanted=lambda index: index == last)
@@ -77,7 +80,9 @@ class _Deriver:
         thought = self._reasoned()
         channels = self._channels(thought)
         if channels is not None:
-            return TurnGrammar(head=self.prompt, prompt=self.prompt, channels=channels, notes=tuple(reader.notes))
+            calls = self._bodies(channels)
+            notes = tuple(dict.fromkeys(reader.notes))
+            return TurnGrammar(self.prompt, self.prompt, calls=calls, channels=channels, notes=notes)
         frame, opening = self._frames(thought, plain)
         if self.prompt.strip() and opening.startswith(self.prompt):
             reader.notes.append(SEVERAL_MESSAGES)
@@ -88,6 +93,10 @@ class _Deriver:
         content = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
         grammar = TurnGrammar(head, self.prompt, frame, after_empty, content)
         calls = self._calls(grammar)
+        opened = calls.section_open or calls.open if calls is not None else ""
+        if opened.strip() and content.open and head.endswith(opened):  # the prompt opens whatever comes first
+            content = dataclasses.replace(content, open=opened + content.open)
+            grammar = grammar.replace(head=head.removesuffix(opened), content=content)
         return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
 
     def _reasoned(self) -> Turn | None:
@@ -147,13 +156,17 @@ class _Deriver:
         """What opens reasoning, and the white space after it.
 
         That is the last mark before it, or all that is not the head; or what the generation prompt ends with where it
-        goes further than that.
+        goes further than that. Where an answer has the same and then what closes reasoning, it begins at the last mark.
         """
         said = plain.first("content") if plain else None
         head = plain.text[: said.start] if plain is not None and said is not None else ""
         marks = [match for match in self.reader.mark.finditer(before) if not before[match.end() :].strip()]
         if marks and (marks[-1][0] not in head or closed in head):
             return marks[-1][0], before[marks[-1].end() :]
+        begun = list(self.reader.mark.finditer(before))
+        if begun and head[len(before) :].lstrip().startswith(closed) and head.startswith(before):
+            rest = before[begun[-1].start() :]  # a place for reasoning, which is empty
+            return rest.strip(), trailing(rest)
         rest = before[len(self.reader.common_prefix(before, head or self.prompt)) :]
         if not rest.strip() and self.prompt.startswith(before):
             rest = self.prompt[len(before) :]
@@ -199,6 +212,8 @@ class _Deriver:
             return self._before_reasoning(before, frame)[0] or prompt, opening, prompted or after_empty
         before = plain.text[: said.start]
         head, rest = self._before_reasoning(before, frame)
+        if not before:  # all of its head is in the prompt
+            head = prompt
         if opening and before.endswith(opening):
             head = head.removesuffix(opening)
             rest = rest.removesuffix(opening) if rest is not None else None
@@ -208,7 +223,16 @@ class _Deriver:
             common = self.reader.common_prefix(before, prompt)
             if common.strip() and before[len(common) :].strip():
                 head, opening = common, before[len(common) :]
+        elif not self.prompt and not opening and frame is None:
+            head, opening = self._without_prompt(before)
         return head, opening, prompted if prompted is not None else after_empty
+
+    def _without_prompt(self, before: str) -> tuple[str, str]:
+        """What all turns begin with and what opens content, where no generation prompt tells the two apart."""
+        turn = self.reader.called({"key": "value"})
+        called = turn.text[: turn.holes[0].start] if turn is not None else before
+        head = self.reader.common_prefix(before, called)
+        return (head, before[len(head) :]) if before[len(head) :].strip() else (before, "")
 
     def _before_reasoning(self, text: str, frame: Frame | None) -> tuple[str, str | None]:
         """What stands before a place for reasoning, and what comes after it where it is closed."""
@@ -225,19 +249,29 @@ class _Deriver:
     # -- channels
 
     def _channels(self, turn: Turn | None) -> Channels | None:
-        """Reasoning and content in messages of their own: both come after the same mark, with another header."""
+        """Reasoning and content in messages of their own: both come after the same mark, with another header.
+
+        A header has a mark and a channel after it, or a word that says who the message goes to: ``to=user``.
+        """
         reasoning, content = (turn.first("reasoning"), turn.first("content")) if turn else (None, None)
         if turn is None or reasoning is None or content is None or content.start < reasoning.stop:
             return None
         before = list(self.reader.mark.finditer(turn.text[: reasoning.start]))
         between = turn.text[reasoning.stop : content.start]
         marks = list(self.reader.mark.finditer(between))
-        if not before or len(marks) != 4 or before[-1].end() != reasoning.start:
+        if not before or len(marks) not in (3, 4) or before[-1].end() != reasoning.start:
             return None
-        end, start, channel, message = (match[0] for match in marks)
-        if before[-1][0] != message or len({end, start, channel, message}) < 4:
+        end, start, *channels, message = (match[0] for match in marks)
+        if before[-1][0] != message or len({end, start, *channels, message}) < len(marks):
             return None
         lead = turn.text[: reasoning.start]
+        if not channels:
+            words = [(text[: text.rindex(message)].split() or [""])[-1] for text in (lead, between)]
+            (to, mark, named), (other, _, said) = (word.rpartition("=") for word in words)
+            if not mark or to != other or named == said:
+                return None
+            return self._channel_calls(Channels(start, "", message, end, named, said, f"{to}=", "", "", "", end))
+        channel = channels[0]
         named = lead[lead.rindex(channel) + len(channel) : lead.rindex(message)]
         said = between[between.rindex(channel) + len(channel) : between.rindex(message)]
         return self._channel_calls(Channels(start, channel, message, end, named.strip(), said.strip()))
@@ -253,7 +287,8 @@ class _Deriver:
         recipient, _, namespace = lead.rpartition("=")
         header = turn.text[name.stop : arguments[0].start]
         words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
-        ending = self.reader.mark.match(turn.full, arguments[-1].stop)
+        rest = turn.full[arguments[-1].stop :]
+        ending = self.reader.mark.match(rest) if channels.channel else list(self.reader.mark.finditer(rest))[-1]
         return dataclasses.replace(
             channels,
             recipient=f"{recipient}=",
@@ -262,6 +297,16 @@ class _Deriver:
             content_type=" ".join(words[1:]),
             call_end=ending[0] if ending else channels.call_end,
         )
+
+    def _bodies(self, channels: Channels) -> CallGrammar | None:
+        """How calls are written in messages of their own; None where that is one JSON, or was not understood."""
+        reader = self.reader
+        reader.body = channels.message
+        body = reader.called({"key": "value"})
+        arguments = body.arguments(0) if body is not None else []
+        if body is None or not arguments or arguments[0].start == 0:
+            return None
+        return CallDeriver(reader, TurnGrammar(), body, None, None).derive()
 
     # -- calls
 
@@ -275,6 +320,9 @@ class _Deriver:
             return None
         if beside is None:
             reader.notes.append("the template shows no content before tool calls")
+        elif self._begins_again(beside, grammar):
+            reader.notes.append(TWO_TURNS)
+            beside = None
         two = reader.called({"key": "value"}, {"key": "value"})
         if two is None:
             reader.notes.append(ONE_CALL)
@@ -282,3 +330,11 @@ class _Deriver:
         if calls is not None and beside is not None and (calls.section_open or calls.open).strip() in ("", "[", "{"):
             reader.notes.append(BARE_CALLS)
         return calls
+
+    def _begins_again(self, beside: Turn, grammar: TurnGrammar) -> bool:
+        """Whether what the generation prompt begins with stands between content and calls."""
+        begun = self._before_reasoning(self.prompt, grammar.reasoning)[0].strip()
+        said, called = beside.first("content"), beside.called()
+        if said is None or called is None or self.reader.mark.match(begun) is None:
+            return False
+        return begun in beside.text[said.stop : called.start]

@@ -96,7 +96,11 @@ class CallDeriver:
         around = self._parts(self._up_to_arguments(), head)
         opened, leads = around.pop("open"), around.pop("head")
         id_is_name = all(field != "name" for _, field in leads)
-        if self.two is not None:
+        numbered, begin = self._numbered(begin)
+        if any(len(lead.split()) > 1 for lead, _ in numbered):  # apart from the name: not a part of an id
+            leads = (*leads, *numbered)
+        elif self.two is not None:
+            begin = self._head(self.one, 0)[1]
             other = self._head(self.two, 1)[1]
             shared = self.reader.common_suffix(begin, other)
             if shared != begin and re.sub(r"\d+", "0", begin) == re.sub(r"\d+", "0", other):
@@ -139,10 +143,12 @@ class CallDeriver:
             return self._not_understood("keys and values are not to be told apart")
         opened = several.text[keys[0].stop : values[0].start]
         begin = several.text[self._fields(several)[-1].stop : keys[0].start]
+        other = number.arguments(0)
+        alike = len(opened.strip()) > 1 and len(other) > 1 and number.text[other[0].stop : other[1].start] == opened
         if begin == "(" and opened.startswith("="):
-            return self._python()
+            return self._python(Value.QUOTED if alike else None)
         if begin == "{" and opened.startswith(":"):
-            return self._braces(opened[1:].strip())
+            return self._braces(opened[1:].strip(), Value.QUOTED if alike else Value.JSON)
         if len(keys) == 4:
             return self._tree(several, keys, values)
         return self._pairs(several, number, keys, values)
@@ -165,6 +171,8 @@ class CallDeriver:
         other = number.arguments(0)
         other_open = number.text[other[0].stop : other[1].start] if len(other) > 1 else value_open
 
+        leads = self._head(several, 0)[0]
+        numbered, begin = self._numbered(begin)
         strings, others = self._values()
         return CallGrammar(
             Style.PAIRS,
@@ -173,11 +181,33 @@ class CallDeriver:
             value_open=other_open,
             value_close=value_close,
             string_open=value_open if other_open != value_open else "",
+            typed_opens=tuple(self._typed_opens(other_open)) if other_open != value_open else (),
             strings=strings,
             others=others,
             ascii=self._ascii(),
-            **self._parts(self._up_to_arguments(len(value_close)), self._head(several, 0)[0]),
+            **self._parts(self._up_to_arguments(len(value_close)), [*leads, *numbered]),
         )
+
+    def _typed_opens(self, usual: str) -> Iterator[tuple[str, str]]:
+        """What opens values of a type that do not open as numbers do."""
+        for kind, value in {"boolean": True, "null": None, "array": ["one"], "object": {"inner": "one"}}.items():
+            turn = self.reader.called({"key": value})
+            holes = turn.arguments(0) if turn is not None else []
+            opened = turn.text[holes[0].stop : holes[1].start] if turn is not None and len(holes) > 1 else usual
+            if opened != usual:
+                yield kind, opened
+
+    def _numbered(self, begin: str) -> tuple[list[tuple[str, str]], str]:
+        """Take the number of a call out of what stands between its last field and its arguments."""
+        two = self.two
+        if two is None:
+            return [], begin
+        first, second = (self._head(two, at)[1] for at in (0, 1))
+        for match in re.finditer(r"\d+", first):
+            lead, rest = first[: match.start()], first[match.end() :]
+            if second == f"{lead}{int(match[0]) + 1}{rest}" and begin.startswith(lead + match[0]) and int(match[0]) < 2:
+                return [(lead, "number" if match[0] == "1" else "index")], begin[match.end() :]
+        return [], begin
 
     def _tree(self, several: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
         """Elements that are named after the arguments, at both ends."""
@@ -207,14 +237,14 @@ class CallDeriver:
         found = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
         return found[-1] if found else ""
 
-    def _python(self) -> CallGrammar | None:
-        others = Value.PYTHON if self._value_text(True) == "True" else Value.JSON
+    def _python(self, others: Value | None) -> CallGrammar | None:
+        others = others or (Value.PYTHON if self._value_text(True) == "True" else Value.JSON)
         return CallGrammar(Style.PYTHON, others=others, **self._around(self._bracketed(")")))
 
-    def _braces(self, quote: str) -> CallGrammar | None:
+    def _braces(self, quote: str, others: Value) -> CallGrammar | None:
         around = self._around(self._bracketed("}"))
         opened, leads = self._split_open(around.pop("open"), self._head(self.one, 0)[0])
-        return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, **around)
+        return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, others=others, **around)
 
     def _bracketed(self, bracket: str) -> Extent:
         def extent(turn: Turn, at: int) -> tuple[int, int] | None:

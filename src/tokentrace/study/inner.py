@@ -98,7 +98,8 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
     if calls is not None:
         yield from (calls.section_open, calls.section_close, calls.separator, calls.open, calls.begin, calls.end)
         yield from (calls.close, calls.key_open, calls.value_open, calls.value_close, calls.string_open, calls.quote)
-        yield from (lead for lead, _ in calls.head)
+        yield from (text for text, _ in calls.head)
+        yield from (text for _, text in calls.typed_opens)
 
 
 def _spelled(vocabulary: Vocabulary, text: str) -> set[int]:

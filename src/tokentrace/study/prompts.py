@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from ..tokens.tokenizer import Tokenizer
 from .memory import Memory
 from .probes import USER
@@ -60,24 +60,28 @@ class GenerationPrompts:
         self, turns: Sequence[TurnSpan], messages: Messages, has_tools: bool, render: Render
     ) -> list[GenerationPrompt | None]:
         """The generation prompt of each turn; None where nothing comes before it, or the template refuses one there."""
-        circumstances = self._circumstances(messages, has_tools)
-        counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
-        return [self._after(circumstances[count], messages, count, render) for count in counts]
+        said = self._said(messages)
+        known: dict[Circumstances, GenerationPrompt | None] = {}
+        found: list[GenerationPrompt | None] = []
+        for turn in turns:
+            count = turn.before + 1 if turn.before >= 0 else turn.message
+            circumstances = (messages[count - 1]["role"] if count else "", *said[count], has_tools)
+            if circumstances not in known:
+                known[circumstances] = self._after(circumstances, messages, count, render)
+            found.append(known[circumstances])
+        return found
 
-    def _circumstances(self, messages: Messages, has_tools: bool) -> list[Circumstances]:
-        """For each position, what a generation prompt at that position could depend on."""
-        out: list[Circumstances] = [("", (), (), has_tools)]
-        system: tuple[str, ...] = ()
-        user: tuple[str, ...] = ()
+    def _said(self, messages: Messages) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """For each position, the words before it that a generation prompt could depend on: of system and user."""
+        now: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        out = [now]
         for message in messages:
             role = message["role"]
-            if role in ("system", "developer", "user"):
-                found = words_in(message.get("content"), self._words)
-                if role == "user":
-                    user = found
-                else:
-                    system += found
-            out.append((role, system, user, has_tools))
+            if role == "user":
+                now = (now[0], words_in(message.get("content"), self._words))
+            elif role in ("system", "developer"):
+                now = (now[0] + words_in(message.get("content"), self._words), now[1])
+            out.append(now)
         return out
 
     def _after(
@@ -110,6 +114,8 @@ class GenerationPrompts:
         """
         tail = None if prompt is None else prompt.tail
         text = encoded.rendering.text
+        if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):
+            return len(tail)  # as nearly all do
         whole = text.find(tail, turn.start, turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:  # it may end inside a field: content that brings its own ``<think>``
             end = whole + len(tail)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ Message = Mapping[str, Any]
 Draw = Callable[[Sequence[Message], Mapping[str, Any]], tuple[Rendering, int, int] | None]
 """Renders a conversation, with changed template variables, and says where the turn of its last message stands."""
 
-_TAG: Final = r"</?[^\s<>=\"'/]+(?:>|=|(?=\s))"
+_NAME: Final = r"[^\s<>=\"'/\[\]]+"
+_TAG: Final = f"</?{_NAME}(?:>|=|(?=\\s))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,17 @@ class Turn:
         self.text = text[: min(found)] if found else text
         """Without what ends the turn."""
 
+    def after(self, at: int) -> Turn:
+        """The turn from a position on."""
+        other = copy.copy(self)
+        other.full, other.text = self.full[at:], self.text[at:]
+        other.holes = [
+            dataclasses.replace(hole, start=hole.start - at, stop=hole.stop - at)
+            for hole in self.holes
+            if hole.start >= at
+        ]
+        return other
+
     def first(self, field: str, call: int = -1) -> Hole | None:
         return next((hole for hole in self.holes if hole.field == field and hole.call == call), None)
 
@@ -96,12 +109,38 @@ class TurnReader:
         self._draw = draw
         self.ends = sorted(ends, key=len, reverse=True)
         """What ends a turn."""
+        self.body = ""
+        """What the body of a call's message begins after, where calls are messages: `called` gives the body."""
         self.notes: list[str] = []
         controls = sorted(vocabulary.control, key=len, reverse=True)
-        marks = "|".join([*map(re.escape, controls), _TAG])
-        self.mark = re.compile(marks)
+        self._know(map(re.escape, controls))
+        tag = self._control_tag(vocabulary)
+        if tag is not None:
+            opens, closes = (f"(?:{'|'.join(map(re.escape, some))})" for some in tag)
+            others = (re.escape(text) for text in controls if text not in {*tag[0], *tag[1]})
+            self._know([f"{opens}{_NAME}(?:{closes}|=|(?=\\s))", *others])
+
+    def _know(self, marks: Iterable[str]) -> None:
+        either = "|".join([*marks, _TAG])
+        self.mark = re.compile(either)
         """A control token, or a tag that is spelled out."""
-        self._lexeme = re.compile(f"{marks}|\\s|\\w+|.", re.DOTALL)
+        self._lexeme = re.compile(f"{either}|\\s|\\w+|.", re.DOTALL)
+
+    def _control_tag(self, vocabulary: Vocabulary) -> tuple[list[str], list[str]] | None:
+        """What begins and what ends tags that are made of control tokens and a name, if the template writes such.
+
+        ``<|open|>think<|sep|>…<|close|>think<|sep|>``: after two tokens the same name stands before the same third.
+        """
+        pattern = vocabulary.control_pattern
+        for turn in (self.turn({"content": "answer"}), self.called({"key": "value"})) if pattern is not None else ():
+            tokens = list(pattern.finditer(turn.full)) if pattern is not None and turn is not None else []
+            begun: dict[tuple[str, str], str] = {}
+            for left, right in itertools.pairwise(tokens):
+                name = turn.full[left.end() : right.start()] if turn is not None else ""
+                opened = begun.setdefault((name, right[0]), left[0]) if re.fullmatch(_NAME, name) else left[0]
+                if len({opened, left[0], right[0]}) == 3:
+                    return [opened, left[0]], [right[0]]
+        return None
 
     # -- turns
 
@@ -123,7 +162,8 @@ class TurnReader:
             shown = all(turn.first("name", at) or turn.first("id", at) for at in range(len(calls)))
             spoken = turn.first("content")
             if shown and (content is None or (spoken is not None and spoken.stop <= first.start)):
-                return turn
+                at = turn.text.find(self.body, first.stop) if self.body else -1
+                return turn if at < 0 else turn.after(at + len(self.body))
         return None
 
     # -- scaffold

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..conversation.messages import Messages
 from ..template.traced import TracedList
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from .endings import TurnEndings
 from .prompts import GenerationPrompt
 from .study import TemplateStudy
@@ -63,11 +63,14 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
         return Sampling(notes=unproven)
     prompts = study.prompts.before(own, messages, bool(tools), render)
 
-    @functools.cache
+    known: list[set[str]] = []
+
     def others() -> set[str]:
         """The prompts of this conversation, and of a question by itself; not of others that were rendered before."""
-        some = (study.prompts.alone(bool(tools)), *prompts)
-        return {text for prompt in some if prompt is not None for text in prompt.texts}
+        if not known:
+            some = (study.prompts.alone(bool(tools)), *prompts)
+            known.append({text for prompt in some if prompt is not None for text in prompt.texts})
+        return known[0]
 
     notes = []
     begins = []
@@ -92,13 +95,9 @@ def _sampled_turns(
 ) -> list[SampledTurn]:
     """The turns, each from where its text begins (in characters) to its stop token."""
     out: list[SampledTurn] = []
-    rows = (begins, [turn.body_end for turn in turns], [turn.end for turn in turns])
-    (starts, aligned), (closes, _), (_, stops) = encoded.places(*rows)
     text, before = encoded.rendering.text, -1
-    for turn, prompt, begin, start, own, close, stop in zip(
-        turns, prompts, begins, starts, aligned, closes, stops, strict=True
-    ):
-        sampled = _ended(encoded, turn.message, start, max(start, close), max(start, stop), endings)
+    for turn, prompt, begin, (start, own) in zip(turns, prompts, begins, encoded.places(begins), strict=True):
+        sampled = _ended(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
             is_asked = own == start and text.endswith(prompt.texts, 0, begin)
             sampled.other_prompt = "" if is_asked else prompt.texts[0]
@@ -109,25 +108,28 @@ def _sampled_turns(
 
 def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> SampledTurn:
     """The end of one turn. Nothing is said about where it begins: `start` is the first token after its last field."""
-    close = encoded.first_touching([turn.body_end])[0]
-    stop = encoded.first_after([turn.end])[0]
-    return _ended(encoded, turn.message, close, close, max(close, stop), endings)
+    return _ended(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
 
 
-def _ended(encoded: Encoded, message: int, start: int, close: int, stop: int, endings: TurnEndings) -> SampledTurn:
+def _ended(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: TurnEndings) -> SampledTurn:
     """A turn's sampled tokens: up to its closer, or up to the next head where that is the stop.
 
-    `close` is the first token after the turn's last field, `stop` the first after the turn.
+    Its text begins at `begin`, in characters, and there token `start`.
     """
-    at, named = encoded.control_tokens
-    after = bisect.bisect_left(at, stop)  # the first control token after the turn
-    for last in range(after - 1, -1, -1):
-        if at[last] < close:
-            break
+    message = turn.message
+    at, named, starts, ends = encoded.counted
+    after = bisect.bisect_left(starts, turn.end)  # the first control token after the turn
+    if begin > turn.end:
+        after = max(after, bisect.bisect_right(ends, begin))
+    least = max(begin, turn.body_end)
+    last = after - 1
+    while last >= 0 and ends[last] > least:
         if named[last] in endings.closers:
             return SampledTurn(message, start, at[last] + 1, named[last])
+        last -= 1
+    stop = max(start, encoded.first_after([turn.end])[0])
     if after < len(at) and at[after] == stop and named[after] in endings.heads:
         return SampledTurn(message, start, stop + 1, named[after])
-    if not endings.seen and not endings.open_ended and not endings.closers and after and at[after - 1] >= close:
+    if not endings.seen and not endings.open_ended and not endings.closers and after and ends[after - 1] > least:
         return SampledTurn(message, start, at[after - 1] + 1, named[after - 1])
     return SampledTurn(message, start, stop, None)

@@ -23,7 +23,7 @@ from ..conversation.messages import RESULT_ROLES, KnownTools, Messages
 from ..errors import InputError, TemplateError
 from ..template.origin import Origin
 from ..template.trace import Rendering
-from ..tokens.encoding import Encoded
+from ..tokens.encoded import Encoded
 from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER

@@ -18,12 +18,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ..conversation.messages import Messages
 from ..conversation.values import is_plain
 from ..errors import TokentraceError
-from ..formats.grammar import TurnGrammar
+from ..formats.grammar import NO_CALLS, TurnGrammar
 from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.control import Trust
-from ..tokens.encoding import ControlPolicy, Encoded, encode_spans
+from ..tokens.encoded import Encoded
+from ..tokens.encoding import ControlPolicy, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from . import derive, inner
 from .endings import TurnEndings, find_endings
@@ -31,7 +32,7 @@ from .forms import TemplateForms
 from .markers import TurnMarkers
 from .memory import Memory
 from .outline import TemplateOutline
-from .probes import STAND_IN_TOOL, Probe, stringified
+from .probes import REASONED, STAND_IN_TOOL, Probe, stringified
 from .prompts import GenerationPrompts
 
 Given = ParamSpec("Given")
@@ -79,9 +80,17 @@ class TemplateStudy:
     ) -> Rendering | None:
         """A probe conversation, rendered once; None where the template refuses it. Do not change what it returns.
 
-        `tools` declares the stand-in tool, `changes` are other values of template variables.
+        `tools` declares the stand-in tool, `changes` are other values of template variables. A template that fails
+        without tools (`needs_tools`) is given the stand-in tool in any case.
         """
+        found = self._drawn(messages, tools, prompt, changes)
+        if found is None and not tools and self.needs_tools():
+            return self._drawn(messages, True, prompt, changes)
+        return found
 
+    def _drawn(
+        self, messages: Probe, tools: bool, prompt: bool = False, changes: Mapping[str, Any] | None = None
+    ) -> Rendering | None:
         def render() -> Rendering | None:
             variables = {**self.variables, **wrap_variables(changes)} if changes else self.variables
             shown = self._tool if tools else None
@@ -113,6 +122,11 @@ class TemplateStudy:
         return frozenset({*self.tokenizer.eos_ids, *(() if named is None else (named,))})
 
     @learned
+    def needs_tools(self) -> bool:
+        """Whether the template refuses even an answer without tools, and takes it with them."""
+        return self._drawn(REASONED, False) is None and self._drawn(REASONED, True) is not None
+
+    @learned
     def endings(self, tools: bool) -> TurnEndings:
         """How turns end, with tools or without. A template that refuses the stand-in tool ends them as without."""
         found = find_endings(self, tools)
@@ -125,10 +139,20 @@ class TemplateStudy:
 
     @learned
     def grammar(self, tools: bool) -> TurnGrammar:
-        """What the model writes in its turns. Tools are not shown to the template, but may change what ends a turn."""
+        """What the model writes in its turns. Tools may change what ends a turn."""
+        return self._derived(tools, self.shows_tools(tools))
+
+    @learned
+    def shows_tools(self, tools: bool) -> bool:
+        """Whether the turns that `grammar` is read off are written beside a tool: not if calls are written without."""
+        if self.needs_tools() or not tools or NO_CALLS not in self._derived(tools, False).notes:
+            return self.needs_tools()
+        return NO_CALLS not in self._derived(tools, True).notes
+
+    def _derived(self, tools: bool, shown: bool) -> TurnGrammar:
         endings = self.endings(tools)
         ends = endings.stops | endings.closers | self.eos
-        return self._facts.once(("grammar", ends), lambda: derive.template_grammar(self, ends))
+        return self._facts.once(("grammar", ends, shown), lambda: derive.template_grammar(self, ends, shown))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:

@@ -58,20 +58,15 @@ def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before
     """The turn that is written in the spans `first` to `stop`."""
     ends, _, origins = rendering.closed
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
-    body, body_end = -1, start
-    for span in range(first, stop):
-        origin = origins[span]
-        if origin is not None and not origin.is_role:
-            body = ends[span - 1] if span else 0
-            break
-    else:
+    own = first
+    while own < stop and ((origin := origins[own]) is None or (origin[-1] == "role" and origin.is_role)):
+        own += 1
+    if own == stop:
         return TurnSpan(message, start, end, end, start, before)
-    for span in range(stop - 1, first - 1, -1):
-        origin = origins[span]
-        if origin is not None and not origin.is_role:
-            body_end = ends[span]
-            break
-    return TurnSpan(message, start, end, body, body_end, before)
+    last = stop - 1
+    while (origin := origins[last]) is None or (origin[-1] == "role" and origin.is_role):
+        last -= 1
+    return TurnSpan(message, start, end, ends[own - 1] if own else 0, ends[last], before)
 
 
 def assistant_turns(

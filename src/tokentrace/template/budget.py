@@ -45,23 +45,21 @@ class TooLarge(Exception):  # noqa: N818
 class Budget:
     """What is left to one render."""
 
-    __slots__ = ("deadline", "left", "steps", "unchecked")
+    __slots__ = ("deadline", "left", "steps")
 
     def __init__(self, steps: int | None = None, made: int | None = None) -> None:
         self.steps = MAX_STEPS if steps is None else steps
         self.left = MAX_MADE if made is None else made
-        self.unchecked = 0
         self.deadline = time.monotonic() + MAX_SECONDS
 
     def step(self, count: int = 1) -> None:
         """Some work is done; is there still leave to do it? The clock is looked at now and then only."""
-        self.steps -= count
-        self.unchecked += count
-        if self.unchecked >= 32 or self.steps < 0:
-            self.unchecked = 0
-            self._check()
+        before = self.steps
+        self.steps = after = before - count
+        if (before ^ after) >= 32 or after < 0:
+            self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         if self.steps < 0:
             raise TooLarge(f"the template took more than {MAX_STEPS} steps; it seems to loop for ever")
         if time.monotonic() > self.deadline:

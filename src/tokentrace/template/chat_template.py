@@ -18,7 +18,7 @@ from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
 from .budget import Budget, TooLarge, charging
 from .code_digest import code_digest
-from .environment import TracingEnvironment
+from .environment import TracingContext, TracingEnvironment
 from .origin import Origin
 from .strings import traced
 from .trace import Rendering, Trace, collect
@@ -28,6 +28,7 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
 
 
+_REASONING: Final = frozenset(REASONING_FIELDS)
 _FOLDING_STEPS: Final = 1_000
 _FOLDING_MADE: Final = 64 * 1024
 """What Jinja may spend on constants while it compiles; what costs more is computed when the template runs."""
@@ -86,6 +87,7 @@ class ChatTemplate:
             raise TemplateError("the chat template is empty")
         self.source = source
         compiled = _compile(source)
+        self._globals = dict(compiled[0].globals)
         self._template, self.constants, self.searched, self.variables, self.reads, self.tags_generation = compiled
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str]]:
@@ -110,18 +112,13 @@ class ChatTemplate:
         """Render `messages` (validated) with the template. TemplateError names the message it was at."""
         given: list[Any] = _given(messages) if patch is None else wrap_messages(messages, patch)
         trace = Trace(len(messages), given if patch is None else None)
-        context = self._template.new_context(
-            {
-                "messages": given,
-                "tools": tools,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-                **(variables or {}),
-            }
-        )
-        context.trace = trace  # type: ignore[attr-defined]
-        with told(trace, self._template), charging(trace.budget):
-            for _ in self._template.root_render_func(context):
+        template, names = self._template, dict(self._globals)
+        names.update(messages=given, tools=tools, documents=None, add_generation_prompt=add_generation_prompt)
+        names.update(variables or {})
+        context = TracingContext(template.environment, names, template.name, template.blocks)
+        context.trace = trace
+        with told(trace, template), charging(trace.budget):
+            for _ in template.root_render_func(context):
                 pass
             return collect(trace.out)
 
@@ -176,13 +173,15 @@ def _given(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     given: list[Any] = []
     for index, message in enumerate(messages):
         item = message if type(message) is dict else dict(message)
-        for name in REASONING_FIELDS:
-            if item.get(name) is not None:
-                if name != "reasoning_content" or "thinking" not in item:
-                    item, own = dict(item), item[name]
-                    _name_reasoning(item, wrap(own, Origin(("messages", index, name))))
-                    item[name] = own  # which is where it is looked for
-                break
+        if not _REASONING.isdisjoint(item):
+            for name in REASONING_FIELDS:
+                own = item.get(name)
+                if own is not None:
+                    if name != "reasoning_content" or "thinking" not in item:
+                        item = item.copy()
+                        _name_reasoning(item, wrap(own, Origin(("messages", index, name))))
+                        item[name] = own  # which is where it is looked for
+                    break
         given.append(item)
     return given
 
@@ -215,6 +214,7 @@ def wrap_tools(tools: Sequence[Mapping[str, Any]]) -> TracedList:
     """Tool schemas with their origins; each remembers its JSON, as the same tools come again and again."""
     wrapped = wrap([dict(tool) for tool in tools], Origin(("tools",)))
     assert isinstance(wrapped, TracedList)
+    wrapped.memo = {}
     for index, tool in enumerate(wrapped):
         try:
             _remember_json(tool)
@@ -376,8 +376,12 @@ class PythonFormat:
         self.searched: frozenset[str] = frozenset()
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
-        self.digest = code_digest(name, function)
         self.tags_generation = False
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of its code. To read that takes long, and is done when somebody asks."""
+        return code_digest(self.name, self._function)
 
     def render(
         self,

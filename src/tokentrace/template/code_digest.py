@@ -1,7 +1,7 @@
 """A hash of what a Python function does: the text of the modules that it is written in.
 
-Text, because it is the same in every process and for every version of Python; compiled code is not. It is taken when
-the function is given, so it is the text that was run, unless the file changed since it was imported.
+Text, because it is the same in every process and for every version of Python; compiled code is not. It is read when it
+is asked for, so it is the text that was run, unless the file changed since it was imported.
 """
 
 from __future__ import annotations

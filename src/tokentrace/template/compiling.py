@@ -10,6 +10,7 @@ Jinja's own code generator decides on scopes, macros and blocks. What differs fr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -18,25 +19,29 @@ from jinja2.compiler import Frame
 from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE
 
 from .expressions import Expressions
-from .sources import Pair, beside, flattened
+from .loops import counts_only, fields_read, items_of, targets, uses_loop
+from .remembered import repeatable
+from .sources import Pair, Printed, beside, flattened, spelled
 
 _IMPORTS: Final = {
     "pairs": {
         **{"box": "tt_box", "inside": "tt_inside", "of_item": "tt_of_item", "of_get": "tt_of_get"},
         **{"of_slice": "tt_of_slice", "paid": "tt_paid", "pieces_of": "tt_pieces_of", "parts_of": "tt_parts"},
-        **{"rows": "tt_rows", "each": "tt_each", "length_of": "tt_length", "is_last": "tt_is_last"},
-        **{"neighbour": "tt_neighbour", "of_neighbour": "tt_of_neighbour", "items_of": "tt_items"},
+        **{"rows": "tt_rows", "each": "tt_each", "length_of": "tt_length"},
+        **{
+            "is_last": "tt_is_last",
+            "neighbour": "tt_neighbour",
+            "of_neighbour": "tt_of_neighbour",
+            "items_of": "tt_items",
+        },
         **{"PLAIN": "tt_plain", "SIZED": "tt_sized", "TEXT": "tt_text", "PRINTED": "tt_printed"},
     },
     "traced": {"TracedNone": "tt_none"},
+    "remembered": {"recall": "tt_recall", "remember": "tt_remember"},
     "environment": {"TemplateNamespace": "tt_namespace", "attributes_of": "tt_attributes"},
 }
-_COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
-"""What a loop knows without an object of its own."""
-_NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
-"""What a loop over single items knows, too; a loop over keys and values has its items in another form."""
-
-
+_PAYING: Final = ("budget.steps = steps = budget.steps - 1", "if not steps & 31 or steps < 0: trace.pause(OUT)")
+"""A round of a loop is a step."""
 _PRINTING: Final[tuple[type[nodes.Node], ...]] = (
     *(nodes.Output, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Macro, nodes.Block, nodes.Include),
     *(nodes.Import, nodes.FromImport, nodes.Extends),
@@ -52,6 +57,9 @@ class TracingGenerator(Expressions):
         self._bound: frozenset[str] = frozenset()
         self._index = ""
         self._has_blocks = False
+        self._resolved: dict[str, str] = {}
+        self._depth = 0
+        self._repeatable: dict[int, list[str]] = {}
 
     # -- frames and variables
 
@@ -61,6 +69,8 @@ class TracingGenerator(Expressions):
         for module, names in _IMPORTS.items():
             spelled = ", ".join(f"{name} as {short}" for name, short in names.items())
             self.writeline(f"from tokentrace.template.{module} import {spelled}")
+        self.writeline("tt_here = object()")
+        self._repeatable = repeatable(node, self.environment)
         super().visit_Template(node, frame)
 
     def write_commons(self) -> None:
@@ -68,6 +78,7 @@ class TracingGenerator(Expressions):
         self.writeline("trace = context.trace")
         self.writeline("concat = environment.joined")
         self.writeline("given = context.parent.get")
+        self.writeline("stack, budget = trace.stack, trace.budget")
 
     def enter_frame(self, frame: Frame) -> None:
         if frame.buffer is None:  # of the template, or of a block
@@ -82,10 +93,13 @@ class TracingGenerator(Expressions):
             if action == VAR_LOAD_ALIAS:
                 value, origin = str(param), beside(str(param))
             elif action == VAR_LOAD_RESOLVE:  # where there are blocks, the context also has what the template set
-                value = f"{self.get_resolve_func()}({param!r})" if self._has_blocks else f"given({param!r}, missing)"
+                value = self._resolved.pop(target, "") or self._resolve(str(param))
                 origin = f"trace.origin_of({target})" if param == "messages" else "None"
             self.writeline(f"{target} = {value}")
             self.writeline(f"{beside(target)} = {origin}")
+
+    def _resolve(self, name: str) -> str:
+        return f"{self.get_resolve_func()}({name!r})" if self._has_blocks else f"given({name!r}, missing)"
 
     def leave_frame(self, frame: Frame, with_python_scope: bool = False) -> None:
         super().leave_frame(frame, with_python_scope)
@@ -116,6 +130,7 @@ class TracingGenerator(Expressions):
         self.write(f" = {pair.code}")
         ref = frame.symbols.ref(node.target.name)
         self.writeline(f"{beside(ref)} = {pair.origin}", node)
+        self._forget_fields(ref)
         self.pop_assign_tracking(frame)
         key = node.node.arg if isinstance(node.node, nodes.Getitem) else None
         if isinstance(key, nodes.Name) and key.name == self._index:
@@ -126,6 +141,13 @@ class TracingGenerator(Expressions):
         names = [target] if isinstance(target, nodes.Name) else list(target.find_all(nodes.Name))
         for name in names:
             self.writeline(f"{beside(frame.symbols.ref(name.name))} = None")
+            self._forget_fields(frame.symbols.ref(name.name))
+
+    def _forget_fields(self, ref: str) -> None:
+        """Nothing is known of the fields of what a variable holds."""
+        known = [name for names in self.fields.get(ref, {}).values() for name in names if name]
+        if known:
+            self.writeline(f"{' = '.join(known)} = None")
 
     def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
         super().visit_AssignBlock(node, frame)
@@ -133,11 +155,26 @@ class TracingGenerator(Expressions):
 
     def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
         super().visit_Macro(node, frame)
-        self.writeline(f"{beside(frame.symbols.ref(node.name))} = None")
+        self._forget_origins(nodes.Name(node.name, "store"), frame)
+
+    def visit_NSRef(self, node: nodes.NSRef, frame: Frame) -> None:
+        if node.name not in self.namespaces or node.attr.startswith("_"):
+            super().visit_NSRef(node, frame)
+            return
+        ref = frame.symbols.ref(node.name)
+        self.write(f"(tt_attributes({ref}) if type({ref}) is tt_namespace else {ref})[{node.attr!r}]")
 
     def macro_body(self, node: Any, frame: Frame) -> Any:
-        node.body = [_line("trace.enter_macro()"), *node.body]
-        return super().macro_body(node, frame)
+        node.body = [_line("budget.step()"), *node.body]
+        with self._function():
+            return super().macro_body(node, frame)
+
+    @contextlib.contextmanager
+    def _function(self) -> Iterator[None]:
+        """What is written becomes a function of its own, which cannot keep what it learns of variables around it."""
+        kept, self.fields = self.fields, {}
+        yield
+        self.fields = kept
 
     # -- output
 
@@ -156,68 +193,69 @@ class TracingGenerator(Expressions):
                 return
             self.writeline("if parent_template is None:")
             self.indent()
-        self.writeline(f"{frame.buffer} += (", node)
-        self.indent()
-        finalize = self._make_finalize()
-        constant: list[str] = []
-        for child in node.nodes:
-            try:
-                constant.append(self._output_child_to_const(child, frame, finalize))
-                continue
-            except Exception:  # not a constant, or one that fails: both are a matter for the run
-                self._print_constant(constant)
-                constant = []
-            self.newline(child)
-            for piece in self._pieces(child, frame):
-                self.write(f"{piece}, ")
-        self._print_constant(constant)
-        self.outdent()
-        self.writeline(")")
+        self._write_output(node, frame)
         if frame.require_output_check:
             self.outdent()
 
-    def _print_constant(self, texts: list[str]) -> None:
-        text = "".join(texts)
-        if text:
-            self.writeline(f"{text!r}, None,")
+    def _write_output(self, node: nodes.Output, frame: Frame) -> None:
+        """One statement for each part that is computed, with the constants around it."""
+        finalize = self._make_finalize()
+        constant = ""
+        parts: list[tuple[nodes.Expr, str, Printed]] = []  # with the constant before it
+        for child in node.nodes:
+            try:
+                constant += self._output_child_to_const(child, frame, finalize)
+            except Exception:  # not a constant, or one that fails: both are a matter for the run
+                for printed in self._pieces(child, frame):
+                    parts.append((child, constant, printed))
+                    constant = ""
+        for at, (child, before, printed) in enumerate(parts):
+            after = constant if at == len(parts) - 1 else ""
+            quick = spelled([before, *printed.quick, after])
+            self.newline(child)
+            self.write(f"{frame.buffer} += ({quick})")
+            if printed.test:
+                self.write(f" if {printed.test} else ({spelled([before, printed.otherwise, after])})")
+        if not parts:
+            self.writeline(f"{frame.buffer} += ({spelled([constant])})", node)
 
-    def _pieces(self, node: nodes.Node, frame: Frame) -> Iterator[str]:
+    def _pieces(self, node: nodes.Node, frame: Frame) -> Iterator[Printed]:
         """What an expression prints. A sum of texts is printed part by part: nothing is joined to be cut again."""
         if isinstance(node, nodes.Concat):
             for operand in node.nodes:
-                yield from self._piece(self.pair(operand, frame), operand)
+                yield self._piece(self.pair(operand, frame), operand)
             return
         summands = flattened(node)
         parts = [self.pair(part, frame) for part in summands]
         if len(parts) == 1:
-            yield from self._piece(parts[0], node)
+            yield self._piece(parts[0], node)
         elif any(part.is_count or part.is_split for part in parts):
-            yield from self._piece(self.pair(node, frame), node)
+            yield self._piece(self.pair(node, frame), node)
         else:
-            checks, printed, boxed = [], [], []
-            for part, summand in zip(parts, summands, strict=True):
-                if isinstance(summand, nodes.Const) and type(summand.value) is str:
-                    printed += [part.code, "None"]
-                    boxed.append(part.code)
-                else:
-                    name = self.temporary_identifier()
-                    checks.append(f"(type({name} := {part.code}) in tt_text)")
-                    printed += [name, part.origin]
-                    boxed.append(Pair(name, part.origin).boxed)
-            whole = f"(environment.add({', '.join(boxed)}), None)"
-            yield f"*(({', '.join(printed)}) if {' & '.join(checks)} else {whole})"
+            yield self._sum(parts, summands)
 
-    def _piece(self, pair: Pair, node: nodes.Node) -> Iterator[str]:
+    def _sum(self, parts: list[Pair], summands: list[nodes.Node]) -> Printed:
+        checks: list[str] = []
+        quick: list[str | tuple[str, str]] = []
+        boxed: list[str] = []
+        for part, summand in zip(parts, summands, strict=True):
+            if isinstance(summand, nodes.Const) and type(summand.value) is str:
+                quick.append(summand.value)
+                boxed.append(part.code)
+            else:
+                name = self.temporary_identifier()
+                checks.append(f"(type({name} := {part.code}) is str or type({name}) in tt_text)")
+                quick.append((name, part.origin))
+                boxed.append(Pair(name, part.origin).boxed)
+        return Printed(quick, " & ".join(checks), (f"environment.add({', '.join(boxed)})", "None"))
+
+    def _piece(self, pair: Pair, node: nodes.Node) -> Printed:
         pair = pair.stored
         if pair.is_count or isinstance(node, (nodes.Const, nodes.TemplateData)):
-            yield f"{pair.code}, None"
-            return
+            return Printed([(pair.code, "None")])
         value = self.temporary_identifier()
-        check = f"type({value} := {pair.code}) in tt_printed"
-        if pair.origin == "None":
-            yield f"({value} if {check} else environment.shown({value}, None)[0]), None"
-        else:
-            yield f"*(({value}, {pair.origin}) if {check} else environment.shown({value}, {pair.origin}))"
+        test = f"type({value} := {pair.code}) is str or type({value}) in tt_printed"
+        return Printed([(value, pair.origin)], test, (f"environment.shown({value}, {pair.origin})", "None"))
 
     # -- conditions and loops
 
@@ -235,15 +273,41 @@ class TracingGenerator(Expressions):
             self.outdent()
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        if id(node) not in self._repeatable:
+            self._write_for(node, frame)
+            return
+        items, start, written = self.value(node.iter, frame), self.temporary_identifier(), self.temporary_identifier()
+        loop = f"(tt_here, {start!r})"
+        unset = "".join(f" and given({name!r}, missing) is missing" for name in self._repeatable[id(node)])
+        self.writeline(f"if ({written} := tt_recall({items}, {loop})) is not None{unset}:", node)
+        self.indent()
+        self.writeline(f"{frame.buffer} += {written}")
+        self.outdent()
+        self.writeline("else:")
+        self.indent()
+        self.writeline(f"{start} = len({frame.buffer})")
+        self._write_for(node, frame)
+        printed = frame.buffer == "out"
+        self.writeline(f"if True{unset}: tt_remember({items}, {loop}, {frame.buffer}, {start}, printed={printed})")
+        self.outdent()
+
+    def _write_for(self, node: nodes.For, frame: Frame) -> None:
         kept, self._index = self._index, node.target.name if isinstance(node.target, nodes.Name) else ""
         is_silent = self._is_silent(node, frame)
-        self.writeline("trace.enter()")
-        targets = _targets(node)
-        if targets is not None and not node.recursive and node.test is None and _counts_only(node):
-            self._plain_loop(node, targets, is_silent, frame)
+        self.writeline("stack.append(trace.current)")
+        self._depth += 1
+        names = targets(node)
+        if names is not None and not node.recursive and node.test is None and counts_only(node):
+            self._plain_loop(node, names, is_silent, frame)
         else:
-            self._boxed_loop(node, is_silent, frame)
-        self.writeline("trace.looked()" if is_silent else f"trace.left({frame.buffer})")
+            with self._function():
+                self._boxed_loop(node, is_silent, frame)
+        self._depth -= 1
+        if is_silent:
+            self.writeline("trace.current = stack.pop()")
+        else:
+            before = self.temporary_identifier()
+            self.writeline(f"if ({before} := stack.pop()) != trace.current: trace.left({before}, {frame.buffer})")
         self._index = kept
 
     def _is_silent(self, node: nodes.For, frame: Frame) -> bool:
@@ -258,18 +322,18 @@ class TracingGenerator(Expressions):
         level = frame.inner().symbols.level
         item = f"l_{level}_{node.target.name}" if isinstance(node.target, nodes.Name) else "None"
         hook = f"trace.look({item}, None)" if is_silent else f"trace.round({item}, None, OUT)"
-        node.body = [_line(hook), *node.body]
+        node.body = [*map(_line, (*_PAYING, hook)), *node.body]
         if node.test is not None:  # a round that the test skips is a round
             node.test = nodes.And(nodes.EnvironmentAttribute("round"), node.test)
         super().visit_For(node, frame)
 
-    def _plain_loop(self, node: nodes.For, targets: list[nodes.Name], is_silent: bool, frame: Frame) -> None:
+    def _plain_loop(self, node: nodes.For, names: list[nodes.Name], is_silent: bool, frame: Frame) -> None:
         """A loop over plain items, which needs no object to count them."""
         inner, otherwise = frame.inner(), frame.inner()
         inner.loop_frame = True
-        counted = _uses_loop(node)
-        index, found, origins = (self.temporary_identifier() for _ in range(3))
-        self._write_rows(node, found, origins, counted, frame)
+        counted = uses_loop(node)
+        index, found, origins, begins = (self.temporary_identifier() for _ in range(4))
+        self._write_rows(node, (found, origins, begins), counted, frame)
         loop = inner.symbols.declare_parameter("loop") if counted else ""
         if counted:
             self.counted_loops[loop] = index, found, origins
@@ -278,18 +342,36 @@ class TracingGenerator(Expressions):
             otherwise.symbols.analyze_node(node, for_branch="else")
             never = self.temporary_identifier()
             self.writeline(f"{never} = True")
-        refs = [inner.symbols.ref(target.name) for target in targets]
-        bound = ", ".join(f"{ref}, {beside(ref)}" for ref in refs)
-        rounds = f"tt_each({found}, {origins})" if len(refs) == 1 else found
-        self.writeline(f"for {f'{index}, ({bound})' if counted else bound} in ", node)
-        self.write(f"enumerate({rounds}):" if counted else f"{rounds}:")
+        for target, (action, param) in inner.symbols.loads.items():
+            if action == VAR_LOAD_RESOLVE:  # the same in each round
+                self._resolved[target] = self.temporary_identifier()
+                self.writeline(f"{self._resolved[target]} = {self._resolve(str(param))}")
+        refs = [inner.symbols.ref(target.name) for target in names]
+        if len(refs) == 1:
+            item = f"{refs[0]}, {beside(refs[0])}"
+            origins_too = self._depth == 1 and not is_silent
+            self.fields[refs[0]] = fields = self._fields(node, origins_too)
+            known = {name: origin for name, (_, origin) in fields.items() if origin}
+            bound = ", ".join(((index,) if counted else ()) + (item, *known.values()))
+            rounds = f"tt_each({found}, {origins}, {counted}, {tuple(known)!r})"
+        else:
+            item = "None, None"
+            bound = ", ".join(f"{ref}, {beside(ref)}" for ref in refs)
+            bound, rounds = (f"{index}, ({bound})", f"enumerate({found})") if counted else (bound, found)
+        self.writeline(f"for {bound} in {rounds}:", node)
         self.indent()
         self._bound = frozenset((*refs, *(name for name in self.counted_loops)))
         self.enter_frame(inner)
         self._bound = frozenset()
-        item = f"{refs[0]}, {beside(refs[0])}" if len(refs) == 1 else "None, None"
-        self.writeline(f"trace.look({item})" if is_silent else f"trace.round({item}, {frame.buffer})")
+        for line in _PAYING:
+            self.writeline(line.replace("OUT", str(frame.buffer)))
+        hook = f"trace.look({item})" if is_silent else f"trace.round({item}, {frame.buffer})"
+        self.writeline(f"if {begins}: {hook}" if len(refs) == 1 else hook)
+        values = [value for value, _ in self.fields.get(refs[0], {}).values() if value]
+        if values:
+            self.writeline(f"{' = '.join(values)} = None")
         self.blockvisit(node.body, inner)
+        self.fields.pop(refs[0], None)
         self.counted_loops.pop(loop, None)  # another scope of this depth may have a ``loop`` of its own
         if node.else_:
             self.writeline(f"{never} = False")
@@ -305,13 +387,25 @@ class TracingGenerator(Expressions):
         if self._assign_stack:
             self._assign_stack[-1].difference_update(inner.symbols.stores)
 
-    def _write_rows(self, node: nodes.For, found: str, origins: str, counted: bool, frame: Frame) -> None:
+    def _fields(self, node: nodes.For, origins: bool) -> dict[str, tuple[str, str]]:
+        """Names for what is known in a round of the fields of its variable: values that are asked for again, and
+        `origins`, if these are needed."""
+        return {
+            name: (
+                self.temporary_identifier() if times > 1 else "",
+                self.temporary_identifier() if origins else "",
+            )
+            for name, times in fields_read(node).items()
+        }
+
+    def _write_rows(self, node: nodes.For, names: tuple[str, str, str], counted: bool, frame: Frame) -> None:
         """What the loop runs over."""
-        items = _items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
+        found, origins, _ = names
+        items = items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
         if items is None:
             pair = self.pair(node.iter, frame).stored
             self.writeline(
-                f"{found}, {origins} = tt_rows({pair.code}, {pair.origin}, undefined, counted={counted})", node
+                f"{', '.join(names)} = tt_rows({pair.code}, {pair.origin}, undefined, stack, counted={counted})", node
             )
             return
         pair = self.pair(items, frame).stored
@@ -343,58 +437,3 @@ def _line(code: str) -> nodes.Output:
     node = nodes.Output([])
     node.line = code  # type: ignore[attr-defined]
     return node
-
-
-def _targets(node: nodes.For) -> list[nodes.Name] | None:
-    """The variables of a loop that may run over plain items."""
-    if isinstance(node.target, nodes.Name):
-        return [node.target]
-    items = node.target.items if isinstance(node.target, nodes.Tuple) else []
-    names = [name for name in items if isinstance(name, nodes.Name)]
-    return names if len(items) == len(names) == 2 and _items_of(node.iter) is not None else None
-
-
-def _items_of(node: nodes.Node) -> nodes.Expr | None:
-    """The ``x`` of ``x.items()`` or ``x|items``."""
-    if isinstance(node, nodes.Filter) and node.name == "items" and not (node.args or node.kwargs or node.dyn_args):
-        return node.node
-    plain = isinstance(node, nodes.Call) and not (node.args or node.kwargs or node.dyn_args or node.dyn_kwargs)
-    if plain and isinstance(node.node, nodes.Getattr) and node.node.attr == "items":  # type: ignore[attr-defined]
-        return node.node.node  # type: ignore[attr-defined]
-    return None
-
-
-def _loop_names(node: nodes.Node) -> Iterator[nodes.Node]:
-    """The places below `node` where its ``loop`` is read: as ``loop.something``, or (a bare name) in another way."""
-    for child in node.iter_child_nodes():
-        if isinstance(child, nodes.For):  # its body has a ``loop`` of its own
-            parts = [child.iter, *child.else_] + ([child.test] if child.test is not None else [])
-            yield from _loop_names(nodes.Scope(parts))
-        elif (
-            isinstance(child, nodes.Getattr) and isinstance(child.node, nodes.Name) and child.node.name == "loop"
-        ) or (isinstance(child, nodes.Name) and child.name == "loop"):
-            yield child
-        else:
-            yield from _loop_names(child)
-
-
-def _body(node: nodes.For) -> nodes.Node:
-    return nodes.Scope(list(node.body))
-
-
-def _uses_loop(node: nodes.For) -> bool:
-    return next(_loop_names(_body(node)), None) is not None
-
-
-def _counts_only(node: nodes.For) -> bool:
-    """Whether a loop's body asks its ``loop`` for nothing but counts and neighbours."""
-    if node.find(nodes.Block) is not None or any(_uses_loop_name(macro) for macro in node.find_all(nodes.Macro)):
-        return False
-    if any(name.name == "loop" and name.ctx == "store" for name in node.find_all(nodes.Name)):
-        return False  # which Jinja refuses
-    known = _COUNTS | _NEIGHBOURS if isinstance(node.target, nodes.Name) else _COUNTS
-    return all(isinstance(found, nodes.Getattr) and found.attr in known for found in _loop_names(_body(node)))
-
-
-def _uses_loop_name(node: nodes.Node) -> bool:
-    return any(found.name == "loop" for found in node.find_all(nodes.Name))

@@ -281,7 +281,11 @@ class TracingEnvironment(PairEnvironment):
             kwargs.pop("_block_vars", None)
             return __obj(__context.eval_ctx, *args, **kwargs)
         spend(1)
-        if kind in _HANDING_OUT_WHEN_CALLED or __obj is TemplateNamespace or __obj is Cycler or __obj is Joiner:
+        if __obj is TemplateNamespace:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return TemplateNamespace(*args, **kwargs)
+        if kind in _HANDING_OUT_WHEN_CALLED or __obj is Cycler or __obj is Joiner:
             return super().call(__context, __obj, *args, **kwargs)
         owner = __obj.__self__ if isinstance(__obj, _BOUND) else None
         given = (owner, *args, *(value for name, value in kwargs.items() if name not in _JINJAS_OWN))

@@ -50,12 +50,16 @@ class Expressions(Containers):
     """Of loops that need no object of their own: names of the index, of the items and of their origins."""
     namespaces: frozenset[str]
     """Variables that hold nothing but namespaces."""
+    fields: dict[str, dict[str, tuple[str, str]]]
+    """Of variables of loops: the names of what is known of each field of theirs in a round, its value and its origin.
+    None stands in them for what is not known yet."""
     _pairs: dict[nodes.Node, Pair]
     """Of expressions seen: one that has no plain form asks for its parts twice, and so would each of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pairs = {}
+        self.fields = {}
 
     def pair(self, node: nodes.Node, frame: Frame) -> Pair:
         """Value and origin of an expression."""
@@ -85,7 +89,19 @@ class Expressions(Containers):
             return f"({self.condition(node.left, frame)} {word} {self.condition(node.right, frame)})"
         if isinstance(node, nodes.Not):
             return f"(not {self.condition(node.node, frame)})"
-        return self.value(node, frame)
+        return self.seen(node, frame)
+
+    def seen(self, node: nodes.Node, frame: Frame) -> str:
+        """An expression where None may stand for what is missing: it is as false, is no text, and equals none."""
+        name = field_of(node)
+        if name is None or not isinstance(node, (nodes.Getattr, nodes.Getitem)) or self._is_namespace(node.node):
+            return self.value(node, frame)
+        if self._of_loop(node.node, name, frame) is not None:
+            return self.value(node, frame)
+        return self._looked_up(node, name, frame, or_none=True).code
+
+    def _is_namespace(self, node: nodes.Node) -> bool:
+        return isinstance(node, nodes.Name) and node.name in self.namespaces
 
     def _boxed_visitor(self, node: nodes.Node) -> Callable[..., None]:
         """The visitor that writes an expression which has no plain form."""
@@ -121,39 +137,63 @@ class Expressions(Containers):
             return counted
         if node.attr in DICT_ATTRIBUTES:
             return Pair(f"environment.getattr({self.boxed(node.node, frame)}, {node.attr!r})")
-        return self._field(node.node, node.attr, "field", frame)
+        return self._field(node, node.attr, frame)
 
     def pair_Getitem(self, node: nodes.Getitem, frame: Frame) -> Pair:
         key = node.arg
         if isinstance(key, nodes.Slice):
             return self._slice(node.node, key, frame)
         if isinstance(key, nodes.Const) and type(key.value) is str:
-            return self._field(node.node, key.value, "item", frame)
+            return self._field(node, key.value, frame)
         base = self.pair(node.node, frame)
         value, index = self.temporary_identifier(), self.temporary_identifier()
         at = self.pair(key, frame)
         if base.is_split:
             return Pair(f"environment.item({base.code}, None, {at.boxed})", base.origin, base.given)
-        code = f"environment.item({value} := {base.code}, {base.origin}, {index} := {at.boxed})"
         if base.origin == "None":
-            return Pair(code)
+            return Pair(f"environment.item({base.code}, None, {at.boxed})")
+        if not isinstance(node.node, nodes.Name):
+            code = f"environment.item({value} := {base.code}, {base.origin}, {index} := {at.boxed})"
+            return Pair(code, f"tt_of_item({base.origin}, {value}, {index})", base.given)
+        found = self.temporary_identifier()
+        code = (
+            f"({found} if (type({value} := {base.code}) is list) & (type({index} := {at.boxed}) is int)"
+            f" and 0 <= {index} < len({value}) and type({found} := {value}[{index}]) in tt_plain"
+            f" else environment.item({value}, {base.origin}, {index}))"
+        )
         return Pair(code, f"tt_of_item({base.origin}, {value}, {index})", base.given)
 
-    def _field(self, node: nodes.Expr, name: str, otherwise: str, frame: Frame) -> Pair:
-        """``node.name`` or ``node["name"]``: at hand without a call where a plain dict has it."""
-        base = self.pair(node, frame).stored
-        value, found = self.temporary_identifier(), self.temporary_identifier()
-        rest = f" else environment.{otherwise}({value}, {base.origin}, {name!r}))"
-        if isinstance(node, nodes.Name) and node.name in self.namespaces:
+    def _field(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame) -> Pair:
+        """``value.name`` or ``value["name"]``: at hand without a call where a plain dict has it."""
+        if self._is_namespace(node.node):
+            base = self.pair(node.node, frame).stored
+            value, found = self.temporary_identifier(), self.temporary_identifier()
             look = f"({found} := tt_attributes({value}).get({name!r}, missing)) is not missing"
-            return Pair(f"({found} if type({value} := {base.code}) is tt_namespace and {look}{rest}")
-        code = (
-            f"({found} if type({value} := {base.code}) is dict and type({found} := {value}.get({name!r})) in tt_plain"
-            + rest
-        )
+            otherwise = f"environment.{_asked(node)}({value}, {base.origin}, {name!r})"
+            return Pair(f"({found} if type({value} := {base.code}) is tt_namespace and {look} else {otherwise})")
+        return self._looked_up(node, name, frame)
+
+    def _looked_up(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False) -> Pair:
+        """A field of a value. `or_none`: None may be given for one that is missing."""
+        base = self.pair(node.node, frame).stored
+        known, known_origin = self.fields.get(base.code, {}).get(name, ("", ""))
+        found, value, here = self.temporary_identifier(), base.code, base.code
+        if not value.isidentifier():
+            value = self.temporary_identifier()
+            here = f"{value} := {base.code}"
+        plain = f"type({found} := {value}.get({name!r})) in tt_plain"
+        if or_none:
+            plain = f"({plain} or {found} is None)"
+        rest = f"environment.{_asked(node)}({value}, {base.origin}, {name!r})"
+        code = f"({found} if type({here}) is dict and {plain} else {rest})"
+        if known:
+            code = f"({known} if {known} is not None else ({known} := {found}){code.removeprefix(f'({found}')}"
         if base.origin == "None":
             return Pair(code)
-        return Pair(code, f"tt_inside({base.origin}, {name!r})", base.given)
+        origin = f"tt_inside({base.origin}, {name!r})"
+        if known_origin:
+            origin = f"({known_origin} if {known_origin} is not None else {origin})"
+        return Pair(code, origin, base.given)
 
     def _slice(self, node: nodes.Expr, key: nodes.Slice, frame: Frame) -> Pair:
         base = self.pair(node, frame).stored
@@ -273,9 +313,11 @@ class Expressions(Containers):
         if type(options["indent"]) not in (int, type(None)) or type(separators) not in (tuple, type(None)):
             return None
         base = self.pair(value, frame).stored
-        return Pair(
-            f"environment.json({base.code}, {base.origin}, {tuple(options.values())!r})", base.origin, base.given
-        )
+        spelled = repr(tuple(options.values()))
+        if base.origin == "None":
+            return Pair(f"environment.json({base.code}, None, {spelled})")
+        origin = self.temporary_identifier()
+        return Pair(f"environment.json({base.code}, {origin} := {base.origin}, {spelled})", origin, base.given)
 
     def pair_Filter(self, node: nodes.Filter, frame: Frame) -> Pair | None:
         if node.name == "tojson" and node.node is not None and not (node.args or node.dyn_args or node.dyn_kwargs):
@@ -348,7 +390,7 @@ class Expressions(Containers):
         forms = {
             "defined": f"(not isinstance({base.code}, Undefined))",
             "undefined": f"isinstance({base.code}, Undefined)",
-            "string": f"isinstance({base.code}, str)",
+            "string": f"isinstance({self.seen(node.node, frame)}, str)",
             "none": f"(({value} := {base.code}) is None or type({value}) is tt_none)",
             "mapping": f"(type({value} := {base.code}) is dict or {self.tests[node.name]}({value}))",
             **dict.fromkeys(_LOOKING, f"{self.tests[node.name]}({base.code})"),
@@ -370,7 +412,8 @@ class Expressions(Containers):
         word = operators[op]
         cheap = left.is_count or right.is_count or any(map(is_constant, sides))
         if op in ("eq", "ne"):
-            codes = [left.code, right.code]
+            is_word = [isinstance(side, nodes.Const) and type(side.value) is str for side in sides]
+            codes = [self.seen(sides[0], frame) if is_word[1] else left.code, right.code]
         else:  # may be refused, in words that name what was compared
             codes = [left.boxed, right.boxed]
         first, second = codes if cheap else [f"environment.weighed({code})" for code in codes]
@@ -453,6 +496,18 @@ class Expressions(Containers):
 
     def pair_Concat(self, node: nodes.Concat, frame: Frame) -> Pair:
         return Pair(f"environment.concat(({', '.join(self.boxed(part, frame) for part in node.nodes)},))")
+
+
+def field_of(node: nodes.Node) -> str | None:
+    """The field that an expression names, as ``value.name`` or ``value["name"]``; None for a method of dicts."""
+    key = node.arg if isinstance(node, nodes.Getitem) else None
+    name = key.value if isinstance(key, nodes.Const) else node.attr if isinstance(node, nodes.Getattr) else None
+    return name if type(name) is str and name not in DICT_ATTRIBUTES else None
+
+
+def _asked(node: nodes.Getattr | nodes.Getitem) -> str:
+    """The method of the environment that has the last word on a field."""
+    return "field" if isinstance(node, nodes.Getattr) else "item"
 
 
 _FOLDED: Final = (

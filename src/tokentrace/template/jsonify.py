@@ -27,6 +27,8 @@ from .traced import (
 )
 
 _MAX_INDENT: Final = 1_000
+_SMALL: Final = 1024
+"""Text up to this size is paid for by the step that makes it (see `strings`)."""
 
 
 def dumps(
@@ -48,7 +50,7 @@ def dumps(
     own_options = (indent is not None or separators is not None) and is_traced(options)
     memo = None
     if not own_options:
-        memo = getattr(value, "memo", None) if type(value) is TracedDict else None
+        memo = getattr(value, "memo", None) if type(value) in (TracedDict, TracedList) else None
         if memo is not None and options in memo:
             return memo[options]  # type: ignore[no-any-return]
         whole = _arguments(value, options)
@@ -75,8 +77,9 @@ def plain_dumps(value: Any, origin: Origin, options: tuple[Any, ...]) -> str | N
             return None
     else:
         return None
-    check_size(len(text))
-    made(len(text))
+    if len(text) > _SMALL:
+        check_size(len(text))
+        made(len(text))
     return text
 
 

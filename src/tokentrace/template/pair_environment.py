@@ -36,9 +36,9 @@ class PairEnvironment(ImmutableSandboxedEnvironment):
         """What a macro or a set block wrote."""
         return join_buffer(pieces(written))
 
-    def shown(self, value: Any, origin: Beside) -> tuple[str, None]:
+    def shown(self, value: Any, origin: Beside) -> str:
         """What is printed of a value that may change before the template is done."""
-        return text_of(box(value, origin)), None
+        return text_of(box(value, origin))
 
     def field(self, value: Any, origin: Beside, name: str) -> Any:
         """``value.name``."""
@@ -73,12 +73,12 @@ class PairEnvironment(ImmutableSandboxedEnvironment):
 
     def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> str:
         """``value|tojson(…)``, with options that are constants."""
-        if type(value) is TracedDict and (memo := getattr(value, "memo", None)) is not None and options in memo:
-            return cast(str, memo[options])
         if type(origin) is Origin and options[1] is None:
             text = plain_dumps(value, origin, options)
             if text is not None:
                 return text
+        elif type(value) is TracedDict and (memo := getattr(value, "memo", None)) is not None and options in memo:
+            return cast(str, memo[options])
         ensure_ascii, indent, separators, sort_keys = options
         return cast(str, self.filters["tojson"](box(value, origin), ensure_ascii, indent, separators, sort_keys))
 

@@ -22,7 +22,7 @@ from jinja2.runtime import LoopContext
 from .budget import check_items, check_pieces, listed, looked_at, made
 from .origin import KEY, Origin
 from .strings import TracedStr, traced
-from .trace import message_origins
+from .trace import field_origins, message_origins
 from .traced import TRACED_TYPES, TracedDict, TracedList, wrap
 
 PLAIN: Final = TRACED_TYPES | {str, dict, list, int, float, bool}
@@ -34,6 +34,8 @@ PRINTED: Final = TEXT | {int, float, bool, type(None)}
 """What may be printed later: it will not change until then."""
 SMALL: Final = 1024
 """Text up to this size is paid for by the step that makes it (see `strings`)."""
+_SHORT: Final = 8
+"""The rounds of a loop over so many items are made at once."""
 _KEPT: Final = PLAIN | {type(None)}
 _WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
 
@@ -41,7 +43,13 @@ _WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
 class Each(list[Origin | None]):
     """The origins of the items of a list that the template made: it is no field, but its items are."""
 
-    __slots__ = ()
+    __slots__ = ("cut",)
+    cut: tuple[int, slice] | None
+    """How many messages there are, and which of them these are, where it is a part of all of them."""
+
+    def __init__(self, origins: Iterable[Origin | None], cut: tuple[int, slice] | None = None) -> None:
+        super().__init__(origins)
+        self.cut = cut
 
 
 Beside = Origin | Each | None
@@ -60,7 +68,7 @@ class _Inside:
         return Origin(self.origin + (index,))
 
     def __iter__(self) -> Iterator[Origin]:
-        return map(self.__getitem__, itertools.count())
+        return map(Origin, map(self.origin.__add__, zip(itertools.count())))
 
 
 _Origins = Sequence[Origin | None] | _Inside
@@ -108,7 +116,8 @@ def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
     if type(value) is list:
         origins = _origins(value, origin)
         if not isinstance(origins, _Inside):
-            return None if origins is None else Each(origins[: len(value)][which])
+            cut = (len(value), which) if type(origins) is list else None
+            return None if origins is None else Each(origins[: len(value)][which], cut)
         places = range(len(value))[which]
         check_pieces(len(places))
         return Each(map(origins.__getitem__, places))
@@ -119,7 +128,7 @@ def _origins(value: list[Any], origin: Beside) -> _Origins | None:
     """The origins of the items of a plain list (or more of them); None where its items have to be boxed."""
     if origin is None or type(origin) is Each:
         return origin
-    if origin == ("messages",):
+    if len(origin) == 1 and origin[0] == "messages":
         return message_origins(len(value))
     check_items(len(value))
     return _Inside(origin) if keeps_items(value) else None  # type: ignore[arg-type]
@@ -153,25 +162,46 @@ def pieces(written: Iterable[Any]) -> Iterator[Any]:
 
 # -- loops
 
-Rows = tuple[Any, _Origins | None]
+Rows = tuple[Any, _Origins | None, bool]
 
 
-def rows(value: Any, origin: Beside, undefined: Any, *, counted: bool) -> Rows:
-    """What a loop runs over, and the origins of its items. `counted`: its body asks how many there are."""
+def rows(value: Any, origin: Beside, undefined: Any, around: list[int], *, counted: bool) -> Rows:
+    """What a loop runs over, the origins of its items, and whether a round may begin a turn.
+
+    None does that runs over what lies in a field, inside another loop: `around` says whose turns the loops are in.
+    `counted`: the loop's body asks how many rounds there are.
+    """
     if type(value) is list:
         origins = _origins(value, origin)
         if origins is not None:
-            return value, origins
+            return value, origins, type(origins) is not _Inside or (len(around) == 1 and around[0] == -1)
     boxed = box(value, origin)
     if isinstance(boxed, list):
-        return boxed, None
-    return (LoopContext(boxed, undefined) if counted else iter(boxed)), None
+        return boxed, None, True
+    return (LoopContext(boxed, undefined) if counted else iter(boxed)), None, True
 
 
-def each(found: Any, origins: _Origins | None) -> Iterable[tuple[Any, Origin | None]]:
-    if type(found) is LoopContext:
-        return ((item, None) for item, _ in found)
-    return zip(found, itertools.repeat(None) if origins is None else origins)  # noqa: B905 - there may be more origins
+def each(found: Any, origins: _Origins | None, counted: bool, fields: tuple[str, ...] = ()) -> Iterable[Any]:
+    """The rounds of a loop: where `counted` their number, the item, its origin, and those of its `fields`.
+
+    These are known where the items are messages; elsewhere None stands for them.
+    """
+    if not fields and type(origins) is _Inside and len(found) <= _SHORT:
+        path = origins.origin
+        if counted:
+            return [(at, item, Origin(path + (at,))) for at, item in enumerate(found)]
+        return [(item, Origin(path + (at,))) for at, item in enumerate(found)]
+    items = (item for item, _ in found) if type(found) is LoopContext else found
+    columns = [items, itertools.repeat(None) if origins is None else origins]
+    if fields:
+        cut = origins.cut if type(origins) is Each else None
+        count = len(found) if type(origins) is list else cut[0] if cut is not None else 0
+        for name in fields:
+            known = field_origins(name, count) if count else None
+            columns.append(
+                itertools.repeat(None) if known is None else known if cut is None else known[: cut[0]][cut[1]]
+            )
+    return zip(itertools.count(), *columns) if counted else zip(*columns)  # noqa: B905 - there may be more origins
 
 
 def length_of(found: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jinja2 import nodes
@@ -31,6 +32,29 @@ class Pair:
     def stored(self) -> Pair:
         """As a variable can hold it."""
         return Pair(self.boxed) if self.is_split else self
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """What an expression prints: constants, and sources of values and origins."""
+
+    quick: list[str | tuple[str, str]]
+    test: str = ""
+    """The source of what must be true of the values for that; they are evaluated in it. Empty: nothing."""
+    otherwise: tuple[str, str] = ("None", "None")
+
+
+def spelled(parts: Iterable[str | tuple[str, str]]) -> str:
+    """The source of what is written: a value, its origin, the next value, and so on."""
+    source, constant = "", ""
+    for part in parts:
+        if isinstance(part, str):
+            constant += part
+            continue
+        source += f"{constant!r}, None, " if constant else ""
+        source += f"{part[0]}, {part[1]}, "
+        constant = ""
+    return source + (f"{constant!r}, None, " if constant else "")
 
 
 def beside(ref: str) -> str:

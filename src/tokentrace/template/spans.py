@@ -96,7 +96,7 @@ class Rendering:
             for end, turn, origin in zip(*self._closed, strict=True):
                 is_block = isinstance(origin, Block)
                 runs = origin.runs if isinstance(origin, Block) else ((end - start, origin),)
-                if (is_block or after_block) and turn == last and origins[-1] == runs[0][1]:  # as `collect` has it
+                if (is_block or after_block) and origins and turn == last and origins[-1] == runs[0][1]:  # as `collect`
                     del ends[-1], turns[-1], origins[-1]
                 ends += [start + stop for stop, _ in runs]
                 turns += [turn] * len(runs)

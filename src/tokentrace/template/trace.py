@@ -8,12 +8,15 @@ from typing import Any, ClassVar, Final
 from ..errors import TemplateLimitError
 from .budget import MAX_PIECES, Budget, TooLarge
 from .origin import Origin, TurnScaffold
-from .spans import KnownRuns, Rendering, Span
+from .spans import Block, KnownRuns, Rendering, Span
 from .strings import TracedStr, join_traced, traced
 from .traced import TracedDict, text_of, wrap
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
 """Characters one render may write."""
+_MOST_KEPT: Final = 2048
+_MOST_FIELDS: Final = 32
+"""Origins are kept from one render to the next for so many messages, and for so many of their fields."""
 _TOO_MUCH: Final = f"the template wrote more than {MAX_OUTPUT} characters, or {MAX_PIECES} spans"
 
 
@@ -45,6 +48,7 @@ class _Kept:
 
     marks: ClassVar[list[Mark]] = []
     origins: ClassVar[list[Origin]] = []
+    fields: ClassVar[dict[str, list[Origin]]] = {}
 
 
 def message_marks(count: int) -> list[Mark]:
@@ -60,6 +64,16 @@ def message_origins(count: int) -> list[Origin]:
     origins = _Kept.origins
     if count > len(origins):
         origins = _Kept.origins = [Origin(("messages", number)) for number in range(2 * count + 64)]
+    return origins
+
+
+def field_origins(name: str, count: int) -> list[Origin] | None:
+    """The origins of a field of so many messages, or of more; None where that is too much to keep."""
+    origins = _Kept.fields.get(name)
+    if origins is None or count > len(origins):
+        if count > _MOST_KEPT or (origins is None and len(_Kept.fields) >= _MOST_FIELDS):
+            return None
+        origins = _Kept.fields[name] = [Origin(("messages", number, name)) for number in range(2 * count + 64)]
     return origins
 
 
@@ -95,51 +109,47 @@ class Trace:
     def leave(self) -> Mark | None:
         """A loop ends: what comes next belongs to whom it belonged before."""
         before = self.stack.pop()
-        if before == self.current:
-            return None
+        return None if before == self.current else self._back(before)
+
+    def _back(self, before: int) -> Mark:
         self.current = before
         return self.marks[before + 1] if before >= -1 else mark(before)
 
-    def left(self, out: list[Any]) -> None:
-        """A loop that may have written something ends."""
-        found = self.leave()
-        if found is not None:
-            out += (found, None)
-
-    def looked(self) -> None:
-        """A loop that wrote nothing ends."""
-        self.current = self.stack.pop()
+    def left(self, before: int, out: list[Any]) -> None:
+        """A loop that has written something, and in which another's turn began, ends."""
+        out += (self._back(before), None)
 
     def round(self, item: Any, origin: Any, out: list[Any]) -> None:
-        """A loop's next round, with `item` as its variable; its mark is written to `out`."""
-        budget = self.budget
-        budget.steps -= 1
-        budget.unchecked += 1
-        if budget.unchecked >= 32 or budget.steps < 0:
-            budget.step(0)
-            if len(out) > _MAX_ENTRIES:
-                raise TooLarge(f"the template printed more than {_MAX_ENTRIES // 2} times")
+        """A loop's next round, which is paid for, with `item` as its variable; its mark is written to `out`."""
         if type(item) is dict and origin is not None:
             if len(origin) != 2 or origin[0] != "messages":
                 return
-            found = self._begin(origin[1], item)
-        else:
-            found = self._turn(item)
+            message, around = origin[1], self.stack[-1] if self.stack else -1
+            if around >= 0 and (message < around or item.get("role") == "assistant"):  # as `_begin` has it
+                message = around
+            if message != self.current:
+                self.current = message
+                out += (self.marks[message + 1], None)
+            return
+        found = self._turn(item)
         if found is not None:
             out += (found, None)
 
     def look(self, item: Any, origin: Any) -> None:
         """The next round of a loop that writes nothing: only an error would name the message."""
-        budget = self.budget
-        budget.steps -= 1
-        budget.unchecked += 1
-        if budget.unchecked >= 32 or budget.steps < 0:
-            budget.step(0)
         if type(item) is dict and origin is not None:
             if len(origin) == 2 and origin[0] == "messages":
-                self._begin(origin[1], item)
+                message, around = origin[1], self.stack[-1]
+                back = around >= 0 and (message < around or item.get("role") == "assistant")  # as `_begin` has it
+                self.current = around if back else message
         elif type(item) is dict or type(item) is TracedDict:
             self._turn(item)
+
+    def pause(self, out: list[Any]) -> None:
+        """Now and then: may the template go on?"""
+        self.budget.check()
+        if len(out) > _MAX_ENTRIES:
+            raise TooLarge(f"the template printed more than {_MAX_ENTRIES // 2} times")
 
     def turn(self, item: Any) -> Mark | None:
         """A loop's next round, with a boxed `item` as its variable."""
@@ -174,6 +184,7 @@ class Trace:
     def assigned(self, value: Any, origin: Any, out: list[Any]) -> None:
         """``{% set message = messages[i] %}`` inside a loop over ``i`` begins a turn as well."""
         if type(value) is TracedDict or (type(value) is dict and origin is not None):
+            self.budget.step()
             self.round(value, origin, out)
 
     def _rebuilt(self, item: dict[Any, Any]) -> Mark | None:
@@ -188,6 +199,8 @@ class Trace:
 
 
 _MESSAGES: Final = Origin(("messages",))
+_LAID_OUT: Final = frozenset({str, TracedStr, Mark, Generated})
+_NO_SPAN: Final = object()
 _MAX_ENTRIES: Final = 4 * MAX_PIECES
 """Values and origins that may be written before they are laid out as spans, or joined."""
 
@@ -211,84 +224,74 @@ def join_buffer(parts: Iterable[Any]) -> TracedStr:
     return join_traced(pieces)
 
 
-def collect(written: Iterable[Any]) -> Rendering:
+def collect(written: list[Any]) -> Rendering:
     """Lay out what a template wrote (values and their origins, in turn) as spans."""
-    texts: list[str] = []
-    ends: list[int] = []
-    turns: list[int] = []
+    starts: list[int] = []
+    turns: list[int] = []  # known up to the last mark
     origins: list[Origin | None] = []
     generation: list[tuple[int, int]] = []
-    wide: list[int] = []
-    at = tail = 0
+    at = 0
     inside = 0  # how many runs are in blocks
     current = -1
-    last_turn: int | None = None
-    last: Any = None
+    last: Any = _NO_SPAN  # the origin of the span that may grow
+    wide: list[int] = []
+    made: list[str] = []  # of what was no text yet: numbers, markup, what call blocks gave
     entries = iter(written)
     for value, origin in zip(entries, entries, strict=True):
-        kind = type(value)
-        if kind is not str:
-            if kind is Mark:
-                current = value.message
-                continue
-            if kind is not TracedStr:
-                if kind is Generated:
-                    generation.append((at, at + len(value)))
-                else:
-                    value = text_of(value if origin is None else wrap(value, origin))
-                origin = None
-            if isinstance(value, TracedStr):
-                if not value:
-                    continue
-                texts.append(value)
-                is_wide = not value.isascii()
-                if type(value.runs) is KnownRuns:  # one span for all of them
-                    at += len(value)
-                    ends.append(at)
+        if type(value) is not str:
+            if type(value) not in _LAID_OUT:
+                value, origin = text_of(value if origin is None else wrap(value, origin)), None
+                made.append(value)
+            kind = type(value)
+            if kind is TracedStr and len(value.runs) == 1 and type(value.runs[0][1]) is not TurnScaffold:
+                origin = value.runs[0][1]
+            elif kind is not str:
+                turns += [current] * (len(starts) - len(turns))
+                if kind is Mark:
+                    current = value.message
+                elif type(value.runs) is KnownRuns:  # one span for all of them
+                    starts.append(at)
                     turns.append(current)
                     origins.append(value.runs.block)
                     inside += len(value.runs)
-                    last, last_turn = value.runs, current  # no origin is equal to that
-                    if is_wide:
-                        wide.append(len(ends) - 1)
-                    if current >= 0:
-                        tail = at
-                    continue
-                for end, origin in value.runs:
-                    turn = current
-                    if type(origin) is TurnScaffold:
-                        turn, origin = origin.turn, None
-                    if origin == last and turn == last_turn:
-                        ends[-1] = at + end
-                    else:
-                        ends.append(at + end)
-                        turns.append(turn)
-                        origins.append(origin)
-                        last, last_turn = origin, turn
-                    if is_wide:
-                        wide.append(len(ends) - 1)
-                    if turn >= 0:
-                        tail = at + end
+                    if not value.isascii():
+                        wide.append(len(starts) - 1)
+                else:
+                    if kind is Generated:
+                        generation.append((at, at + len(value)))
+                    start, first = at, max(len(starts) - 1, 0)
+                    for end, origin in value.runs:
+                        turn = current
+                        if type(origin) is TurnScaffold:
+                            turn, origin = origin.turn, None
+                        if not turns or turn != turns[-1] or type(origins[-1]) is Block or origin != origins[-1]:
+                            starts.append(start)
+                            turns.append(turn)
+                            origins.append(origin)
+                        start = at + end
+                    if not value.isascii():
+                        wide += range(first, len(starts))
                 at += len(value)
+                last = origins[-1] if turns and turns[-1] == current and type(origins[-1]) is not Block else _NO_SPAN
                 continue
-        if not value:
-            continue
-        at += len(value)
-        texts.append(value)
-        if last_turn == current and (origin is last or origin == last):
-            ends[-1] = at
-        else:
-            ends.append(at)
-            turns.append(current)
+        if origin is not last and value and (origin is None or last is None or origin != last):
+            starts.append(at)
             origins.append(origin)
-            last, last_turn = origin, current
-        if current >= 0:
-            tail = at
+            last = origin
+        at += len(value)
         if not value.isascii():
-            wide.append(len(ends) - 1)
+            wide.append(len(starts) - 1)
+    turns += [current] * (len(starts) - len(turns))
+    ends = [*starts[1:], at] if starts else []
     if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
         raise TemplateLimitError(_TOO_MUCH)
-    rendering = Rendering("".join(texts), ends, turns, origins, generation, tail, wide, blocks=inside > 0)
+    texts = written[::2]
+    if made:
+        rest = iter(made)
+        texts = [value if type(value) in _LAID_OUT else next(rest) for value in texts]
+    text = "".join(texts)
+    tail = next((end for end, turn in zip(reversed(ends), reversed(turns), strict=True) if turn >= 0), 0)
+    rendering = Rendering(text, ends, turns, origins, generation, tail, wide, blocks=inside > 0)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
     return rendering

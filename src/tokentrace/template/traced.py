@@ -184,8 +184,10 @@ class _Values(list[Any]):
 class TracedList(list[Any]):
     """A list whose items are traced (they are wrapped at once)."""
 
-    __slots__ = ("origin",)
+    __slots__ = ("memo", "origin")
     origin: Origin
+    memo: dict[Any, Any]
+    """As a `TracedDict` has it; also what loops wrote of it (see `remembered`)."""
 
     __str__ = _print
 

@@ -1,29 +1,27 @@
 """Spans to ids, each token knowing its span, and the one door through which control tokens are made.
 
-The whole text is encoded in one call, as transformers does it, so merges equal the template's. Bytes per token
-then tell which span each token begins in, and whether a control token touches text that is not trusted.
-Only if one does, or if bytes do not add up (Unicode normalization, byte-fallback prefixes), the text is taken
-apart: control tokens are looked for in trusted text alone, and the runs between them are encoded with a
-tokenizer that has no control tokens at all.
+The whole text is encoded in one call, as transformers does it, so merges equal the template's. Nearly always its
+control tokens are those of the scaffold, which counting shows (`tokens.ordinals`). Else bytes per token tell which span
+each token begins in, and whether a control token touches text that is not trusted. Only if one does, or if bytes do not
+add up (Unicode normalization, byte-fallback prefixes), the text is taken apart: control tokens are looked for in
+trusted text alone, and the runs between them are encoded with a tokenizer that has no control tokens at all.
 """
 
 from __future__ import annotations
 
+import functools
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import TokenizerError
 from ..template.trace import Rendering
 from .control import Found, Plain, Spans, SpanTrust, Trust, split
+from .encoded import Encoded, Layout
 from .positions import BytePositions, Positions
 from .tokenizer import Ids, Tokenizer
-
-Number = TypeVar("Number", bound=np.generic)
 
 
 class ControlPolicy(StrEnum):
@@ -46,132 +44,6 @@ class ForgedControl(Exception):  # noqa: N818
         self.token = token
 
 
-class Encoded:
-    """Ids, and where each stands in the text: in bytes, or in characters.
-
-    Where tokens follow one another without a gap, as they nearly always do, `ends` says it all; where each begins, and
-    in which span, is worked out when it is asked for.
-    """
-
-    def __init__(
-        self,
-        ids: Ids,
-        ends: Positions,
-        control: npt.NDArray[np.bool_],
-        rendering: Rendering,
-        *,
-        units: BytePositions | None = None,
-        starts: Positions | None = None,
-        begins: Positions | None = None,
-    ) -> None:
-        self.ids = ids
-        self.ends = ends
-        self.control = control
-        self.rendering = rendering
-        self._units = units
-        """Of what `ends` are positions in bytes; None if they are positions of characters."""
-        self._starts = starts
-        self._begins = begins
-        """Where what each token spells begins, without white space that it absorbs; None if it absorbs none."""
-        self._control_at: npt.NDArray[np.intp] | None = None
-        self._control_tokens: tuple[list[int], list[int]] | None = None
-        self._counts: npt.NDArray[np.intp] | None = None
-        self._spans: npt.NDArray[np.int32] | None = None
-
-    @property
-    def starts(self) -> Positions:
-        """Where each token begins."""
-        if self._starts is None:
-            self._starts = np.concatenate((np.zeros(1, self.ends.dtype), self.ends))[:-1]
-        return self._starts
-
-    @property
-    def spans(self) -> npt.NDArray[np.int32]:
-        """The span in which each token begins."""
-        if self._spans is None:
-            ends = self.rendering.ends
-            self._spans = self._of_tokens(np.arange(len(ends), dtype=np.int32), ends, self._tokens_in(ends))
-        return self._spans
-
-    def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """What is known of each closed span of the rendering, for each token that begins in it."""
-        ends = self.rendering.closed.ends
-        if self._counts is None:
-            self._counts = self._tokens_in(ends)
-        return self._of_tokens(of_spans, ends, self._counts)
-
-    def _of_tokens(
-        self, of_spans: npt.NDArray[Number], ends: list[int], counts: npt.NDArray[np.intp]
-    ) -> npt.NDArray[Number]:
-        if self._begins is None:
-            return np.repeat(of_spans, counts)
-        last = max(len(ends) - 1, 0)
-        return of_spans[np.minimum(np.searchsorted(np.asarray(ends, np.int64), self._begins, "right"), last)]
-
-    def _tokens_in(self, ends: list[int]) -> npt.NDArray[np.intp]:
-        """How many tokens begin in each of the spans that end there, where tokens follow one another."""
-        bounds = np.empty(len(ends) + 1, np.intp)
-        bounds[:1], bounds[1:] = 0, self._after(self._positions(ends))
-        bounds[-1] = len(self.ids) if ends else 0
-        return bounds[1:] - bounds[:-1]
-
-    @property
-    def control_at(self) -> npt.NDArray[np.intp]:
-        """Which tokens are control tokens."""
-        if self._control_at is None:
-            self._control_at = self.control.nonzero()[0]
-        return self._control_at
-
-    @property
-    def control_tokens(self) -> tuple[list[int], list[int]]:
-        """Which tokens are control tokens, and what their ids are."""
-        if self._control_tokens is None:
-            self._control_tokens = self.control_at.tolist(), self.ids[self.control_at].tolist()
-        return self._control_tokens
-
-    def position(self, token: int) -> int:
-        """Where a token begins, as a character position of the text; one past the last is where the text ends."""
-        if token >= len(self.ids):
-            return len(self.rendering.text)
-        start = int(self.starts[token])
-        return start if self._units is None else self._units.character(start)
-
-    def first_touching(self, positions: Sequence[int]) -> list[int]:
-        """For each character position, the first token that ends after it."""
-        return self._touching(self._positions(positions)).tolist()  # type: ignore[no-any-return]
-
-    def first_after(self, positions: Sequence[int]) -> list[int]:
-        """For each character position, the first token that begins at it or later."""
-        return self._after(self._positions(positions)).tolist()  # type: ignore[no-any-return]
-
-    def places(self, *rows: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        """Both for several rows of positions of the same length: one look-up is dearer than many positions."""
-        wanted = self._positions([position for row in rows for position in row])
-        touching, after = (
-            found.reshape(len(rows), -1).tolist() for found in (self._touching(wanted), self._after(wanted))
-        )
-        return zip(touching, after, strict=True)
-
-    def _touching(self, positions: Positions) -> npt.NDArray[np.intp]:
-        return self.ends.searchsorted(positions, "right")
-
-    def _after(self, positions: Positions) -> npt.NDArray[np.intp]:
-        if self._starts is not None:
-            return self._starts.searchsorted(positions, "left")
-        found = self.ends.searchsorted(positions, "left") + (positions > 0)  # it begins where one ends
-        return np.minimum(found, len(self.ids), out=found)
-
-    def _positions(self, characters: Sequence[int]) -> Positions:
-        """Positions of characters as `ends` counts them."""
-        positions = np.asarray(characters, self.ends.dtype)  # of one type with what is searched, which is else copied
-        return positions if self._units is None else self._units.of(positions)
-
-    def tokens_touching(self, start: int, end: int) -> tuple[int, int]:
-        """The half-open range of tokens that hold a character of ``text[start:end]``."""
-        first = self.first_touching([start])[0]
-        return first, max(first, self.first_after([end])[0])
-
-
 def encode_spans(
     tokenizer: Tokenizer,
     rendering: Rendering,
@@ -188,37 +60,52 @@ def encode_spans(
     if units is not None and vocabulary.nfc and not units.is_composed():
         return _encode_apart(tokenizer, rendering, trust, policy, inner)
     ids = tokenizer.encode(text)
-    lengths = vocabulary.signed_lengths.take(ids)
-    control = lengths < 0
-    np.abs(lengths, out=lengths)
-    ends = lengths.cumsum(dtype=np.int32)  # a rendering is far shorter than 2 GiB: MAX_OUTPUT
-    if (ends[-1] if len(ends) else 0) != (len(text) if units is None else units.total) or not (
-        vocabulary.exact or vocabulary.spells(ids.tolist(), text.encode("utf-8"))
-    ):
+    if isinstance(trust, SpanTrust):  # by which scaffold may hold anything
+        counted = tokenizer.scaffold.count(rendering, ids)
+        if counted is not None:
+            layout = functools.partial(_spelled_or_reported, tokenizer, rendering, ids, units)
+            return Encoded(ids, rendering, vocabulary, layout, counted)
+    spelled = _spelled(tokenizer, rendering, ids, units)
+    if spelled is None:
         return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    encoded = Encoded(ids, ends, control, rendering, units=units)
-    if policy is not ControlPolicy.HF_COMPAT and _is_forged(encoded, lengths, units, trust, inner):
+    encoded = Encoded(ids, rendering, vocabulary, spelled)
+    if policy is not ControlPolicy.HF_COMPAT and _is_forged(encoded, trust, inner):
         return _encode_apart(tokenizer, rendering, trust, policy, inner)
     return encoded
 
 
-def _is_forged(
-    encoded: Encoded,
-    lengths: npt.NDArray[np.int16],
-    units: BytePositions | None,
-    trust: Sequence[Trust],
-    inner: Callable[[], frozenset[int]],
-) -> bool:
+def _spelled(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None) -> Layout | None:
+    """Where tokens stand that spell a text byte for byte, one after another; None where they do not."""
+    vocabulary, text = tokenizer.vocabulary, rendering.text
+    ends = vocabulary.short_lengths.take(ids).cumsum(dtype=np.int32)  # far shorter than 2 GiB: MAX_OUTPUT
+    if (ends[-1] if len(ends) else 0) != (len(text) if units is None else units.total):
+        return None
+    if not vocabulary.exact and not vocabulary.spells(ids.tolist(), text.encode("utf-8")):
+        return None
+    return Layout(ends, units)
+
+
+def _spelled_or_reported(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None) -> Layout:
+    """The same; where they do not, as ``tokenizers`` reports it."""
+    spelled = _spelled(tokenizer, rendering, ids, units)
+    if spelled is not None:
+        return spelled
+    known, offsets = tokenizer.reference(rendering.text)
+    if not np.array_equal(known, ids):
+        raise TokenizerError("fastokens and tokenizers disagree on this text; it cannot be said where its tokens stand")
+    starts, ends = _ordered(offsets)
+    return Layout(ends, starts=starts, begins=starts)
+
+
+def _is_forged(encoded: Encoded, trust: Sequence[Trust], inner: Callable[[], frozenset[int]]) -> bool:
     """Whether a control token touches a span that may not hold it."""
-    at = encoded.control_at
-    if not len(at):
+    _, named, starts, stops = encoded.counted
+    if not named:
         return False
-    stops = encoded.ends[at]
-    places = np.concatenate((stops - lengths[at], stops - 1))
     is_known = isinstance(trust, SpanTrust)
-    span_ends = np.asarray(encoded.rendering.closed.ends if is_known else encoded.rendering.ends, np.int32)
-    found = span_ends.searchsorted(places if units is None else units.near(places), "right").tolist()
-    first, last = found[: len(at)], found[len(at) :]
+    span_ends = np.asarray(encoded.rendering.closed.ends if is_known else encoded.rendering.ends, np.int64)
+    first = span_ends.searchsorted(starts, "right").tolist()
+    last = span_ends.searchsorted([stop - 1 for stop in stops], "right").tolist()
     touched = set(first)
     if first != last:
         touched.update(*(range(one, other + 1) for one, other in zip(first, last, strict=True)))
@@ -233,7 +120,7 @@ def _is_forged(
     allowed = inner()
     return any(
         token not in allowed and not doubtful.keys().isdisjoint(range(one, other + 1))
-        for token, one, other in zip(encoded.control_tokens[1], first, last, strict=True)
+        for token, one, other in zip(named, first, last, strict=True)
     )
 
 
@@ -265,8 +152,7 @@ def _encode_apart(
         ids, offsets = tokenizer.reference(text)
         starts, ends = _ordered(offsets)
         begins = starts
-    control = tokenizer.vocabulary.is_control[ids]
-    return Encoded(ids, ends, control, rendering, starts=starts, begins=begins)
+    return Encoded(ids, rendering, tokenizer.vocabulary, Layout(ends, starts=starts, begins=begins))
 
 
 def _tokens(parts: Sequence[Found | Plain]) -> list[Found]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from ..errors import InputError, TokentraceError, shown
 from .tokenizer import Ids
 
 INT32_MAX: Final = 2**31 - 1
+_MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<i4")])
 
 
 def check_ids(
@@ -22,7 +24,9 @@ def check_ids(
     if not len(given):
         return np.zeros(0, np.int32)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    if given.dtype == np.int32 and int(given.view(np.uint32).max()) <= limit:  # negative ones are the largest then
+    if (
+        given.dtype == np.int32 and int(np.maximum.reduce(given.view(np.uint32))) <= limit
+    ):  # negative ones are the largest then
         return given
     if int(given.min()) < 0 or int(given.max()) > limit:
         where = int(((given < 0) | (given > limit)).argmax())
@@ -41,6 +45,8 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
         if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
             raise _error(error, name, f"must be one row of integers, not {value.dtype} of shape {value.shape}")
         return value
+    if type(value) is list and value and (small := _small(value)) is not None:
+        return small
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(at for at, one in enumerate(value) if type(one) is kind)
@@ -50,6 +56,21 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
     except OverflowError:
         where = next(at for at, one in enumerate(value) if not -(2**63) <= int(one) < 2**63)
         raise _error(error, name, f"is {shown(value[where])}, larger than any token id", where) from None
+
+
+def _small(value: list[Any]) -> npt.NDArray[np.int32] | None:
+    """A list of plain integers that fit into 32 bits, all of them; None for any other.
+
+    `marshal` writes five bytes for such an integer, the first of which says so, and others for all else: where every
+    fifth byte says so, there is nothing else. That takes less than half the time of a look at each type.
+    """
+    try:
+        data = marshal.dumps(value, 2)
+    except ValueError:
+        return None
+    if len(data) != 5 * len(value) + 5 or data[5::5].count(b"i") != len(value):
+        return None
+    return np.frombuffer(data, _MARSHALLED, offset=5)["value"].astype(np.int32)
 
 
 def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:

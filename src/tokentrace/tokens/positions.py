@@ -50,19 +50,17 @@ class BytePositions:
             found[at] = start + more + len(self._text[start : characters[at]].encode("utf-8"))
         return found
 
-    def character(self, position: int) -> int:
-        """The character that stands at a position in bytes."""
-        before = int((self._starts + self._more[:-1]).searchsorted(position, "left"))
-        character = position - int(self._more[before])
-        if before and character < self._ends[before - 1]:  # inside a wide span
-            start, end = int(self._starts[before - 1]), int(self._ends[before - 1])
-            raw = self._text[start:end].encode("utf-8")
-            character = start + len(raw[: position - start - int(self._more[before - 1])].decode("utf-8", "ignore"))
-        return character
-
-    def near(self, positions: Positions) -> Positions:
-        """For each position in bytes, a character of the span that it stands in."""
+    def characters(self, positions: Positions) -> Positions:
+        """For each position in bytes, the character that stands there."""
         before = (self._starts + self._more[:-1]).searchsorted(positions, "left")
         found: Positions = positions - self._more[before]
-        np.copyto(found, self._starts[before - 1], where=(before > 0) & (found < self._ends[before - 1]))
+        inside = (before > 0) & (found < self._ends[before - 1])
+        for span in set((before[inside] - 1).tolist()):
+            start, end = int(self._starts[span]), int(self._ends[span])
+            raw = np.frombuffer(self._text[start:end].encode("utf-8") + b"x", np.uint8)
+            begins = (raw & 0xC0) != 0x80
+            begun = np.concatenate((np.zeros(1, np.int32), begins.cumsum(dtype=np.int32)))
+            own = inside & (before - 1 == span)
+            at = positions[own] - start - self._more[span]
+            found[own] = start + begun[at] - ~begins[at]  # one that has only begun is not counted
         return found

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ..errors import TokenizerError
 from .checks import Check, Verdict
 from .control import ControlPatterns
+from .ordinals import ScaffoldTokens
 from .vocabulary import TOKEN_FLAGS, Vocabulary
 
 Ids = npt.NDArray[np.int32]
@@ -110,6 +111,11 @@ class Tokenizer:
         """How control tokens are looked for in text."""
         return self._core.patterns
 
+    @property
+    def scaffold(self) -> ScaffoldTokens:
+        """The control tokens of what templates write themselves."""
+        return self._core.scaffold
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD. For people to read, never to encode."""
         return b"".join(self.vocabulary.token_bytes(int(index)) for index in ids).decode("utf-8", "replace")
@@ -179,6 +185,10 @@ class _Core:
     @functools.cached_property
     def patterns(self) -> ControlPatterns:
         return ControlPatterns(self.vocabulary, self.normalize)
+
+    @functools.cached_property
+    def scaffold(self) -> ScaffoldTokens:
+        return ScaffoldTokens(self.vocabulary, self.encoder.encode)
 
     def normalize(self, text: str) -> str:
         return text if self._normalizer is None else str(self._normalizer.normalize_str(text))

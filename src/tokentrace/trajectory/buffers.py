@@ -13,6 +13,13 @@ Scalar = TypeVar("Scalar", np.int32, np.uint8, np.float32)
 
 _AT_ONCE: Final = 65536
 """How many ids are turned into text at a time."""
+_FEW: Final = 64
+"""So many ids are written one by one; more are put together of thousands and the rest."""
+_THOUSANDS: Final = np.array([",", *(f",{n}" for n in range(1, 1000))], "S8").view("<u8")
+_RESTS: Final = np.array([f"\0\0\0\0{n}" for n in range(1000)] + [f"\0\0\0\0{n:03}" for n in range(1000)], "S8").view(
+    "<u8"
+)
+"""A number below 1000 as it stands alone, and as it stands after thousands: three digits."""
 
 
 class Buffer(Generic[Scalar]):
@@ -44,9 +51,11 @@ class Buffer(Generic[Scalar]):
 
     def push(self, values: npt.ArrayLike, count: int) -> None:
         """Add `count` values."""
-        self.reserve(count)
-        self._array[self._length : self._length + count] = values
-        self._length += count
+        stop = self._length + count
+        if stop > len(self._array):
+            self.reserve(count)
+        self._array[self._length : stop] = values
+        self._length = stop
 
     def extend(self, values: npt.NDArray[Scalar]) -> None:
         self.push(values, len(values))
@@ -69,6 +78,16 @@ def _read_only(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     return np.asarray(array.data.toreadonly())
 
 
+def _joined(ids: Ids) -> bytes:
+    """Each id in decimal, with a comma before it."""
+    if len(ids) <= _FEW or ids.max() >= 1_000_000 or ids.min() < 0:
+        return f",{repr(ids.tolist())[1:-1]}".replace(" ", "").encode("ascii")  # in C, unlike a join
+    thousands, rests = np.divmod(ids, 1000)
+    np.add(rests, 1000, out=rests, where=thousands > 0)
+    written: bytes = (_THOUSANDS.take(thousands) | _RESTS.take(rests)).tobytes()
+    return written.translate(None, b"\0")
+
+
 class WireText:
     """The text of a JSON array of ids that grows at its end.
 
@@ -86,8 +105,8 @@ class WireText:
             self._add(ids[start : start + _AT_ONCE])
 
     def _add(self, ids: Ids) -> None:
-        text = repr(ids.tolist())[1:-1].replace(" ", "").encode("ascii")  # in C, unlike a join
-        fresh = [b"," + text if self._count else text]
+        text = _joined(ids)
+        fresh = [text if self._count else text[1:]]
         size = len(fresh[0])
         while self._parts and len(self._parts[-1]) < 2 * size:
             fresh.append(self._parts.pop())

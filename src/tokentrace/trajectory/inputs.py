@@ -49,6 +49,8 @@ def as_kinds(value: KindsLike, length: int, what: str, *, allowed: frozenset[Kin
 
 
 def _refuse_kinds(codes: npt.NDArray[Any], what: str, allowed: frozenset[Kind], offset: int) -> None:
+    if codes.dtype == np.uint8 and not codes.tobytes().translate(None, bytes(allowed)):
+        return
     if not len(codes):
         return
     if int(codes.min()) < 0 or int(codes.max()) >= _KIND_COUNT:
@@ -102,7 +104,7 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
     """The distribution that the logprobs of a completion are of."""
-    if not isinstance(value, str) or value not in set(LogprobKind):
+    if type(value) is not LogprobKind and (not isinstance(value, str) or value not in set(LogprobKind)):
         raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}")
     kind = LogprobKind(value)
     if not has_logprobs and kind is not LogprobKind.UNKNOWN:

@@ -52,6 +52,7 @@ class WriteLog:
         self._spans: Buffer[np.int32] = Buffer(np.int32, 3)
         self._details: list[Detail] = []
         self._numbers: dict[Detail, int] = {}
+        self._last: Row | None = None
 
     def reserve(self, spans: int) -> None:
         """Make room for one write with so many spans."""
@@ -67,10 +68,13 @@ class WriteLog:
                 self._details.append(detail)
         if spans is not None and len(spans):
             self._spans.push(spans, len(spans))
-        self._rows.push(row._replace(detail=number, spans_stop=len(self._spans)), 1)
+        self._last = Row(*row[:-2], number, len(self._spans))
+        self._rows.push(self._last, 1)
         return len(self._rows) - 1
 
     def row(self, write: int) -> Row:
+        if self._last is not None and write == len(self._rows) - 1:
+            return self._last
         return Row(*self._rows.view()[write].tolist())
 
     def rows(self, writes: array[int]) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.assets import FAMILIES
 from tests.conversations import (
     ANSWER,
     ASK,
@@ -173,6 +174,7 @@ SOME = (
 )
 
 
+@pytest.mark.parametrize("any_family", [name for name, row in FAMILIES.items() if row.kwargs], indirect=True)
 def test_template_variables_hold_for_the_bridge_too(any_family: str) -> None:
     for variables in variable_choices(any_family)[1:]:
         tally = Tally(any_family, make_renderer(any_family, **variables))

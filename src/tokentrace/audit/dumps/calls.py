@@ -123,15 +123,18 @@ class DumpedRollout:
     ordered: bool = True
     """Whether its calls are known to be in the order in which they were made; lines of a file need not be."""
 
-    def joined(self, other: DumpedRollout) -> DumpedRollout:
-        """With what another line says of it."""
+    @staticmethod
+    def joined(parts: Sequence[DumpedRollout]) -> DumpedRollout:
+        """What several lines say of one rollout."""
+        if len(parts) == 1:
+            return parts[0]
         return DumpedRollout(
-            self.name,
-            self.where,
-            [*self.calls, *other.calls],
-            [*self.rows, *other.rows],
-            self.tokenizer or other.tokenizer,
-            [*self.notes, *other.notes],
+            parts[0].name,
+            parts[0].where,
+            [call for part in parts for call in part.calls],
+            [row for part in parts for row in part.rows],
+            next((part.tokenizer for part in parts if part.tokenizer), None),
+            [note for part in parts for note in part.notes],
             ordered=False,
         )
 

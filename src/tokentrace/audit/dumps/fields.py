@@ -93,7 +93,7 @@ class Fields:
     def floats(self, name: str) -> Floats:
         """A list of numbers, NaN where there is none."""
         try:
-            values = np.asarray([np.nan if one is None else one for one in self.listed(name)], np.float64)
+            values = np.asarray(self.listed(name), np.float64)  # which makes NaN of None
         except (TypeError, ValueError, OverflowError):
             values = np.zeros((0, 0))
         if values.ndim != 1:
@@ -132,6 +132,8 @@ def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
 
 def logprob_findings(values: Floats, where: str) -> Iterator[Finding]:
     """What is wrong with the logprobs of one completion."""
+    if len(values) and -np.inf < values.min() and values.max() <= POSITIVE_NOISE and values.any():
+        return
     odd = ~np.isfinite(values)
     if odd.any():
         at = int(odd.argmax())
@@ -150,7 +152,8 @@ def read_mask(fields: Fields, name: str | None, count: int, before: int = 0) -> 
         return Checked(None, ())
     where, given = fields.place(name), fields.listed(name)
     if len(given) not in (count, before + count):
-        said = f"{len(given):,} entries for {before + count:,} tokens, {count:,} of them sampled"
+        said = f"{len(given):,} entries for {counted(before + count)}"
+        said += f", {count:,} of them sampled" if before else ""
         return Checked(None, (Finding(Fault.MASK_LENGTH, where, said, len(given)),))
     wrong = next((at for at, one in enumerate(given) if one not in (0, 1)), None)
     if wrong is not None:

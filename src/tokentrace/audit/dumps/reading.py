@@ -27,6 +27,9 @@ ROW_BYTES: Final = 1 << 30
 """A longer line is not read."""
 _FIRST_LINES: Final = 100
 """Among so many lines the first is looked for that has a known shape."""
+_DUMPS: Final = (".jsonl", ".json", ".parquet", ".arrow", ".gz")
+_OF_RUNS: Final = ("rollouts.jsonl", "rows.parquet", "run.json", "metrics.json", "summary.json")
+"""What runs write beside their trajectories."""
 Progress = Callable[[float, float], None]
 """Is told how much is done, and of how much."""
 Told = Callable[[str], None]
@@ -65,7 +68,9 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         return
     path = Path(given).expanduser()
     if path.is_dir() and (files := _trajectories(path)):
-        told(f"{given}: trajectories")
+        others = sorted(one.name for one in path.iterdir() if one.suffix in _DUMPS and one.name not in _OF_RUNS)
+        left = f"; not read, name them if they are meant: {', '.join(others[:5])}" if others else ""
+        told(f"{given}: trajectories{left}{f' and {len(others) - 5:,} more' if len(others) > 5 else ''}")
         for done, file in enumerate(files):
             progress(done, len(files))
             yield read_trajectory(file, f"{given.rstrip('/')}/{file.relative_to(path).as_posix()}")
@@ -77,7 +82,7 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         yield from _stored(given, progress, told)
     elif given != "-" and not path.exists():
         names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, 1)
+        near = difflib.get_close_matches(path.name, names, 1, 0.8)
         hint = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
         raise InputError(f"there is no file or folder {given!r}{hint}")
     else:
@@ -158,8 +163,8 @@ def _gathered(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]
     places: dict[str, array[int]] = {}
     read = 0
     with reading(source.name), open(source.path, "rb") as file:
-        for at, (start, stop, line) in enumerate(_lines(source)):
-            row = _line(file, start, stop, line)
+        for at, (start, stop, line, text) in enumerate(_lines(source)):
+            row = _line(text, line)
             key = shape.key(row.value) if isinstance(row.value, Mapping) else None
             if key is None:
                 key = "" if shape.one_file and row.problem is None else f"\0{at}"
@@ -169,28 +174,31 @@ def _gathered(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]
                     continue
             places.setdefault(key, array("q")).extend((start, stop, line))
         for found in places.values():
-            rows = [_line(file, *found[at : at + 3]) for at in range(0, len(found), 3)]
-            read += sum(found[1::3]) - sum(found[::3])
-            yield rows, float(min(read, source.size))
+            spans = [found[at : at + 3] for at in range(0, len(found), 3)]
+            read += sum(stop - start for start, stop, _ in spans)
+            yield [_line(_text(file, start, stop), line) for start, stop, line in spans], float(min(read, source.size))
 
 
-def _lines(source: Source) -> Iterator[tuple[int, int, int]]:
-    """Where the lines of a text begin and end, and their numbers."""
-    if source.format is Format.ELEMENTS:
-        for chunk in plan([source], row_bytes=ROW_BYTES):
-            yield from chunk.lines
-        return
-    start = 0
+def _lines(source: Source) -> Iterator[tuple[int, int, int, bytes]]:
+    """Where the lines of a text begin and end, their numbers, and what they say."""
     with open(source.path, "rb") as file:
+        if source.format is Format.ELEMENTS:
+            for chunk in plan([source], row_bytes=ROW_BYTES):
+                yield from ((start, stop, line, _text(file, start, stop)) for start, stop, line in chunk.lines)
+            return
+        start = 0
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield start, start + len(line), number
+                yield start, start + len(line), number, line
             start += len(line)
 
 
-def _line(file: BinaryIO, start: int, stop: int, line: int) -> Row:
+def _text(file: BinaryIO, start: int, stop: int) -> bytes:
     file.seek(start)
-    text = file.read(stop - start)
+    return file.read(stop - start)
+
+
+def _line(text: bytes, line: int) -> Row:
     try:
         return Row(line, line, json.loads(text.removeprefix(b"\xef\xbb\xbf")))
     except (ValueError, RecursionError) as error:
@@ -199,7 +207,7 @@ def _line(file: BinaryIO, start: int, stop: int, line: int) -> Row:
 
 def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
     """The rollouts of some lines. A line that cannot be read is said; the others of its rollout are read."""
-    found: dict[str, DumpedRollout] = {}
+    found: dict[str, list[DumpedRollout]] = {}
     fields = []
     for row in rows:
         place = _place(source, row)
@@ -218,10 +226,10 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
                 name = rollout.name if shape.key is not None else f"{rollout.name}\0{len(found)}"
                 if shape.one_file:
                     name = ""
-                found[name] = found[name].joined(rollout) if name in found else rollout
+                found.setdefault(name, []).append(rollout)
         except InputError as error:
             yield Unreadable(one.where, str(error))
-    yield from found.values()
+    yield from map(DumpedRollout.joined, found.values())
 
 
 def _unlike(value: Any, shape: Shape) -> str:

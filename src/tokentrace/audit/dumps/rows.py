@@ -67,8 +67,10 @@ def _mask(fields: Fields, row: RowArrays, count: int) -> tuple[Mask, tuple[Findi
         checked = Checked(labels.array if checked.array is None else checked.array, found)
     if checked.array is not None:
         return checked.array, checked.findings
+    if checked.findings:  # nobody knows what is trained
+        return np.zeros(len(row.ids), np.bool_), checked.findings
     everything = np.arange(len(row.ids)) >= row.first
-    return everything, checked.findings
+    return everything, ()
 
 
 def _labelled(fields: Fields, ids: Ids) -> Checked:

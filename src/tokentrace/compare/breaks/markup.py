@@ -26,8 +26,7 @@ Tags = tuple[str, str]
 
 def _reasoning_message(channels: Channels) -> Tags:
     """Reasoning that is a message of its own, up to the next message."""
-    opening = f"{channels.channel}{channels.reasoning}{channels.message}"
-    return opening, f"{channels.end}{channels.start}assistant"
+    return channels.opening(channels.reasoning), f"{channels.end}{channels.start}assistant"
 
 
 REASONING_TAGS: Final[tuple[Tags, ...]] = (

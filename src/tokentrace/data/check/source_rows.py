@@ -15,7 +15,9 @@ from ..sources import Source, find_sources
 
 _KEPT: Final = 4
 """Chunks that are kept: rows are mostly asked for in order."""
-_GIVE_IT: Final = "give it with --source, in Python with sources="
+_GIVE_IT: Final = (
+    "give it with --source, in Python with sources= (JSON Lines tell where it is in the .metadata file beside them)"
+)
 
 
 class SourceRows:

@@ -82,7 +82,7 @@ export class Archive {
       at = stop;
     }
     equal(told.stop, !begun, true);
-    return this.joined(told, base, parts);
+    return this.joined(told, base, other, parts);
   }
 
   /** Where a contrast differs: its places in the list of all of them, as first and count. */
@@ -95,7 +95,7 @@ export class Archive {
     return found;
   }
 
-  joined(told, base, parts) {
+  joined(told, base, other, parts) {
     const total = parts.reduce((sum, part) => sum + (part.gap ? 0 : part[2] - part[1]), 0);
     const codes = new Int32Array(total);
     const logprobs = base.logprobs ? new Float64Array(total).fill(NaN) : null;
@@ -114,7 +114,8 @@ export class Archive {
       }
       at += stop - start;
     }
-    const { roles, means } = base;
+    const { means } = base;
+    const roles = (base.roles.length < other.roles.length ? other : base).roles.map((_, at) => base.roles[at] ?? other.roles[at]);
     return new Source(this, { roles, means, cards: [], edits: [], ...told, codes, pieces, logprobs, own: 0, contrast: true });
   }
 }

@@ -1,0 +1,45 @@
+"""Lists of ids are checked in one look; a tuple is looked at one by one, and comes to the same."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokentrace.errors import InputError
+from tokentrace.tokens.ids import check_ids
+
+
+class Odd(enum.IntEnum):
+    ONE = 1
+
+
+IDS = st.integers(0, 2**31 - 1) | st.sampled_from([0, 105, 2**31 - 1])
+ODD = st.sampled_from(
+    [-1, 2**31, 2**63, -(2**31) - 1, True, None, 1.0, "i", b"iiiii", Odd.ONE, np.int64(7), [105], (), 1j]
+)
+
+
+def outcome(value: Any, vocab_size: int | None) -> tuple[Any, ...]:
+    try:
+        found = check_ids(value, "ids", vocab_size=vocab_size)
+    except InputError as error:
+        return (str(error),)
+    return (found.dtype, found.tolist())
+
+
+@settings(deadline=None)
+@given(st.lists(IDS, max_size=8) | st.lists(IDS | ODD, max_size=8), st.sampled_from([None, 106]))
+def test_a_list_is_what_its_items_one_by_one_are(value: list[Any], vocab_size: int | None) -> None:
+    assert outcome(value, vocab_size) == outcome(tuple(value), vocab_size)
+
+
+@pytest.mark.parametrize("odd", [True, Odd.ONE, np.int64(7), 1.0, "i", None])
+def test_one_odd_item_among_many_is_seen(odd: Any) -> None:
+    many = [105] * 300
+    many[200] = odd
+    assert outcome(many, None) == outcome(tuple(many), None)
