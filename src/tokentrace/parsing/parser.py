@@ -232,6 +232,6 @@ def parse(
         except OddTurnError:
             pass
     parser = StreamingParser(compiled, tools, prompt)
-    parser._take(ids)
+    parser.feed(ids)
     response = parser.response
     return parser.served if read_as is ReadAs.SERVER else response
