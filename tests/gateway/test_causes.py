@@ -111,7 +111,10 @@ def test_what_is_left_out_is_never_called_an_edit_of_the_system_or_a_call(
     assume(shared < len(sent))
     found = find_cause(sent, recorded, shared)
     assert found.message == shared
-    assert found.cause in (C.COMPACTION, C.EDIT, C.RETRY), found
+    allowed = {C.COMPACTION, C.EDIT, C.RETRY}
+    if sent[shared]["role"] == recorded[shared]["role"] == "tool":  # the next result may be the start of this one
+        allowed.add(C.TRIMMED_RESULTS)
+    assert found.cause in allowed, found
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=4), st.none() | st.text(max_size=9) | st.integers(), max_size=3)))
