@@ -129,4 +129,5 @@ def _read_back(renderer: Renderer, message: Mapping[str, Any]) -> Iterator[str]:
         arguments = found.arguments if isinstance(found.arguments, Mapping) else {}
         for key, value in function["arguments"].items():
             if key not in arguments or arguments[key] != value or type(arguments[key]) is not type(value):
-                yield f"argument {key} {value!r} is read as {arguments.get(key)!r}"
+                found_as = f"is read as {arguments[key]!r}" if key in arguments else "is not read"
+                yield f"argument {key} {value!r} {found_as}"
