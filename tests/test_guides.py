@@ -28,4 +28,5 @@ def test_guide_is_run_by_tests_of_another_environment(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, where in PAGES.items() if where == "here"])
 def test_guide_runs(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     run_guide(name, tmp_path)

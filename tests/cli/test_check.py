@@ -91,6 +91,7 @@ def test_json_and_the_report_file_say_the_same(poor: Path, tmp_path: Path) -> No
 
 
 def test_a_file_of_ours_is_checked_with_its_own_settings(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     write_conversations(tmp_path / "chats.jsonl", 5)
     out = tmp_path / "rows.parquet"
     made = ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(out), "-t", str(POCKET), "-q", "--turns", "last"]
@@ -109,6 +110,7 @@ def test_a_file_of_ours_finds_its_own_source(
     suffix: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the check is run, and wherever both were moved to together."""
+    pytest.importorskip("pyarrow")
     (tmp_path / "here" / "data").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "data")
     write_conversations(Path("chats.jsonl"), 5)
@@ -126,6 +128,7 @@ def test_a_file_of_ours_finds_its_own_source(
 
 
 def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     chats, out = tmp_path / "chats.jsonl", tmp_path / "rows.parquet"
     write_conversations(chats, 5)
     assert CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(out), "-t", str(POCKET), "-q"]).exit_code == 0
@@ -148,6 +151,7 @@ def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
 
 
 def test_rows_of_stdin_say_that_their_source_is_no_file(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     out = tmp_path / "rows.jsonl"
     text = json.dumps({"messages": MESSAGES}) + "\n"
     made = CliRunner().invoke(main, ["tokenize", "-", "-o", str(out), "-t", str(POCKET), "-q"], input=text)

@@ -29,6 +29,7 @@ from tokentrace.pocket import POCKET
 def test_what_cannot_be_served_is_said_in_one_line(
     options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["serve", "--port", "0", *options])
     assert result.exit_code == 2, result.output

@@ -250,6 +250,7 @@ def test_a_simulated_user_cannot_change_the_record() -> None:
 
 @pytest.mark.parametrize("rewards", [(1e39,), (-1e39,), (3e38, 3e38)])
 def test_a_reward_that_no_row_can_hold_fails_its_rollout_and_the_rows_are_written(rewards: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     calls = CALL * len(rewards)
     made = agent(calls, ANSWER, tools=[Returns(*(ToolResult("42", one) for one in rewards))])
     store = RolloutStore(tmp_path)

@@ -332,6 +332,8 @@ def test_rewards_may_be_of_any_kind_of_number() -> None:
 
 
 def test_rewards_metrics_and_cached_tokens_of_each_turn_reach_the_disk_and_the_rows(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+
     class Measured(Table):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
             return "42", 0.5, {"rows": 3}
@@ -350,7 +352,6 @@ def test_rewards_metrics_and_cached_tokens_of_each_turn_reach_the_disk_and_the_r
         (0.0, 20, []),
     ]
     assert (row["metrics"]["cached_tokens"], row["metrics"]["reward"]) == (30, 1.75)
-    parquet = pytest.importorskip("pyarrow.parquet")
     (made,) = parquet.read_table(store.write_rows()).to_pylist()
     store.close()
     assert (made["reward"], made["end"]) == (1.75, "user")

@@ -277,6 +277,7 @@ def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_none_is_no_group(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     store = stored(tmp_path, *(a_rollout(f"q{at}", float(at), group=None) for at in range(3)))
     assert group_advantages(store.finished) == {"q0": 0, "q1": 0, "q2": 0}, "each is alone"
     store.write_rows()

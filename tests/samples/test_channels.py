@@ -165,6 +165,7 @@ def test_a_channel_of_another_length_is_no_channel_of_a_row() -> None:
 
 
 def test_the_loop_records_what_the_engine_tells_and_the_store_writes_it(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     answer = RENDERER.tokenizer.encode("It is 42.<|end|>")
 
     def script(*_: Any) -> Sampled:
