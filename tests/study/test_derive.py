@@ -10,11 +10,11 @@ import pytest
 
 from tests.conversations import user
 from tests.formats.small import made_up_renderer
-from tests.study.cases import (
+from tests.study.cases import CASES
+from tests.study.pieces import (
     BESIDE,
     BRACES,
     CALLED,
-    CASES,
     CONTROLS,
     LOOK,
     OBJECT,

@@ -10,13 +10,7 @@ import pytest
 from tests.assets import FAMILIES
 from tests.conversations import assistant, tool, user
 from tests.formats.small import small_renderer, small_tokenizer
-from tests.study.cases import (
-    HIDDEN,
-    NAME_AND_ARGUMENTS,
-    NOT_BESIDE,
-    ONE_CALL,
-    THINK,
-)
+from tests.study.pieces import HIDDEN, NAME_AND_ARGUMENTS, NOT_BESIDE, ONE_CALL, THINK
 from tests.support import PYTHON_FORMATS, make_renderer
 from tokentrace import Renderer, create_renderer
 from tokentrace.formats.dialects import dialect_of

@@ -7,18 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.conversations import Message, user
-from tests.study.cases import (
-    BESIDE,
-    BOTH,
-    CALLED,
-    SAID,
-    THOUGHT,
-    TWICE,
-    as_text,
-    completion,
-    meant,
-    summary,
-)
+from tests.study.pieces import BESIDE, BOTH, CALLED, SAID, THOUGHT, TWICE, as_text, completion, meant, summary
 from tests.support import SPECIAL, templates_of_trl, tokenizer_json_for
 from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.tokens import Tokenizer

@@ -5,17 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.formats.small import made_up_renderer
-from tests.study.cases import (
-    AS_TEXT,
-    BESIDE,
-    CASES,
-    CONTROLS,
-    TWICE,
-    as_text,
-    completion,
-    meant,
-    summary,
-)
+from tests.study.cases import CASES
+from tests.study.pieces import AS_TEXT, BESIDE, CONTROLS, TWICE, as_text, completion, meant, summary
 from tokentrace.parsing.events import ArgumentsDelta, ContentDelta
 from tokentrace.parsing.response import Finish
 
