@@ -8,7 +8,7 @@ import pytest
 
 from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer
-from tokentrace.errors import RendererError
+from tokentrace.errors import RendererError, TemplateError
 from tokentrace.parsing.response import CallStatus, ParsedResponse, PartKind
 
 LOOK = {"place": "a"}
@@ -119,16 +119,22 @@ def test_neither_reading_makes_up_a_call(family: str, text: str, reading: str) -
 def test_what_is_in_order_is_read_the_same(any_family: str) -> None:
     made = make_renderer(any_family)
     call = {"id": "functions.look:0", "type": "function", "function": {"name": "look", "arguments": LOOK}}
+    function = {**TOOLS[0]["function"], "description": "Looks."}  # which gpt-oss's template asks for
+    described = [{**TOOLS[0], "function": function}]
+    compared = 0
     for message in ({"content": "Fine."}, {"content": "", "reasoning_content": "Hm.", "tool_calls": [call]}):
         try:
-            rendered = made.render([{"role": "user", "content": "Go."}, {"role": "assistant", **message}], tools=TOOLS)
-        except Exception:
+            said = [{"role": "user", "content": "Go."}, {"role": "assistant", **message}]
+            rendered = made.render(said, tools=described)
+        except TemplateError:
             continue
+        compared += 1
         turn = rendered.turns[-1]
         ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
         strict = made.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
         assert strict.attempts == []
         assert made.parse_response(ids, tools=TOOLS, prompt_ids=prompt, reading="server") == strict
+    assert compared
 
 
 def test_a_reading_is_one_of_two_and_the_servers_needs_the_whole() -> None:
