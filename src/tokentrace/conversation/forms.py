@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from .messages import RESULT_ROLES, ROLES, TEXT_OR_NONE, THOUGHTS
 from .place import Place, kind_of
-from .values import check_depth, finite, is_flat, no_constant, plain_json, unique
+from .values import check_depth, finite, is_usual, no_constant, plain_json, unique
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -230,7 +230,7 @@ def _is_read_as_it_is(message: dict[str, Any], content: Any, forms: Forms) -> bo
         if type(arguments) is str:
             if not form.text or not arguments.strip():
                 return False
-        elif not form.mapping or not is_flat(arguments):
+        elif not form.mapping or not is_usual(arguments):
             return False
     if content is None:
         return (Silence.NULL if "content" in message else Silence.ABSENT) in form.silence
