@@ -173,7 +173,8 @@ class Renderer:
         """The text alone, as spans: nothing is encoded."""
         study = self.study(tools)
         adapted = self.adapt_messages(messages, tools=tools)
-        written = self._write(study, adapted.messages, self._tools.wrap(tools), add_generation_prompt)
+        schemas = self._tools.wrap(tools)
+        written = self._write(study, adapted.messages, schemas, add_generation_prompt, find_prompt=True)
         credit_content(written.rendering, adapted)
         return written.rendering
 
@@ -198,7 +199,8 @@ class Renderer:
         held = self.adapt_messages(messages, tools=tools).messages
         found = functools.partial(find_lost, rendered.rendering, held, self.study(tools).forms)
         rendered.find_lost_with(functools.partial(found, tools=self._tools.wrap(tools) or ()))
-        report_lost(rendered.lost, self.lost)
+        if self.lost is not LostPolicy.IGNORE:
+            report_lost(rendered.lost, self.lost)
 
     # -- stages
 
@@ -216,6 +218,8 @@ class Renderer:
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
         study = self.study(tools)
+        if are_read_as_they_are(messages, study.forms):
+            return list(messages)
 
         def prints(role: str) -> bool:
             """Whether a role that is not known is fine: the template prints it, and it spells no control token."""

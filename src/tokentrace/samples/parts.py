@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import Origin
-from ..tokens.kinds import Kind, Kinds, Part
+from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
 
 Parts = npt.NDArray[np.uint8]
@@ -45,8 +45,8 @@ class PartFinder:
         self._grammars: dict[bool, TurnGrammar] = {}
         self._closes: dict[tuple[bool, bytes], int] = {}
 
-    def find(self, rendered: RenderedTokens, *, tools: bool = False) -> tuple[Parts, Kinds]:
-        """The `Part` and the `Kind` of each token."""
+    def arrays(self, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """The message, the `Part` and the `Kind` of each token, by the names that a `Sample` has for them."""
         codes = bytes(
             _SCAFFOLD_CODE if origin is None else _field_part(origin) for origin in rendered.rendering.closed.origins
         )
@@ -64,7 +64,7 @@ class PartFinder:
             if is_inline:
                 self._mark_inline(rendered, turn.start, own, tools)
             self._settle_scaffold(ids, own, tools)
-        return parts, kinds
+        return {"messages": rendered.messages, "parts": parts, "kinds": kinds}
 
     def _mark_inline(self, rendered: RenderedTokens, start: int, parts: Parts, tools: bool) -> None:
         """Mark reasoning that is part of the content, up to its closing tag (which the template may have written)."""

@@ -67,38 +67,39 @@ class PastTurns:
         self._stops: dict[tuple[str, bool], int | None] = {}
         self._remedies: dict[tuple[bool, bool, bool], str] = {}
 
-    def remarks(self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int]) -> list[Remark]:
-        """What to know about the chosen turns of a row."""
-        nowhere: list[int] = []
+    def remarks(
+        self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int], *, of_history: bool
+    ) -> list[Remark]:
+        """What to know about the chosen turns of a row; `of_history`: also where inference shows them otherwise."""
+        own = [at for at in chosen if messages[at]["role"] == "assistant"]
+        thoughts = {at: thought for at in own if (thought := reasoning_of(messages[at])) is not None}
         silent: list[int] = []
-        changed: list[int] = []
-        last_user = max((at for at, row in enumerate(messages) if row["role"] == "user"), default=-1)
-        answers = (at for at, row in enumerate(messages) if row["role"] == "assistant" and not row.get("tool_calls"))
-        last_answer = max(answers, default=-1)
-        shown: set[tuple[Any, ...]] | None = None
-        for at in chosen:
-            message = messages[at]
-            if message["role"] != "assistant":
-                continue
-            thought = reasoning_of(message)
+        nowhere: list[int] = []
+        for at in _hidden(thoughts, rendered):
             is_past = at < len(messages) - 1
-            if thought is not None and shown is None:
-                shown = {
-                    origin[1:3] for origin in rendered.rendering.closed.origins if origin and origin[0] == "messages"
-                }
-            is_hidden = thought is not None and not _is_shown(at, thought, shown or set(), rendered)
-            if is_hidden and is_past and thought is not None and self._can_think(message, thought[1], tools):
-                silent.append(at)
-                continue
-            if is_hidden:
-                nowhere.append(at)
-            if is_past and self._is_changed(message, thought is not None, at < last_user, at < last_answer, tools):
-                changed.append(at)
-        found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE))
+            can_think = is_past and self._can_think(messages[at], thoughts[at][1], tools)
+            (silent if can_think else nowhere).append(at)
+        if not of_history:  # it matters only to turns that something else is to be said of
+            prompted = {turn.message for turn in rendered.turns if turn.other_prompt}
+            own = [at for at in own if at in prompted] if prompted else []
+        changed = self._changed_among(messages, [at for at in own if at not in silent], tools) if own else []
+        found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE)) if of_history else ()
         return [
             *(HistoryWarning(f"{listed(who)}: {what}") for who, what in found if who),
             *self.starts(rendered, messages, tools, set(chosen) - {*silent, *changed}),
             *([f"{listed(nowhere)}: {REASONING_NOWHERE}"] if nowhere else []),
+        ]
+
+    def _changed_among(self, messages: Messages, own: Sequence[int], tools: Any) -> list[int]:
+        """Those of the turns that the template writes otherwise than when they were the last."""
+        roles = [message["role"] for message in messages]
+        last_user = max((at for at, role in enumerate(roles) if role == "user"), default=-1)
+        answers = [at for at, role in enumerate(roles) if role == "assistant" and not messages[at].get("tool_calls")]
+        last_answer = answers[-1] if answers else -1
+        return [
+            at
+            for at in own
+            if at < len(messages) - 1 and self._is_changed(messages[at], at < last_user, at < last_answer, tools)
         ]
 
     def starts(
@@ -145,9 +146,8 @@ class PastTurns:
                 self._thinking[kind] = True
         return self._thinking[kind]
 
-    def _is_changed(
-        self, message: Mapping[str, Any], thought: bool, user_follows: bool, answered: bool, tools: Any
-    ) -> bool:
+    def _is_changed(self, message: Mapping[str, Any], user_follows: bool, answered: bool, tools: Any) -> bool:
+        thought = reasoning_of(message) is not None
         content, called = message.get("content"), bool(message.get("tool_calls"))
         inline = isinstance(content, str) and "</think>" in content
         kind = (thought, inline, _outline(content), called, user_follows, answered, bool(tools))
@@ -178,9 +178,9 @@ class PastTurns:
         calls that are answered, Mistral's the system message. Then the turn is put after the history of its prompt.
         """
         renderer, at = self._renderer, len(messages) - 1
-        own = next((turn for turn in turn_spans(rendered.rendering) if turn.message == at), None)
+        own = next(iter(turn_spans(rendered.rendering, {at})), None)
         try:
-            asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True).rendering
+            asked = renderer.render_text(messages[:at], tools=tools, add_generation_prompt=True)
         except TokentraceError:  # nothing comes before it, or nothing that may be answered
             return rendered
         if own is None or rendered.text.startswith(asked.text[: asked.tail]):
@@ -251,14 +251,23 @@ def _outline(content: Any) -> str:
     return head[: len(head) - len(head.lstrip())] + "answer" + tail[len(tail.rstrip()) :]
 
 
-def _is_shown(at: int, thought: tuple[str, str], shown: set[tuple[Any, ...]], rendered: RenderedTokens) -> bool:
-    """Whether a message's reasoning is in the rendering."""
-    reasoning, field = thought
-    if field != "content":
-        return (at, field) in shown
-    origin = Origin.of(at, "content")
-    text = "".join(piece for piece, _, whose in rendered.rendering.spans() if whose == origin)
-    return reasoning.strip() in text
+def _hidden(thoughts: Mapping[int, tuple[str, str]], rendered: RenderedTokens) -> list[int]:
+    """The messages whose reasoning is not in the rendering."""
+    if not thoughts:
+        return []
+    origins = (origin for origin in rendered.rendering.closed.origins if origin and origin[0] == "messages")
+    shown = {origin[1:3] for origin in origins}
+    out = []
+    for at, (reasoning, field) in thoughts.items():
+        if field != "content":
+            is_shown = (at, field) in shown
+        else:
+            own = Origin.of(at, "content")
+            spoken = "".join(piece for piece, _, whose in rendered.rendering.spans() if whose == own)
+            is_shown = reasoning.strip() in spoken
+        if not is_shown:
+            out.append(at)
+    return out
 
 
 def listed(messages: Sequence[int]) -> str:

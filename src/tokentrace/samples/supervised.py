@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -23,13 +23,14 @@ from ..errors import SampleError, shown
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
-from ..tokens.kinds import Kind, Kinds, Part
-from .parts import PartFinder, Parts
-from .pasts import HistoryWarning, PastTurns, Remark, listed
+from ..tokens.kinds import Kind, Part
+from .parts import PartFinder
+from .pasts import PastTurns, Remark, listed
 from .sample import Later, Sample
 
 FLAGS: Final = ("train", "weight")
 """Keys of a message that say whether it carries loss: ``train`` is true or false, ``weight`` (OpenAI's) 1 or 0."""
+_FLAGS: Final = frozenset(FLAGS)
 
 
 class Turns(StrEnum):
@@ -226,7 +227,7 @@ def build_prompt_response_sample(
         count, notes = 1, list[str]()
     else:
         rendered = renderer.render(prompt, tools=tools, add_generation_prompt=True)
-        head, owners, kinds = rendered.ids, rendered.messages, PartFinder(renderer).find(rendered)[1]
+        head, owners, kinds = rendered.ids, rendered.messages, PartFinder(renderer).arrays(rendered)["kinds"]
         count, notes = len(prompt), list(rendered.notes)
     stops = renderer.turn_stop_ids()
     if stops and end_id not in stops:
@@ -262,12 +263,10 @@ class SampleBuilder:
         if self.settings.turns is Turns.FLAGGED:
             checked = [{key: value for key, value in row.items() if key not in FLAGS} for row in checked]
         if self.settings.past is Past.EXPAND:
-            rows = self._expanded(checked, tools, chosen, notes)
-            return rows if keep else [row.replace(rendered=None) for row in rows]
+            return self._expanded(checked, tools, chosen, notes, keep)
         rendered = self.renderer.render(checked, tools=tools)
-        remarks = self._pasts.remarks(rendered, checked, tools, chosen)
-        if self.settings.past is not None:  # the user chose how the past is shown
-            remarks = [one for one in remarks if not isinstance(one, HistoryWarning)]
+        is_chosen = self.settings.past is not None  # by the user: how the past is shown
+        remarks = self._pasts.remarks(rendered, checked, tools, chosen, of_history=not is_chosen)
         return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks], keep)]
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
@@ -279,7 +278,8 @@ class SampleBuilder:
             )
         whose = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
         own = [at for at in whose if messages[at]["role"] == "assistant"]
-        flagged = {at: said for at in whose if (said := _flag(at, messages[at])) is not None}
+        marked = [at for at in whose if not _FLAGS.isdisjoint(messages[at])]
+        flagged = {at: said for at in marked if (said := _flag(at, messages[at])) is not None}
         if self.settings.turns is Turns.FLAGGED:
             return [at for at in whose if flagged.get(at, True)], []
         if self.settings.turns is Turns.LAST:
@@ -288,7 +288,9 @@ class SampleBuilder:
         notes = [f"{listed(refused)}: flagged not to be trained, and trained: use turns='flagged'"] if refused else []
         return whose, notes
 
-    def _expanded(self, messages: Messages, tools: Any, chosen: list[int], notes: list[str]) -> list[Sample]:
+    def _expanded(
+        self, messages: Messages, tools: Any, chosen: list[int], notes: list[str], keep: bool
+    ) -> list[Sample]:
         rows: list[tuple[RenderedTokens, list[int]]] = []
         for at in chosen:
             if messages[at]["role"] != "assistant":
@@ -307,7 +309,7 @@ class SampleBuilder:
             last = own[-1] if own else len(messages) - 1
             others = [at for at in chosen if before < at <= last and messages[at]["role"] != "assistant"]
             remarks: list[Remark] = [*notes, *self._pasts.starts(rendered, messages, tools, own)]
-            out.append(self._sample(rendered, messages, tools, sorted([*own, *others]), remarks))
+            out.append(self._sample(rendered, messages, tools, sorted([*own, *others]), remarks, keep))
             before = last
         return out
 
@@ -318,7 +320,7 @@ class SampleBuilder:
         tools: Any,
         chosen: list[int],
         remarks: Sequence[Remark],
-        keep: bool = True,
+        keep: bool,
     ) -> Sample:
         notes = [*rendered.notes, *map(str, remarks)]
         added: int | None = None
@@ -332,11 +334,10 @@ class SampleBuilder:
                     f"message {last.message}: ends without the token {self.renderer.tokenizer.decode([stop])!r} that "
                     "the model stops with: final_stop=True adds it"
                 )
-        find = functools.cache(functools.partial(self._finder.find, rendered, tools=tools is not None))
-        later: Any = Later(lambda: {"messages": rendered.messages, "kinds": find()[1], "parts": find()[0]})
+        later: Any = Later(lambda: self._finder.arrays(rendered, tools is not None))
         sample = Sample(
             ids=rendered.ids,
-            mask=self._mask(rendered, messages, find, chosen),
+            mask=self._mask(rendered, messages, later, chosen),
             messages=later,
             kinds=later,
             parts=later,
@@ -349,11 +350,7 @@ class SampleBuilder:
         return _with_stop(sample, added, last.message, Part.STOP in self.settings.parts)
 
     def _mask(
-        self,
-        rendered: RenderedTokens,
-        messages: Messages,
-        find: Callable[[], tuple[Parts, Kinds]],
-        chosen: Sequence[int],
+        self, rendered: RenderedTokens, messages: Messages, later: Later, chosen: Sequence[int]
     ) -> npt.NDArray[np.bool_]:
         if self.settings.is_usual and len(chosen) == sum(row["role"] == "assistant" for row in messages):
             return rendered.mask.copy()  # all that is sampled
@@ -365,10 +362,10 @@ class SampleBuilder:
             wanted = np.zeros(max(Part) + 1, np.bool_)
             wanted[list(self.settings.parts)] = True
             wanted[Part.OTHER] = wanted[Part.CONTENT]
-            mask &= wanted[find()[0]]
+            mask &= wanted[later.find()["parts"]]
         if any(messages[at]["role"] != "assistant" for at in chosen):
             others = np.asarray([row["role"] != "assistant" for row in messages] + [False], np.bool_)
-            mask |= picked & others[rendered.messages] & (find()[0] == Part.CONTENT) & ~rendered.mask
+            mask |= picked & others[rendered.messages] & (later.find()["parts"] == Part.CONTENT) & ~rendered.mask
         return mask
 
     def _left_open(self, messages: Messages, at: int, tools: Any) -> tuple[int | None, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -112,124 +111,53 @@ class _Gathered:
     texts: set[tuple[str, str]] = field(default_factory=set)
 
 
-Key = tuple[tuple[View, ...], Verb, str, bool, str, tuple[View, ...]]
-"""What makes differences one finding: views, verb, what, in the turn, once, and who agrees with the rollout."""
-
-
-class Findings:
-    """The differences from the rollout, gathered step by step: the same views doing the same to the same kind of field.
-
-    What differs as it did at the step before is not looked at again.
-    """
-
-    def __init__(self, roles: Sequence[str]) -> None:
-        self._roles = roles
-        self._views = {view: _OneView() for view in (View.PRODUCTION, View.TRAINING)}
-        self._has_training = True
-        self._asked = 0
-        self._once: dict[Place, str] = {}
-        self._found: dict[Key, _Gathered] = {}
-        self._keys: dict[Place, list[Key]] = {}
-        """What each place that differs now counts for."""
-        self._counts: Counter[Key] = Counter()
-
-    def add(self, step: Step) -> None:
-        """The next step."""
-        asked = len(self._roles) if step.message is None else step.message
-        comparisons = {view: step.compare(view, View.ROLLOUT) for view in self._views}
-        changed = dict.fromkeys(place for view, own in self._views.items() for place in own.change(comparisons[view]))
-        has_training = comparisons[View.TRAINING] is not None
-        if has_training is not self._has_training:  # who agrees is another matter now, everywhere
-            self._has_training = has_training
-            changed |= dict.fromkeys(self._keys)
-        changed |= {place: None for place in self._keys if place[0] >= self._asked}  # `once` was not known
-        for place in changed:
-            self._settle(place, asked)
-        for key in self._counts:
-            self._found[key].steps.add(step.index)
-        self._asked = asked
-
-    def _settle(self, place: Place, asked: int) -> None:
-        """What a place counts for at this step."""
-        message, what, in_turn = place
-        self._counts -= Counter(self._keys.pop(place, ()))
-        made = {
-            view: own.changes.get(place)
-            for view, own in self._views.items()
-            if view is View.PRODUCTION or self._has_training
-        }
-        once = ""
-        if made[View.PRODUCTION] is not None and 0 <= message < asked:
-            if place not in self._once:
-                self._once[place] = _followed(self._roles[max(message, self._asked) : asked])
-            once = self._once[place]
-        agrees = tuple(view for view in View if view is View.ROLLOUT or (view in made and made[view] is None))
-        keys = []
-        for views, change in _groups(made):
-            keys.append((views, change.verb, what, in_turn, once if View.PRODUCTION in views else "", agrees))
-            found = self._found.setdefault(keys[-1], _Gathered())
-            count = change.view if change.verb is Verb.ADDS else change.rollout
-            found.tokens[message] = max(found.tokens.get(message, (0, 0)), (count, change.scaffold))
-            found.texts.update(change.texts)
-        if keys:
-            self._keys[place] = keys
-            self._counts.update(keys)
-
-    def gathered(self) -> list[Finding]:
-        """What they come to, production's first."""
-        out = []
-        for (views, verb, what, in_turn, once, agrees), found in self._found.items():
-            telling = len(found.texts) == 1 and (verb is Verb.CHANGES or what in _SCAFFOLD)
-            texts = next(iter(found.texts)) if telling else None
-            out.append(
-                Finding(
-                    views=views,
-                    verb=verb,
-                    what=what,
-                    messages=tuple(sorted(found.tokens)),
-                    tokens=sum(count for count, _ in found.tokens.values()),
-                    scaffold=sum(scaffold for _, scaffold in found.tokens.values()),
-                    steps=tuple(sorted(found.steps)),
-                    in_turn=in_turn,
-                    once=once,
-                    texts=texts if texts is not None and max(map(len, texts)) <= _SHORT else None,
-                    agrees=agrees,
-                )
+def find(steps: Sequence[Step], roles: Sequence[str]) -> list[Finding]:
+    """The differences from the rollout, gathered: the same views doing the same to the same kind of field."""
+    told: dict[int, dict[Place, _Change]] = {}  # what each difference changes: steps share them
+    once: dict[Place, str] = {}
+    before = 0
+    gathered: dict[tuple[tuple[View, ...], Verb, str, bool, str, tuple[View, ...]], _Gathered] = {}
+    for step in steps:
+        asked = len(roles) if step.message is None else step.message
+        compared = {view: step.compare(view, View.ROLLOUT) for view in (View.PRODUCTION, View.TRAINING)}
+        done = {view: _changes(found, told) for view, found in compared.items() if found is not None}
+        for place in dict.fromkeys(place for of_view in done.values() for place in of_view):
+            message, what, in_turn = place
+            made = {view: of_view.get(place) for view, of_view in done.items()}
+            agrees = tuple(view for view in View if view is View.ROLLOUT or (view in made and made[view] is None))
+            follows = ""
+            if made[View.PRODUCTION] is not None and 0 <= message < asked:
+                if place not in once:
+                    once[place] = _followed(roles[max(message, before) : asked])
+                follows = once[place]
+            for views, change in _groups(made):
+                key = (views, change.verb, what, in_turn, follows if View.PRODUCTION in views else "", agrees)
+                found = gathered.setdefault(key, _Gathered())
+                count = change.view if change.verb is Verb.ADDS else change.rollout
+                found.tokens[message] = max(found.tokens.get(message, (0, 0)), (count, change.scaffold))
+                found.steps.add(step.index)
+                found.texts.update(change.texts)
+        before = asked
+    out = []
+    for (views, verb, what, in_turn, follows, agrees), found in gathered.items():
+        telling = len(found.texts) == 1 and (verb is Verb.CHANGES or what in _SCAFFOLD)
+        texts = next(iter(found.texts)) if telling else None
+        out.append(
+            Finding(
+                views=views,
+                verb=verb,
+                what=what,
+                messages=tuple(sorted(found.tokens)),
+                tokens=sum(count for count, _ in found.tokens.values()),
+                scaffold=sum(scaffold for _, scaffold in found.tokens.values()),
+                steps=tuple(sorted(found.steps)),
+                in_turn=in_turn,
+                once=follows,
+                texts=texts if texts is not None and max(map(len, texts)) <= _SHORT else None,
+                agrees=agrees,
             )
-        return sorted(out, key=lambda found: (View.PRODUCTION not in found.views, found.in_turn, found.steps))
-
-
-class _OneView:
-    """What one view does differently from the rollout at a step, by place."""
-
-    def __init__(self) -> None:
-        self.changes: dict[Place, _Change] = {}
-        self._told: list[dict[Place, _Change]] = []
-        """What each difference changes."""
-        self._where: dict[Place, list[int]] = {}
-        """The differences that change a place."""
-
-    def change(self, compared: Comparison | None) -> list[Place]:
-        """The next step: the places at which it is not as it was, in order."""
-        kept, own = (0, ()) if compared is None else (compared.kept, compared.own)
-        gone, self._told = self._told[kept:], self._told[:kept]
-        for told in gone:
-            for place in told:
-                self._where[place].pop()
-        for difference in own:
-            assert compared is not None
-            for place in (told := _changes(difference, compared.left is View.ROLLOUT)):
-                self._where.setdefault(place, []).append(len(self._told))
-            self._told.append(told)
-        changed = dict.fromkeys(place for told in (*gone, *self._told[kept:]) for place in told)
-        for place in changed:
-            numbers = self._where[place]
-            self.changes.pop(place, None)
-            if numbers:
-                self.changes[place] = sum((self._told[number][place] for number in numbers), _Change())
-            else:
-                del self._where[place]
-        return sorted(changed, key=lambda place: self._where.get(place, [-1])[0])
+        )
+    return sorted(out, key=lambda found: (View.PRODUCTION not in found.views, found.in_turn, found.steps))
 
 
 def _groups(made: dict[View, _Change | None]) -> Iterator[tuple[tuple[View, ...], _Change]]:
@@ -243,7 +171,18 @@ def _groups(made: dict[View, _Change | None]) -> Iterator[tuple[tuple[View, ...]
             yield (view,), change
 
 
-def _changes(found: Difference, rollout_first: bool) -> dict[Place, _Change]:
+def _changes(compared: Comparison, told: dict[int, dict[Place, _Change]]) -> dict[Place, _Change]:
+    """What a view does differently from the rollout. `told` is what is known of single differences."""
+    out: dict[Place, _Change] = {}
+    for difference in compared.differences:
+        if id(difference) not in told:
+            told[id(difference)] = _changed(difference, compared.left is View.ROLLOUT)
+        for place, change in told[id(difference)].items():
+            out[place] = out[place] + change if place in out else change
+    return out
+
+
+def _changed(found: Difference, rollout_first: bool) -> dict[Place, _Change]:
     """What a view does there differently from the rollout. Scaffold counts with the text that it encloses, if any."""
     out: dict[Place, _Change] = {}
     view, rollout = (found.right, found.left) if rollout_first else (found.left, found.right)

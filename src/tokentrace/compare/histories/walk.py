@@ -37,7 +37,7 @@ from .differences import (
     View,
     aligned,
 )
-from .findings import Finding, Findings
+from .findings import find
 from .report import HistoryReport
 
 if TYPE_CHECKING:
@@ -155,10 +155,10 @@ class _Walk:
         self._last_prompt: RenderedTokens | None = None
 
     def report(self) -> HistoryReport:
-        steps, findings = self._steps()
+        steps = self._steps()
         return HistoryReport(
             steps=tuple(steps),
-            findings=tuple(findings),
+            findings=tuple(find(steps, self.roles)),
             roles=self.roles,
             row=self.row,
             notes=tuple(self.notes),
@@ -166,15 +166,14 @@ class _Walk:
             tokenizer=self.renderer.tokenizer,
         )
 
-    def _steps(self) -> tuple[list[Step], list[Finding]]:
-        """Every step, the rollout's stream going on from the one before where it can; and what they come to."""
+    def _steps(self) -> list[Step]:
+        """Every step, the rollout's stream going on from the one before where it can."""
         wanted: list[int | None] = [at for at, role in enumerate(self.roles) if role == "assistant" and at]
         if self.roles[0] == "assistant":
             self._note("message 0: nothing comes before it; it counts as given, not as sampled")
         if self.open:
             wanted.append(None)
         row = self._column(self.row, len(self.messages))
-        findings = Findings(self.roles)
         steps: list[Step] = []
         trained = 0
         for message in wanted:
@@ -201,8 +200,7 @@ class _Walk:
             branch = steps[-1].branch + (refusal is not None) if steps else 0
             views = (held[View.PRODUCTION], held[View.ROLLOUT], training)
             steps.append(Step(len(steps), message, *views, refusal, branch, comparisons))
-            findings.add(steps[-1])
-        return steps, findings.gathered()
+        return steps
 
     def _compare(
         self, now: Mapping[View, Shown], held: Mapping[View, Shown], stable: Mapping[View, int]
