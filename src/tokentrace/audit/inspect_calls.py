@@ -41,6 +41,8 @@ class Step(StrEnum):
     EXTENDS = "extends"
     REPEATS = "repeats"
     """The prompt of an earlier call again, or one that goes back to an earlier point."""
+    TWICE = "there twice"
+    """The same call again, in a file whose lines may be there twice: nothing is made of it."""
     OTHER = "another conversation"
     """As the messages show: a sub-agent, a title."""
     BREAKS = "breaks"
@@ -152,6 +154,7 @@ class _Inspector:
         """The streams that nothing goes on from. A stream that something does is the beginning of one of these."""
         self._streams: Streams[Tip] = Streams(np.zeros(0, np.int32))
         self._prompts: set[bytes] = set()
+        self._calls: dict[tuple[int, bytes], Call] = {}
         self._breaks: list[FoundBreak] = []
         self._findings: list[Finding] = []
         self._tokens = self._trained = 0
@@ -161,6 +164,7 @@ class _Inspector:
     def result(self) -> InspectedRollout:
         calls = self._each_once()
         steps = [self._take(number, call) for number, call in enumerate(calls, 1)]
+        own = [call for call, step in zip(calls, steps, strict=True) if step is not Step.TWICE]
         for row in self._rollout.rows:
             self._check_row(row)
         return InspectedRollout(
@@ -171,8 +175,8 @@ class _Inspector:
             self._findings,
             list(self._tips),
             self._tokens,
-            sum(len(call.stream) - call.start for call in calls),
-            [call.start for call in calls],
+            sum(len(call.stream) - call.start for call in own),
+            [call.start for call in own],
             self._trained if self._masked else None,
             self._witnessed,
         )
@@ -190,6 +194,10 @@ class _Inspector:
         return list(found.values())
 
     def _take(self, number: int, call: Call) -> Step:
+        before = call if self._rollout.ordered else self._calls.setdefault((call.start, _digest(call.stream)), call)
+        if before is not call and _same(before.logprobs, call.logprobs):
+            self._findings.append(Finding(Fault.TWICE, call.where, f"the same as {before.where}", len(call.stream)))
+            return Step.TWICE
         self._findings += call.findings
         if call.start == len(call.stream):
             self._findings.append(Finding(Fault.NOTHING_SAMPLED, call.where, "the completion is empty"))
@@ -396,6 +404,10 @@ def _holds(ids: Ids, few: Ids) -> bool:
     if places < 1 or not len(few):
         return False
     return bool(np.logical_and.reduce([ids[at : at + places] == one for at, one in enumerate(few)]).any())
+
+
+def _same(one: Floats | None, other: Floats | None) -> bool:
+    return one is other if one is None or other is None else np.array_equal(one, other, equal_nan=True)
 
 
 def _digest(ids: Ids) -> bytes:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from ..errors import kind_of
 from .messages import RESULT_ROLES, ROLES, TEXT_OR_NONE, THOUGHTS
-from .place import Place, kind_of
+from .place import Place
 from .values import check_depth, is_flat, plain_json
 
 TEXT_PARTS: Final[Mapping[str, str]] = {

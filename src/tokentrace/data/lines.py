@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .sources import pyarrow
 
 _ROWS: Final = 256
@@ -108,5 +108,5 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(row, dict):
-        raise InputError(f"{where}: a sample is an object, not a {type(row).__name__}")
+        raise InputError(f"{where}: a sample is an object, not {kind_of(row)}")
     return row

@@ -75,13 +75,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading."""
+    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading.
+
+    With `code`, what stands between backticks in a cell is shown as code; small lines are shown as they are.
+    """
 
     title: str
     head: Sequence[str | Cell]
     rows: Sequence[Sequence[str | Cell]]
     about: str = ""
     words: int = 1
+    code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +235,7 @@ class Document:
                     "title": one.title,
                     "about": one.about,
                     "words": one.words,
+                    "code": one.code,
                     "head": [_cell(cell) for cell in one.head],
                     "rows": [[_cell(cell) for cell in row] for row in one.rows],
                 }
