@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +25,7 @@ from ..tokens.tokenizer import Ids, Tokenizer
 from .dumps.calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Floats, Mask, Request
 from .dumps.rows import runs
 from .shown_turns import ShownTurns
-from .streams import Streams, in_order
+from .streams import Streams, digest, in_order
 
 _OTHERS: Final = 3
 """Among so many of the last conversations the one is looked for that a request was made of."""
@@ -190,11 +189,11 @@ class _Inspector:
             return calls if self._rollout.ordered else in_order(calls)
         found: dict[tuple[int, bytes], Call] = {}
         for call in calls:
-            found.setdefault((call.start, _digest(call.stream)), call)
+            found.setdefault((call.start, digest(call.stream)), call)
         return list(found.values())
 
     def _take(self, number: int, call: Call) -> Step:
-        before = call if self._rollout.ordered else self._calls.setdefault((call.start, _digest(call.stream)), call)
+        before = call if self._rollout.ordered else self._calls.setdefault((call.start, digest(call.stream)), call)
         if before is not call and _same(before.logprobs, call.logprobs):
             self._findings.append(Finding(Fault.TWICE, call.where, f"the same as {before.where}", len(call.stream)))
             return Step.TWICE
@@ -212,7 +211,7 @@ class _Inspector:
         sampled[call.start :] = True
         self._tokens += len(call.stream) - shared
         self._check_mask(call, sampled, shared)
-        self._prompts.add(_digest(call.prompt))
+        self._prompts.add(digest(call.prompt))
         told = []
         if step is Step.EXTENDS and tip is not None and shared == len(tip.stream):
             del self._tips[tip]
@@ -233,7 +232,7 @@ class _Inspector:
             return Step.FIRST, None, 0
         if whole is not None:
             return Step.EXTENDS, whole, len(whole.stream)
-        if _digest(prompt) in self._prompts:
+        if digest(prompt) in self._prompts:
             return Step.REPEATS, tip, shared
         if end and not _goes_on(tip, prompt, shared, end):
             return Step.EXTENDS, tip, shared
@@ -408,7 +407,3 @@ def _holds(ids: Ids, few: Ids) -> bool:
 
 def _same(one: Floats | None, other: Floats | None) -> bool:
     return one is other if one is None or other is None else np.array_equal(one, other, equal_nan=True)
-
-
-def _digest(ids: Ids) -> bytes:
-    return blake2b(np.ascontiguousarray(ids).data, digest_size=16).digest()

@@ -52,7 +52,7 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
     yield Text()
     for one in report.verdicts:
         tone = TONES[_TONES[one.grade]]
-        line = Text.assemble((f"{SIGNS[one.grade]} ", f"bold {tone}"), (f"{USES[one.use]}: ", "bold"))
+        line = Text(f"{SIGNS[one.grade]} ", f"bold {tone}").append(f"{USES[one.use]}: ", "bold")
         yield line.append(str(one.grade), tone).append(f"   {one.use}", "dim")
         for words in one.against:
             yield Text(f"    {flat(words)}")
