@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .options import OneOf, complete_files, debug_option, json_option, quiet_option, trainer_option
+from . import command
+from .options import OneOf, complete_files, json_option, quiet_option, trainer_option
 from .output import ProgressBars, advice_json, note, short_number, show_advice
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..gateway.store import SessionInfo, State, Store
 
 
-@click.command(short_help="Write the rows of recorded sessions.")
+@command
 @click.argument("store", metavar="STORE", shell_complete=complete_files)
 @click.option(
     "-o",
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 @click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")
 @json_option("Print what was written as JSON.")
 @quiet_option
-@debug_option
 def export(
     store: str,
     output: Path,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from . import one_blas_thread
-from .options import OneOf, control_tokens_option, debug_option, quiet_option, renderer_options
+from . import command, one_blas_thread
+from .options import OneOf, control_tokens_option, quiet_option, renderer_options
 from .output import note, working
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _KINDS = ["auto", "vllm", "sglang", "llamacpp"]
 
 
-@click.command(short_help="Record agents that speak OpenAI's or Anthropic's API.")
+@command
 @click.option(
     "--engine",
     default="embedded",
@@ -55,7 +55,6 @@ _KINDS = ["auto", "vllm", "sglang", "llamacpp"]
 @click.option("--public-health", is_flag=True, help="With --keys: answer /healthz and /readyz without one.")
 @click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish on exit.")
 @quiet_option
-@debug_option
 def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **given: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from ..errors import kind_of
 from .messages import RESULT_ROLES, ROLES, TEXT_OR_NONE, THOUGHTS
 from .place import Place
-from .values import check_depth, is_flat, plain_json
+from .values import check_depth, is_usual, plain_json
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -232,7 +232,7 @@ def _is_read_as_it_is(message: dict[str, Any], content: Any, forms: Forms) -> bo
         if type(arguments) is str:
             if not form.text or not arguments.strip():
                 return False
-        elif not form.mapping or not is_flat(arguments):
+        elif not form.mapping or not is_usual(arguments):
             return False
     if content is None:
         return (Silence.NULL if "content" in message else Silence.ABSENT) in form.silence

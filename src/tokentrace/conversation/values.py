@@ -19,8 +19,8 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
-_FLAT: Final = 1_000
-"""How many values `is_flat` looks at; larger ones are counted."""
+_USUAL: Final = 100
+"""How many values `is_usual` looks at, so that none is nested too deeply; larger ones are counted."""
 
 _KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
     *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
@@ -41,13 +41,25 @@ def json_like(value: Any, otherwise: Any) -> Any:
     return otherwise
 
 
-def is_flat(value: Any) -> bool:
-    """Whether a value is a dict of texts and numbers, as nearly all arguments are, and not a large one."""
-    if type(value) is not dict or len(value) > _FLAT:
+def is_usual(value: Any) -> bool:
+    """Whether a value is a dict as nearly all arguments are: JSON all the way down, and not much of it."""
+    if type(value) is not dict:
         return False
-    for key, item in value.items():  # noqa: SIM110 (`all` takes longer)
-        if type(key) is not str or type(item) not in _SCALARS:
+    left, containers = _USUAL, [value]
+    for one in containers:  # which grows meanwhile
+        left -= len(one)
+        if left < 0:
             return False
+        if type(one) is dict:
+            for key in one:
+                if type(key) is not str:
+                    return False
+        for item in one.values() if type(one) is dict else one:
+            kind = type(item)
+            if kind not in _SCALARS:
+                if kind is not dict and kind is not list:
+                    return False
+                containers.append(item)
     return True
 
 
@@ -65,7 +77,7 @@ def plain_json(value: Any, place: Place) -> Any:
     InputError for what JSON does not have (sets, arrays, bytes, keys that are not strings), for what contains itself,
     and for what is nested deeper than anything that is meant.
     """
-    if is_flat(value):
+    if is_usual(value):
         return value
     return _Plain(place).value(value, ())
 
