@@ -7,8 +7,9 @@ So is what contains itself, which nothing could print.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from ..errors import InputError, kind_of
 from .place import Place
@@ -151,3 +152,29 @@ def check_depth(value: Any, place: Place) -> None:
             return
         level = inside
     raise place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
+
+
+# -- for readers of JSON: what Python's own would let pass
+
+
+def no_constant(name: str) -> NoReturn:
+    """For ``parse_constant``: NaN and infinities are not JSON."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def finite(text: str) -> float:
+    """For ``parse_float``: a number, where a float can be that large."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is larger than any float")
+    return value
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``: an object, where no key is there twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} comes twice")
+    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View
-from ..tokens.alignment import Hunk
+from ..tokens.alignment import Hunk, common_prefix
 from ..tokens.visible import counted, listed, visible
 from ..viewer.document import Card, Cell, Document, Table, Track, token_columns
 from ..viewer.document import Contrast as SideBySide
@@ -230,10 +230,14 @@ def history_document(report: HistoryReport, title: str = "Histories", *, step: i
     streams = {step.branch: step.rollout for step in report.steps}
     places = {branch: at for at, branch in enumerate(streams)}
     row = Shown(report.row.ids, report.row.messages, np.array(report.row.fields, object), len(report.row))
-    tracks = [
-        _history_track(f"rollout, stream {at}" if at else "rollout", shown, report)
-        for at, shown in enumerate(streams.values())
-    ]
+    tracks: list[Track] = []
+    before: Shown | None = None
+    for at, shown in enumerate(streams.values()):
+        shared = _shared(before, shown)
+        name = f"rollout, stream {at}" if at else "rollout"
+        own = _history_track(name, shown.cut(shared, len(shown)), report)
+        tracks.append(replace(own, parent=at - 1, shared=shared, roles=() if at else report.roles))
+        before = shown
     tracks.append(_history_track("training row", row, report, report.row.mask))
     pool = _Pool()
     contrasts: list[SideBySide] = []
@@ -282,6 +286,14 @@ class _Pool:
 
     def shown(self) -> Shown:
         return Shown(np.array(self.ids, np.int32), np.array(self.messages, np.int32), np.array(self.fields, object), 0)
+
+
+def _shared(before: Shown | None, shown: Shown) -> int:
+    """How many tokens a stream has in common with the one before it."""
+    if before is None:
+        return 0
+    columns = ((one.ids, one.messages, one.fields) for one in (before, shown))
+    return min(common_prefix(one, other) for one, other in zip(*columns, strict=True))
 
 
 def _history_track(name: str, shown: Shown, report: HistoryReport, mask: Any = None) -> Track:

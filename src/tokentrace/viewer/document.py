@@ -132,7 +132,7 @@ class Track:
     versions: Sequence[tuple[Any, int, int]] = ()
     """Version, start and stop, positions those of the columns."""
     roles: Sequence[str] = ()
-    """By message."""
+    """By message. Those of its first parent, where a track has none of its own."""
     means: str = "sampled"
     """What the mask says of a token."""
     about: str = ""
@@ -210,6 +210,8 @@ class Document:
         words, fields, versions, hunks = _Numbers(), _Numbers(), _Numbers(), _Numbers()
         tracks = [_track(track, words, fields, versions) for track in self.tracks]
         known = [list(word) for word in words.found]
+        for one in sorted(self.contrasts, key=lambda one: (one.base, one.other)):  # so that ranges of them are long
+            hunks.of(one.hunks)
         return {
             **{name: getattr(self, name) for name in ("title", "brand", "lead", "start")},
             **{name: list(getattr(self, name)) for name in ("said", "notes", "cards", "branches", "turns")},
