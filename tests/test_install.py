@@ -56,9 +56,9 @@ DOORS = {
         "swift.py": {"swift"},
     },
     **{"renderers.py": {"renderers"}, "renderers_compat.py": {"renderers"}, "torchtune.py": {"torchtune"}},
-    **{"trl_samples.py": {"trl"}, "verl.py": {"verl"}, "verl_parser.py": {"omegaconf", "verl"}},
+    **{"trl_async.py": {"trl"}, "verl.py": {"verl"}, "verl_parser.py": {"omegaconf", "verl"}},
     **{"verl_sft.py": {"torch", "verl"}, "tinker.py": {"tinker", "tinker_cookbook", "torch"}},
-    **{"tinker_messages.py": {"tinker_cookbook"}, "tinker_rollouts.py": {"tinker"}, "pytest_plugin.py": {"pytest"}},
+    **{"tinker_rollouts.py": {"tinker"}, "pytest_plugin.py": {"pytest"}},
 }
 """What the doors into trainers import: the trainer itself, and what it brings. Who opens one has it; pytest opens its
 own."""

@@ -108,6 +108,20 @@ def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceEr
     return value
 
 
+def flat(value: Any, place: str = "") -> dict[str, Any]:
+    """Settings that lie in one another, by their dotted names.
+
+    >>> flat({"sampling": {"top_p": 1.0}, "seed": 3})
+    {'sampling.top_p': 1.0, 'seed': 3}
+    """
+    if not isinstance(value, dict):
+        return {place: value}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= flat(inner, f"{place}.{key}" if place else str(key))
+    return found
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """A hint for a name that is not there: the one that was probably meant, or all that there are."""
     known = list(names)

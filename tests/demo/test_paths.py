@@ -15,7 +15,6 @@ from tests.demo.few import ROLLOUTS, few_tasks
 from tests.pages import assert_only_its_own_code_runs, columns, read_page, said
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import Cause
-from tokentrace.demo.page import demo_page
 from tokentrace.demo.paths import (
     CLIENTS,
     ClientPath,
@@ -30,7 +29,7 @@ from tokentrace.demo.paths import (
     trained_row,
 )
 from tokentrace.demo.trials import Demo, Trial
-from tokentrace.demo.views import MEASURES, demo_json, demo_text
+from tokentrace.demo.views import MEASURES, demo_json, demo_page, demo_text
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tokentrace import build_supervised_sample, create_renderer
 from tokentrace.demo.calculator import LONGEST, CalculatorError, calculate
 from tokentrace.demo.questions import KINDS
-from tokentrace.demo.tasks import SPLITS, Question, follow_up, make_questions, reward, run_tool, solve
+from tokentrace.demo.tasks import SPLITS, Question, follow_up, make_questions, reward, run_tool
 from tokentrace.demo.words import is_held_back, names
 from tokentrace.pocket import POCKET
+from training.pocket.expert import solve
 
 RENDERER = create_renderer(POCKET)
 

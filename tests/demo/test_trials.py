@@ -18,15 +18,14 @@ from tests.pages import assert_only_its_own_code_runs, read_page
 from tests.pages import said as said_on
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import Cause
-from tokentrace.demo.memory import RememberingEngine, RememberingScorer
-from tokentrace.demo.page import demo_page
-from tokentrace.demo.paths import ClientPath
-from tokentrace.demo.tasks import make_questions, solve
+from tokentrace.demo.paths import ClientPath, RememberingEngine, RememberingScorer
+from tokentrace.demo.tasks import make_questions
 from tokentrace.demo.trials import PRETRAINED, Demo, forgetful, forgetful_renderer, remarks, run_demo
-from tokentrace.demo.views import MEASURES, demo_json, demo_text
+from tokentrace.demo.views import MEASURES, demo_json, demo_page, demo_text
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import PocketModel, load_pocket
+from training.pocket.expert import solve
 
 ROOT = Path(__file__).parents[2]
 RENDERER = create_renderer(POCKET)

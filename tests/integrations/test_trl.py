@@ -36,10 +36,9 @@ from tokentrace import Agent, Budget, EmbeddedEngine, Task, create_renderer
 from tokentrace.cli import main as cli
 from tokentrace.data.tables import read_samples
 from tokentrace.errors import InputError, SampleError
-from tokentrace.integrations.finished import Finished
+from tokentrace.integrations.rows import Finished
 from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
-from tokentrace.integrations.trl_async import RolloutWorker
-from tokentrace.integrations.trl_samples import rollout_samples
+from tokentrace.integrations.trl_async import RolloutWorker, rollout_samples
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Rollout
 from tokentrace.rollout.patience import EngineDown

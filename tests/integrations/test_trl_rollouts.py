@@ -18,7 +18,7 @@ from tokentrace.engines import SamplingParams, ScriptedEngine
 from tokentrace.errors import SampleError
 from tokentrace.integrations.background import BackgroundLoop
 from tokentrace.integrations.collator import Collator
-from tokentrace.integrations.finished import Finished
+from tokentrace.integrations.rows import Finished
 from tokentrace.integrations.trl import RolloutFunction, rollout_reward, unless_failed
 from tokentrace.pocket import POCKET
 from tokentrace.samples.trajectories import trajectory_samples

@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from tokentrace import create_renderer
-from tokentrace.demo.tasks import make_questions, solve
+from tokentrace.demo.tasks import make_questions
 from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
+from training.pocket.expert import solve
 
 FOLDER = Path(__file__).parents[2] / "training" / "pocket"
 
@@ -32,7 +33,7 @@ def train() -> Iterator[ModuleType]:
         yield train
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("train", "model"):
+        for name in ("train", "model", "expert"):
             sys.modules.pop(name, None)
 
 

@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from expert import solve
 from model import SHIPPED, Cache, Pocket, Shape, save
 
 from tokentrace import Renderer, build_supervised_sample, create_renderer
-from tokentrace.demo.tasks import Question, follow_up, make_questions, reward, run_tool, solve
+from tokentrace.demo.tasks import Question, follow_up, make_questions, reward, run_tool
 from tokentrace.pocket import NOISE, POCKET
 
 HERE = Path(__file__).resolve().parent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -29,6 +30,13 @@ COMMANDS: Final = {
     "demo": "Run rollouts by three client paths and compare them.",
 }
 """The name of each command (also that of its module and function), and what it does."""
+
+
+def command(function: Callable[..., Any]) -> click.Command:
+    """A function as the command of its name, with what `COMMANDS` says of it, and ``--debug`` as its last option."""
+    made = click.command(short_help=COMMANDS[function.__name__])(function)
+    debug_option(made)
+    return made
 
 
 class Commands(click.Group):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from .options import ResultFile, audit_options, complete_folders, complete_uses, debug_option, json_option, page_option
+from . import command
+from .options import ResultFile, audit_options, complete_folders, complete_uses, json_option, page_option
 from .output import ProgressBars, note, show_view, write_file
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
 
 
-@click.command(short_help="Certify a tokenizer and its template.")
+@command
 @click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=complete_folders)
 @audit_options
 @click.option(
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 @page_option("Write a page as well.")
 @click.option("--markdown", type=ResultFile(), metavar="FILE", help="Write a table as well.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but what is not met.")
-@debug_option
 @click.pass_context
 def audit(
     ctx: click.Context,

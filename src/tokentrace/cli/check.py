@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from . import command
 from .options import (
     ResultFile,
     complete_files,
-    debug_option,
     json_option,
     messages_column_option,
     page_option,
@@ -24,7 +24,7 @@ from .options import (
 from .output import ProgressBars, show_view, write_file, write_page
 
 
-@click.command(short_help="Compare rows of ids with what a model's template makes.")
+@command
 @click.argument("rows", nargs=-1, required=True, metavar="ROWS...", shell_complete=complete_files)
 @template_options
 @supervision_options
@@ -40,7 +40,6 @@ from .output import ProgressBars, show_view, write_file, write_page
 @page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
 @click.option("-o", "--output", type=ResultFile(), help="Write the report; .json: as JSON.")
-@debug_option
 @click.pass_context
 def check(
     ctx: click.Context,

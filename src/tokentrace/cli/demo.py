@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import one_blas_thread
-from .options import debug_option, json_option
+from . import command, one_blas_thread
+from .options import json_option
 from .output import ProgressBars, make_console
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..samples.sample import Sample
 
 
-@click.command(short_help="Run rollouts by three client paths and compare them.")
+@command
 @click.option("-n", "--rollouts", type=click.IntRange(1), default=64, show_default=True, help="How many by each path.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the questions and the sampling.")
 @click.option(
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 @click.option("--render", "render_", is_flag=True, help="Render the shipped example instead, and explain it.")
 @click.option("--open", "open_", is_flag=True, help="Show the report in a browser.")
 @json_option("Print the table as JSON; what is written is the same.")
-@debug_option
 def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, as_json: bool) -> None:
     """Run agents on the embedded pocket model by three client paths, on the same questions with the same seeds.
 
@@ -56,9 +55,8 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, 
 def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     import asyncio
 
-    from ..demo.page import demo_page
     from ..demo.trials import run_demo
-    from ..demo.views import demo_json, demo_text
+    from ..demo.views import demo_json, demo_page, demo_text
     from ..pocket import POCKET
     from ..rendering.factory import create_renderer
 

@@ -9,18 +9,18 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from .options import debug_option, json_option, page_option, tokenizer_option
+from . import command
+from .options import json_option, page_option, tokenizer_option
 from .output import working, write_page
 
 
-@click.command(short_help="Say where and why a prompt does not extend a stream.")
+@command
 @click.argument("stream", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("prompt", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @tokenizer_option
 @click.option("--branch", type=int, metavar="N", help="The branch of a trajectory file.  [default: the last written]")
 @page_option("Write a page as well, if there is a break.")
 @json_option("Write JSON instead of text.")
-@debug_option
 def explain(
     *, stream: Path, prompt: Path | None, tokenizer: str | None, branch: int | None, html: Path | None, as_json: bool
 ) -> None:
@@ -69,12 +69,10 @@ def explain(
 
 def _read_stream(path: Path, branch: int | None) -> tuple[list[int], dict[str, Any]]:
     """The ids of a stream, and what else its file says."""
+    from ..audit.dumps.records import is_trajectory
     from ..trajectory import load_trajectory
-    from ..trajectory.storage import MAGIC
 
-    with path.open("rb") as file:
-        is_trajectory = file.read(len(MAGIC)) == MAGIC
-    if is_trajectory:
+    if is_trajectory(path):
         trajectory = load_trajectory(path).trajectory
         return trajectory.stream(branch).tolist(), {"sampled": trajectory.loss_mask(branch, once=False)}
     found = _read_json(path)
@@ -84,7 +82,6 @@ def _read_stream(path: Path, branch: int | None) -> tuple[list[int], dict[str, A
 
 
 def _read_json(path: Path) -> Any:
-
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

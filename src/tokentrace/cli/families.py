@@ -10,7 +10,8 @@ import click
 
 from ..errors import RendererError
 from ..settings import nearest
-from .options import OneOf, complete_families, debug_option
+from . import command
+from .options import OneOf, complete_families
 from .output import make_console
 
 if TYPE_CHECKING:
@@ -30,11 +31,10 @@ DETAILS: Final = (*COLUMNS[1:], ("notes", "Notes"))
 GRAMMAR: Final = (("turn", "An assistant's turn"), ("tool", "A tool's result"))
 
 
-@click.command(short_help="Show what is known of each family of models.")
+@command
 @click.argument("name", required=False, shell_complete=complete_families)
 @click.option("-f", "--format", "form", type=OneOf(["text", "json"]), default="text", show_default=True)
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
-@debug_option
 def families(*, name: str | None, form: str) -> None:
     """List the families of models that are known by how their templates behave, or show the one called NAME.
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from .options import complete_dialects, debug_option, json_option, template_options
+from . import command
+from .options import complete_dialects, json_option, template_options
 from .output import make_console, show_view, working
 
 
-@click.command(short_help="Show what a model writes in its turn.")
+@command
 @template_options
 @click.option(
     "--tool-parser",
@@ -21,7 +22,6 @@ from .output import make_console, show_view, working
 )
 @click.option("--reasoning-parser", metavar="NAME", help="How reasoning is set off, instead of the template's own.")
 @json_option("Print the grammar as JSON.")
-@debug_option
 def grammar(*, tool_parser: str | None, reasoning_parser: str | None, as_json: bool, **template: Any) -> None:
     """Show what a model writes in its turn, as derived from its chat template.
 

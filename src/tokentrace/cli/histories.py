@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from .options import OneOf, debug_option, index_option, json_option, page_option, template_options
+from . import command
+from .options import OneOf, index_option, json_option, page_option, template_options
 from .output import note, show_view, working, write_file
 
 
-@click.command(short_help="Show where production, rollout and training differ.")
+@command
 @click.argument("conversation", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @template_options
 @click.option(
@@ -33,7 +34,6 @@ from .output import note, show_view, working, write_file
 @page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
 @click.option("--open", "open_", is_flag=True, help="Show the page in a browser; with --html.")
-@debug_option
 @click.pass_context
 def histories(
     ctx: click.Context,

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import click
 
-from . import one_blas_thread
+from . import command, one_blas_thread
 from .options import (
     OneOf,
     audit_options,
     complete_files,
     complete_folders,
-    debug_option,
     json_option,
     page_option,
     quiet_option,
@@ -25,7 +24,7 @@ SHAPES: Final = ("verifiers", "nemo-gym", "openenv", "trl", "verl", "rows", "cal
 FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
 
 
-@click.command(short_help="Check the tokens of rollouts, whoever wrote them.")
+@command
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_files)
 @click.option(
     "-t",
@@ -44,7 +43,6 @@ FAIL_ON: Final = ("breaks", "masks", "logprobs", "ids", "any")
 @page_option("Write a page as well.")
 @json_option("Print the report as JSON.")
 @quiet_option
-@debug_option
 @click.pass_context
 def inspect(
     ctx: click.Context,

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import click
 
-from .options import debug_option
+from . import command
 
 
-@click.command(short_help="Make keys for the gateway.")
+@command
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 @click.option(
     "--admin", "role", flag_value="admin", help="A key for everything: sessions, rows, rewards, shutting down."
 )
 @click.option("--agent", "role", flag_value="agent", help="A key for sampling in any session.")
 @click.option("--name", default="", metavar="TEXT", help="A note beside the key: whose it is.")
-@debug_option
 def keys(file: Path, role: str | None, name: str) -> None:
     """Make a key, print it once, and add its hash to FILE: what `tokentrace serve --keys FILE` reads.
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import command
 from .options import (
     OneOf,
     ResultFile,
     control_tokens_option,
-    debug_option,
     index_option,
     json_option,
     messages_option,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..rendering.rendered import RenderedTokens
 
 
-@click.command(short_help="Render a conversation to tokens that know their origin.")
+@command
 @click.argument("conversation", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @template_options
 @click.option("-g", "--generation-prompt", is_flag=True, help="End with the prompt for the next reply.")
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 @json_option("The same as --format json.")
 @click.option("-o", "--output", type=ResultFile(), help="Write to this file.")
 @click.option("--open", "open_", is_flag=True, help="Show the HTML in a browser.")
-@debug_option
 def render(
     *,
     conversation: str,

@@ -12,8 +12,8 @@ import click
 
 from ..errors import InputError, TokentraceError
 from ..rollout.ends import FAILED_ENDS, End
-from . import one_blas_thread
-from .options import debug_option, json_option, quiet_option, ray_option
+from . import command, one_blas_thread
+from .options import json_option, quiet_option, ray_option
 from .output import ProgressBars, note, working
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 
 
-@click.command(short_help="Run agents on an engine and keep exact training rows.")
+@command
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="CONFIG.yaml")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="The folder to write to.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Run the first N tasks only.")
@@ -47,7 +47,6 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 )
 @json_option("Write the metrics to stdout as JSON.")
 @quiet_option
-@debug_option
 @click.pass_context
 def rollout(
     ctx: click.Context,
@@ -239,34 +238,31 @@ class _Display(ProgressBars):
 
     def __init__(self, total: int, store: RolloutStore, quiet: bool, engine: Engine | None = None) -> None:
         super().__init__(quiet=quiet, counts=True, columns=[_circuits_column(engine)])
+        from ..rollout.batch import Summary
+
         self._engine = engine
         self._total = total
-        self._before = self._done = len(store.finished)
-        rewards = [row["metrics"]["reward"] for row in store.finished if row["metrics"]["reward"] is not None]
-        self._reward, self._rewarded = sum(rewards), len(rewards)
-        self._errors = sum(row["metrics"]["tool_errors"] for row in store.finished)
+        self._so_far = Summary.of(store)
         self._outage_said = 0.0
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.show("rollouts", self._done, self._total)
+        self.show("rollouts", self._so_far.rollouts, self._total)
         return self
 
     def update(self, rollout: Rollout) -> None:
         """Count a rollout that has ended."""
-        self._done += 1
-        self._errors += rollout.use.failed
-        if rollout.reward is not None:
-            self._reward, self._rewarded = self._reward + rollout.reward, self._rewarded + 1
-        rate = (self._done - self._before) / max(time.monotonic() - self._began, 1e-9)
+        found = self._so_far
+        found.add(rollout.metrics())
+        rate = (found.rollouts - found.resumed) / max(time.monotonic() - self._began, 1e-9)
         said = f"{rate:.1f}/s"
-        if self._rewarded:
-            said += f" · reward {self._reward / self._rewarded:.3f}"
-        if self._errors:
-            said += f" · {self._errors:,} tool errors"
-        left = (self._total - self._done) / rate
-        line = f"{self._done:,} of {self._total:,} rollouts · {said}{_circuits(self._engine)} · {left:.0f} s left"
-        self.show("rollouts", self._done, self._total, said, line)
+        if found.rewards:
+            said += f" · reward {found.reward:.3f}"
+        if found.tool_errors:
+            said += f" · {found.tool_errors:,} tool errors"
+        left = (self._total - found.rollouts) / rate
+        line = f"{found.rollouts:,} of {self._total:,} rollouts · {said}{_circuits(self._engine)} · {left:.0f} s left"
+        self.show("rollouts", found.rollouts, self._total, said, line)
 
     def outage(self, outage: Outage | None) -> None:
         """Say that the engine does not answer, now and then, and that it answers again."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from . import one_blas_thread
-from .options import OneOf, control_tokens_option, debug_option, quiet_option, renderer_options
+from . import command, one_blas_thread
+from .options import OneOf, control_tokens_option, quiet_option, renderer_options
 from .output import note, working
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
 
 _KINDS = ["auto", "vllm", "sglang", "llamacpp"]
+_AS_GIVEN = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher", "public_health")
 
 
-@click.command(short_help="Record agents that speak OpenAI's or Anthropic's API.")
+@command
 @click.option(
     "--engine",
     default="embedded",
@@ -55,7 +56,6 @@ _KINDS = ["auto", "vllm", "sglang", "llamacpp"]
 @click.option("--public-health", is_flag=True, help="With --keys: answer /healthz and /readyz without one.")
 @click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish on exit.")
 @quiet_option
-@debug_option
 def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **given: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
@@ -85,16 +85,9 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
         raise InputError("say which model the engine serves: --tokenizer PATH, the folder with its tokenizer")
     version = given["version"]
     settings = ServeSettings(
-        host=given["host"],
-        port=given["port"],
-        store=given["store"],
-        keys=given["keys"],
-        dev=given["dev"],
-        create_sessions=given["create_sessions"],
-        matcher=given["matcher"],
+        **{name: given[name] for name in _AS_GIVEN},
         model=given["model"] or "",
         version=int(version) if version and version.isdecimal() else version,
-        public_health=given["public_health"],
         patience=given["grace"],
         limits=Limits(
             body_bytes=given["max_body_mb"] * 2**20,

@@ -15,9 +15,9 @@ import click
 
 from ..errors import InputError
 from ..tokens.visible import counted
+from . import command
 from .options import (
     OneOf,
-    debug_option,
     json_option,
     messages_column_option,
     messages_option,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..data.tokenizing import RowResult, TokenizeSettings
 
 
-@click.command(short_help="Turn files of conversations into training rows.")
+@command
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
     "-o",
@@ -86,7 +86,6 @@ if TYPE_CHECKING:
 @page_option("Show these rows as a page.")
 @json_option("Print the summary, and with --stats the statistics, as JSON.")
 @quiet_option
-@debug_option
 @click.pass_context
 def tokenize(
     ctx: click.Context,

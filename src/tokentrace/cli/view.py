@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from ..errors import InputError
-from .options import debug_option, page_option, tokenizer_option
+from . import command
+from .options import page_option, tokenizer_option
 from .output import write_page
 
 
-@click.command(short_help="Show trajectories or rows in a browser.")
+@command
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @tokenizer_option
 @click.option("--rows", type=click.IntRange(1), default=20, show_default=True, help="Show the first N rows of a file.")
 @page_option("Write the page to this file, and open no browser.")
-@debug_option
 def view(*, file: Path, tokenizer: str | None, rows: int, html: Path | None) -> None:
     """Show FILE on a page: a trajectory (.tt), or rows of ids that tokentrace wrote (Parquet, Arrow, JSON lines).
 
@@ -40,16 +40,13 @@ def view(*, file: Path, tokenizer: str | None, rows: int, html: Path | None) -> 
 
 
 def _read(file: Path, rows: int) -> Any:
-    from ..trajectory.storage import MAGIC, load_trajectory
-
-    with file.open("rb") as opened:
-        if opened.read(len(MAGIC)) == MAGIC:
-            return load_trajectory(file)
-        opened.seek(0)
-        is_parquet = opened.read(4) == b"PAR1"
+    from ..audit.dumps.records import begins_with, is_trajectory
     from ..data.tables import is_lines, read_samples
+    from ..trajectory import load_trajectory
 
-    if not (is_parquet or file.suffix == ".arrow" or is_lines(file)):
+    if is_trajectory(file):
+        return load_trajectory(file)
+    if not (begins_with(file, b"PAR1") or file.suffix == ".arrow" or is_lines(file)):
         raise InputError(
             f"{file.name} is not a trajectory (.tt), nor rows of ids (.parquet, .arrow, .jsonl); "
             f"a conversation is shown by tokentrace render {file} --format html --open"

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ..errors import InputError, SampleError, WriteError
 from ..files import lock, write_whole, writing
-from ..settings import instance, whole
+from ..settings import flat, instance, whole
 from .chunks import Chunk, chunk_size, plan
 from .sources import Source, file_digest, find_sources, pyarrow
 from .tables import Layout, check_name, named_path, sample_writer
@@ -217,7 +217,8 @@ def _check_manifest(parts: Path, described: dict[str, Any]) -> None:
     if path.is_file():
         before = path.read_text(encoding="utf-8")
         if before != now:
-            changed = ", ".join(_changed(json.loads(before), described)) or "something"
+            old, new = flat(json.loads(before)), flat(json.loads(now))
+            changed = ", ".join(key for key in sorted({*old, *new}) if old.get(key) != new.get(key)) or "something"
             raise InputError(
                 f"{parts} is left from an unfinished run with other input or settings ({changed}): restart to discard "
                 "it, or give another output"
@@ -225,15 +226,6 @@ def _check_manifest(parts: Path, described: dict[str, Any]) -> None:
         return
     with writing(path):
         write_whole(path, now.encode("utf-8"))
-
-
-def _changed(before: Any, now: Any, place: str = "") -> Iterator[str]:
-    """Where two manifests differ."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
-            yield from _changed(before.get(key), now.get(key), f"{place}.{key}" if place else str(key))
-    elif before != now:
-        yield place
 
 
 class _Work:

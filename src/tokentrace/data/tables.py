@@ -24,10 +24,9 @@ from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .channel_columns import channel_columns, channel_fields, row_channels
-from .lines import metadata_path, read_line_tables
-from .sources import parquet_file, pyarrow
+from .sources import arrow_table, parquet_file, pyarrow
 from .trainers import Trainer, find_trainer
-from .writers import SUFFIXES, SavedDataset, TableWriter, table_writer
+from .writers import SUFFIXES, SavedDataset, TableWriter, metadata_path, read_line_tables, table_writer
 
 METADATA_KEY: Final = "tokentrace"
 """The key of the file's metadata under which JSON says how the rows were made."""
@@ -360,11 +359,11 @@ def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Itera
             yield table.select(columns) if columns else table
         return
     if file.suffix == ".arrow":
-        with _arrow_stream(file) as stream:
-            _check_columns(stream.schema.names, columns, path)
-            while (batch := _next_batch(stream, path)) is not None:
-                table = pyarrow().Table.from_batches([batch])
-                yield table.select(columns) if columns else table
+        mapped = _arrow_table(file)
+        _check_columns(mapped.schema.names, columns, path)
+        for batch in mapped.to_batches():
+            table = pyarrow().Table.from_batches([batch])
+            yield table.select(columns) if columns else table
         return
     parquet = _parquet_file(file)
     _check_columns(parquet.schema_arrow.names, columns, path)
@@ -380,8 +379,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     if file.name.endswith(".parquet"):
         found = (_parquet_file(file).schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     elif file.suffix == ".arrow":
-        with _arrow_stream(file) as stream:
-            found = (stream.schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        found = (_arrow_table(file).schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     else:
         beside = metadata_path(file)
         try:
@@ -411,24 +409,10 @@ def _parquet_file(path: Path) -> Any:
     return parquet_file(str(path))
 
 
-@contextlib.contextmanager
-def _arrow_stream(path: Path) -> Iterator[Any]:
-    """The batches of a file, which are not copied: they are the file itself in memory."""
+def _arrow_table(path: Path) -> Any:
+    """The rows of a file, which are not copied: they are the file itself in memory."""
     _check_file(path)
-    with _reading(path):
-        file = pyarrow().memory_map(str(path))
-    with file:
-        with _reading(path):
-            stream = pyarrow("pyarrow.ipc").open_stream(file)
-        yield stream
-
-
-def _next_batch(stream: Any, path: str | Path) -> Any:
-    with _reading(path):
-        try:
-            return stream.read_next_batch()
-        except StopIteration:
-            return None
+    return arrow_table(str(path))
 
 
 def _check_file(path: Path) -> None:

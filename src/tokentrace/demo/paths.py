@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,9 @@ import numpy.typing as npt
 from ..compare.breaks import Break, explain_break
 from ..compare.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..conversation.messages import Messages
-from ..engines.protocol import Engine, SamplingParams
-from ..pocket.model import PocketModel, load_pocket
+from ..engines.embedded import EmbeddedEngine
+from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
+from ..pocket.model import Floats, PocketModel, TokenIds, load_pocket
 from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
@@ -30,7 +31,6 @@ from ..samples.sample import Sample
 from ..samples.trajectories import report_rollouts, trajectory_samples
 from ..tokens.alignment import align
 from ..tokens.tokenizer import Ids
-from .memory import RememberingEngine, RememberingScorer, Scorer
 from .rollouts import FollowUps, question_reward, question_tasks
 
 Mask = npt.NDArray[np.bool_]
@@ -113,6 +113,56 @@ class MessageAgent(Agent):
             trajectory.branch(made, messages=count, cause=str(found.cause), from_branch=trajectory.current)
             self.breaks.setdefault(rollout.task.name, []).append(found)
         return None
+
+
+# -- nothing is computed twice
+
+# The paths make many of the same requests, and get many of the same rows. Greedy decoding, and sampling with a seed,
+# depend on the prompt and the parameters alone. So a path that makes the request of an earlier one is given its
+# completion.
+
+
+class RememberingEngine(EmbeddedEngine):
+    """The embedded engine; a request with the prompt and parameters of an earlier one is answered from memory."""
+
+    def __init__(self, model: PocketModel) -> None:
+        super().__init__(model)
+        self._known: dict[tuple[bytes, SamplingParams], Completion] = {}
+
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        """Sample a completion, or return the known one, with no count of cached tokens."""
+        if request.sampling.seed is None and request.sampling.temperature > 0:
+            return await super()._generate(request)
+        key = _bytes(request.prompt_ids), request.sampling
+        if key in self._known:
+            return replace(self._known[key], cached_tokens=None)
+        self._known[key] = found = await super()._generate(request)
+        return found
+
+
+class Scorer(Protocol):
+    """What gives ids their logprobs, as `PocketModel` does."""
+
+    def score(self, ids: TokenIds) -> Floats: ...
+
+
+class RememberingScorer:
+    """A model's scores; those of a row that was scored before come from memory."""
+
+    def __init__(self, model: PocketModel) -> None:
+        self._model = model
+        self._known: dict[bytes, Floats] = {}
+
+    def score(self, ids: TokenIds) -> Floats:
+        """The log-probability of each id given all before it."""
+        key = _bytes(ids)
+        if key not in self._known:
+            self._known[key] = self._model.score(ids)
+        return self._known[key]
+
+
+def _bytes(ids: TokenIds) -> bytes:
+    return np.asarray(ids, np.int32).tobytes()
 
 
 # -- what a trainer makes of it

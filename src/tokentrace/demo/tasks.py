@@ -1,4 +1,4 @@
-"""The world that pocket lives in: questions, the tools that answer them, an expert, and a reward.
+"""The world that pocket lives in: questions, the tools that answer them, and a reward.
 
 Every question has a small table of its own that only the look-up tool can read; the prompt does not show it. The same
 seed always gives the same questions. What training sees and what is held back never meet: names are like "green lamp",
@@ -9,7 +9,7 @@ ask, are the same on both sides.
 >>> question = make_questions(0, 3, "held_back")[2]
 >>> question.kind, question.prompt[-1]["content"], question.answer
 ('lookup', 'What does the round clock cost?', 678)
->>> reward(question, solve(question))
+>>> reward(question, [*question.prompt, {"role": "assistant", "content": "It costs 678."}])
 1.0
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,7 +62,7 @@ class Question:
     uses: dict[str, tuple[Use, str]]
     """For each tool what it is for, and its parameter."""
     script: tuple[tuple[Step, ...], ...]
-    """How the expert goes about it, for each message of the user."""
+    """How an expert goes about it, for each message of the user: what pocket was trained on."""
 
 
 def make_questions(
@@ -209,67 +209,3 @@ def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
 def _last_number(text: str) -> int | None:
     found = _LAST_NUMBER.findall(text)
     return int(found[-1].replace(",", "")) if found and len(found[-1]) < 40 else None
-
-
-# -- the expert
-
-
-def solve(question: Question, *, seed: int = 0, think: bool = True, slips: float = 0.0) -> list[dict[str, Any]]:
-    """The whole conversation as the expert leads it: reasoning, calls, the tools' own results, the answer.
-
-    `seed` varies the words. Without `think` there is no reasoning. `slips` is how likely a reply with a call is
-    preceded by one that goes wrong; such a reply says ``"train": False``, and the expert then does it right.
-    """
-    rng = random.Random(f"{question.id}/{seed}")
-    messages: list[dict[str, Any]] = [dict(message) for message in question.prompt]
-    for turn, steps in enumerate(question.script):
-        if turn:
-            messages.append({"role": "user", "content": question.follow_ups[turn - 1]})
-        for step in steps:
-            thought = rng.choice(step.thoughts)
-            if step.calls and rng.random() < slips:
-                messages.extend(_slip(question, rng, step, thought if think else ""))
-                thought = rng.choice(("That went wrong. I try again.", "An error. Once more."))
-            messages.extend(_reply(question, rng, step, thought if think else ""))
-    return messages
-
-
-def _reply(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
-    message: dict[str, Any] = {"role": "assistant"}
-    if thought:
-        message["reasoning_content"] = thought
-    message["content"] = rng.choice(step.says)
-    if not step.calls:
-        yield message
-        return
-    by_use = {use: (name, parameter) for name, (use, parameter) in question.uses.items()}
-    calls = [(by_use[use], value) for use, value in step.calls]
-    message["tool_calls"] = [
-        {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": {parameter: value}}}
-        for at, ((name, parameter), value) in enumerate(calls)
-    ]
-    yield message
-    for at, ((name, parameter), value) in enumerate(calls):
-        result = run_tool(question, name, {parameter: value})
-        yield {"role": "tool", "tool_call_id": f"call_{at}", "content": result}
-
-
-def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
-    """A reply that goes wrong and what comes back: a slip of the pen, a call that is not JSON, a tool that fails."""
-    use, value = step.calls[0]
-    at = rng.randrange(len(value))
-    spoiled = value[:at] + rng.choice("?&_x") + value[at + rng.randrange(2) :]
-    way = rng.random()
-    messages = list(_reply(question, rng, Step((), ("",), ((use, value if way < 0.6 else spoiled),)), thought))
-    if way < 0.3:
-        function = messages[0].pop("tool_calls")[0]["function"]
-        text = json.dumps({"name": function["name"], "arguments": function["arguments"]})
-        text = rng.choice((text[:-1], text[:-2], text.replace('"', "", 1)))
-        messages[0]["content"] = f"<tool_call>\n{text}\n</tool_call>"
-        messages[1]["content"] = rng.choice(WORDS["slips"]["unreadable"])
-    elif way < 0.6:
-        messages[1]["content"] = rng.choice(WORDS["slips"]["failed"])
-    elif not messages[1]["content"].startswith("Error"):
-        return
-    messages[0]["train"] = False
-    yield from messages

@@ -16,8 +16,7 @@ from ..pocket import NOISE, POCKET
 from ..pocket.model import load_pocket
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
-from .memory import RememberingEngine
-from .paths import TEMPERATURE, ClientPath, PathReport, Progress, compare_paths
+from .paths import TEMPERATURE, ClientPath, PathReport, Progress, RememberingEngine, compare_paths
 
 
 @dataclass(frozen=True, slots=True)

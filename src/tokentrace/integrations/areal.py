@@ -18,7 +18,7 @@ from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .rows import filled_logprobs, without_tail
+from .rows import filled_logprobs, reward_of, without_tail
 
 try:
     import torch
@@ -138,6 +138,4 @@ class AgentWorkflow(RolloutWorkflow):
         rollout = await agent.run(self._task(data))
         if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
             return None
-        if rollout.reward is None:
-            raise SampleError(f"rollout {rollout.task.name!r} has no reward: give the agent a reward function")
-        return episode_tensors(rollout.trajectory, rollout.reward)
+        return episode_tensors(rollout.trajectory, reward_of(rollout))

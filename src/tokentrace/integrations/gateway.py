@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import uuid
@@ -15,13 +14,13 @@ import httpx2
 from ..data.sources import pyarrow
 from ..data.tables import table_samples
 from ..engines.protocol import EngineError, EngineUnavailable
-from ..rollout.calling import in_thread
+from ..rollout.calling import called
 from ..rollout.checks import reward as checked_reward
 from ..rollout.ends import End
 from ..rollout.patience import EngineDown, Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
-from .finished import Finished
+from .rows import Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class GatewayAgent:
         made = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
         session = Session(task, made["base_url"], made["openai_base_url"], made["key"])
         try:
-            reward = checked_reward(await self._reward(session), "the reward")
+            reward = checked_reward(await called(self._client, session), "the reward")
         except Exception as error:
             end = End.FAILED
             notes.append(f"{type(error).__name__}: {error}")
@@ -95,13 +94,6 @@ class GatewayAgent:
             reward = samples[0].reward
         metrics = {"end": str(end), "reward": reward, "samples": len(samples)}
         return Finished(samples, messages, given, reward, metrics, notes)
-
-    async def _reward(self, session: Session) -> float | None:
-        if inspect.iscoroutinefunction(self._client) or inspect.iscoroutinefunction(type(self._client).__call__):
-            found: Any = self._client(session)
-        else:
-            found = await in_thread(lambda: self._client(session))
-        return await found if isinstance(found, Awaitable) else found
 
 
 @dataclass(frozen=True, slots=True)

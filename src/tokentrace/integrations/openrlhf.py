@@ -22,11 +22,11 @@ import numpy as np
 from ..engines.answers import answered_ids, answered_logprobs, checked_request, completion_kind
 from ..engines.protocol import Capabilities, Delta, Engine, EngineAnswerError, FinishReason, GenerateRequest
 from ..engines.protocol import SamplingParams as Sampling
-from ..errors import InputError, SampleError
+from ..errors import InputError
 from ..rollout.loop import Agent
 from ..rollout.record import Rollout, Task
 from ..trajectory.turns import LogprobKind
-from .rows import failed_row, filled_logprobs, only_sample, without_tail
+from .rows import failed_row, filled_logprobs, only_sample, reward_of, without_tail
 from .sampling import sampling_of
 
 try:
@@ -54,10 +54,8 @@ def executed(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float 
         ids, ranges, reward = failed.prompt_ids + failed.response_ids, [], failed_reward
         logprobs = [0.0] * len(ids)
     else:
-        sample, reward = without_tail(only_sample(rollout.trajectory)), rollout.reward
+        sample, reward = without_tail(only_sample(rollout.trajectory)), reward_of(rollout)
         ids, ranges, logprobs = sample.token_ids, _runs(sample.mask), filled_logprobs(sample).tolist()
-    if reward is None:
-        raise SampleError(f"rollout {rollout.task.name!r} has no reward, and OpenRLHF needs one")
     return {
         "prompt": prompt,
         "label": label,

@@ -16,7 +16,7 @@ from ..rollout.ends import FAILED_ENDS
 from ..rollout.loop import Agent
 from ..rollout.record import Rollout, Task
 from ..samples.trajectories import trajectory_samples
-from .rows import PromptResponse, failed_row, filled_logprobs, only_sample, prompt_response
+from .rows import PromptResponse, failed_row, filled_logprobs, only_sample, prompt_response, reward_of
 from .sampling import sampling_of
 
 
@@ -51,7 +51,7 @@ def generator_output(
             made["response_ids"].append(row.response_ids)
             made["loss_masks"].append(row.response_mask)
             made["rollout_logprobs"].append(row.response_logprobs)
-            made["rewards"].append(_reward(rollout) if failed is None else failed_reward)
+            made["rewards"].append(reward_of(rollout) if failed is None else failed_reward)
             made["stop_reasons"].append("length" if cut else "stop")
             last.append(row is rows[-1])
             ids.append(None if trajectory_ids is None else trajectory_ids[at])
@@ -71,12 +71,6 @@ def _rows(rollout: Rollout, step_wise: bool) -> list[PromptResponse]:
     for sample in samples:
         filled_logprobs(sample)  # refuses rows without
     return [prompt_response(sample) for sample in samples]
-
-
-def _reward(rollout: Rollout) -> float:
-    if rollout.reward is None:
-        raise SampleError(f"rollout {rollout.task.name!r} has no reward: give the agent a reward function")
-    return rollout.reward
 
 
 def _metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -31,7 +31,7 @@ from ..rollout.loop import Agent
 from ..rollout.record import Rollout, Task
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
-from .rows import failed_row, filled_logprobs, prompt_response
+from .rows import PromptResponse, failed_row, filled_logprobs, prompt_response
 from .sampling import sampling_of
 
 
@@ -46,22 +46,10 @@ def slime_samples(
     made = []
     for sample in trajectory_samples(trajectory):
         filled_logprobs(sample)  # refuses rows without
-        row = prompt_response(sample)
-        made.append(
-            dataclasses.replace(
-                like,
-                rollout_id=_shared(like),
-                tokens=row.prompt_ids + row.response_ids,
-                response=response,
-                response_length=len(row.response_ids),
-                loss_mask=row.response_mask,
-                rollout_log_probs=row.response_logprobs,
-                reward=reward,
-                weight_versions=[str(span.version) for span in sample.versions if span.version is not None],
-                status=type(like).Status(status),
-                metadata={**like.metadata, "branch": sample.branch},
-            )
-        )
+        about = {**like.metadata, "branch": sample.branch}
+        versions = [str(span.version) for span in sample.versions if span.version is not None]
+        more = {"response": response, "weight_versions": versions, "metadata": about}
+        made.append(_filled(like, prompt_response(sample), reward, status, **more))
     return made
 
 
@@ -76,19 +64,9 @@ def rollout_samples(rollout: Rollout, like: Any, *, failed_reward: float | None 
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is None:
         return slime_samples(rollout.trajectory, like, reward=rollout.reward, status=status, response=rollout.answer)
-    made = dataclasses.replace(
-        like,
-        rollout_id=_shared(like),
-        tokens=failed.prompt_ids + failed.response_ids,
-        response_length=len(failed.response_ids),
-        loss_mask=failed.response_mask,
-        rollout_log_probs=failed.response_logprobs,  # slime sends nobody's where the first sample has none
-        reward=failed_reward,  # or slime's reward model would be asked, or, where it was aborted, nobody
-        status=type(like).Status(status),
-        remove_sample=True,
-        metadata={**like.metadata, "tokentrace": "; ".join(rollout.notes)},
-    )
-    return [made]
+    # without a reward slime's reward model would be asked, or, where it was aborted, nobody
+    about = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
+    return [_filled(like, failed, failed_reward, status, remove_sample=True, metadata=about)]
 
 
 def whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
@@ -100,9 +78,19 @@ def whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
     return not any(one.remove_sample for one in rows)
 
 
-def _shared(like: Any) -> Any:
-    """What the samples of a rollout have in common."""
-    return like.rollout_id if like.rollout_id is not None else like.index
+def _filled(like: Any, row: PromptResponse, reward: float | None, status: str, **more: Any) -> Any:
+    """A copy of a slime sample with a row in it. The samples of a rollout have its ``rollout_id`` in common."""
+    return dataclasses.replace(
+        like,
+        rollout_id=like.rollout_id if like.rollout_id is not None else like.index,
+        tokens=row.prompt_ids + row.response_ids,
+        response_length=len(row.response_ids),
+        loss_mask=row.response_mask,
+        rollout_log_probs=row.response_logprobs,  # slime sends nobody's where the first sample has none
+        reward=reward,
+        status=type(like).Status(status),
+        **more,
+    )
 
 
 def _status(end: End | None) -> str:

@@ -11,29 +11,30 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from ..errors import InputError, TokentraceError, shown
-from ..parsing.response import Finish
+from ..parsing.response import Finish, ParsedResponse
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer as TemplateRenderer
 from ..samples.supervised import build_supervised_samples
+from ..study import probes
 
 try:
     import tinker
     import torch
-    from tinker_cookbook.renderers import Message, ParseTermination, Renderer, ToolSpec, TrainOnWhat
-    from tinker_cookbook.renderers.base import RenderContext, RenderedMessage
+    from tinker_cookbook.renderers import Message, ParseTermination, Renderer, ToolCall, ToolSpec, TrainOnWhat
+    from tinker_cookbook.renderers.base import RenderContext, RenderedMessage, UnparsedToolCall
 except ImportError as error:
     raise ImportError(
         f"tokentrace.integrations.tinker needs tinker-cookbook: pip install tinker-cookbook ({error})"
     ) from error
 
-from .tinker_messages import TOOLS, chat_message, conversation, sampled_message
-
+_TOOLS: Final = "tools"
+"""The key of a system message that has the schemas of the tools."""
 _ONE_TURN: Final = (TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.LAST_ASSISTANT_TURN)
 
 
@@ -89,7 +90,7 @@ class TracedRenderer(Renderer):
 
         Without a `system_prompt` no system message is rendered, only the tools.
         """
-        return [{"role": "system", "content": system_prompt, TOOLS: list(tools)}]
+        return [{"role": "system", "content": system_prompt, _TOOLS: list(tools)}]
 
     def build_generation_prompt(
         self, messages: list[Message], role: str = "assistant", prefill: str | None = None
@@ -156,18 +157,79 @@ class TracedRenderer(Renderer):
         )
 
 
-def _conversations() -> list[tuple[list[dict[str, Any]], Any]]:
+def _conversations() -> list[tuple[probes.Probe, Any]]:
     """Conversations in which templates are known to change the past, and the tools of each."""
-    user, answer = {"role": "user", "content": "Question?"}, {"role": "assistant", "content": "Answer."}
-    thought = answer | {"reasoning_content": "Thought."}
-    schema = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
-    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    result = {"role": "tool", "content": "Result.", "name": "look", "tool_call_id": "call00001"}
-    calling = {**answer, "content": "", "tool_calls": [call]}
-    tools = [{"type": "function", "function": schema}]
+    user, answer, thought, result = probes.USER, probes.ANSWER, probes.THOUGHT, probes.RESULT
+    calling, tools = probes.calling(), [probes.STAND_IN_TOOL]
     return [
         ([user, answer, user, answer], None),
         ([user, thought, user, thought], None),
         ([user, calling, result, answer, user, answer], tools),
-        ([user, calling | {"reasoning_content": "Thought."}, result, thought, user, thought], tools),
+        ([user, probes.calling(reasoning_content="thought"), result, thought, user, thought], tools),
     ]
+
+
+# -- tinker-cookbook's messages as OpenAI's, which templates read, and back
+
+
+def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """tinker-cookbook's messages as OpenAI's, and the tools that one of them carries."""
+    tools: list[dict[str, Any]] | None = None
+    said = []
+    for at, message in enumerate(messages):
+        if _TOOLS in message:
+            if tools is not None:
+                raise InputError("tools are given a second time", message=at)
+            tools = [{"type": "function", "function": dict(spec)} for spec in message[_TOOLS]] or None
+            if not message.get("content"):
+                continue
+        said.append(chat_message(at, message))
+    return said, tools
+
+
+def chat_message(at: int, message: Message) -> dict[str, Any]:
+    """A message in OpenAI's shape. Calls that could not be read are text again, at the end; ``trainable`` is ``train``.
+
+    InputError, naming the message by its number, where it holds what no template of texts has a place for.
+    """
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not isinstance(content, str | list):
+        raise InputError(f"a message has a role and a content, text or a list of parts: {shown(message)}", message=at)
+    made: dict[str, Any] = {"role": role, "content": content}
+    parts = [] if isinstance(content, str) else content
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "thinking"):
+            raise InputError(f"parts of type {shown(kind)} are not rendered, only texts", message=at)
+        if not isinstance(part.get(kind), str):
+            raise InputError(f"a part of type {kind!r} has no {kind!r}: {shown(part)}", message=at)
+    thinking = [part["thinking"] for part in parts if part["type"] == "thinking"]
+    if thinking:
+        if role != "assistant" or len(thinking) > 1 or parts[0]["type"] != "thinking":
+            raise InputError("a template takes one thinking part, first in an assistant's message", message=at)
+        made["reasoning_content"] = thinking[0]
+    if parts:
+        made["content"] = "".join(part["text"] for part in parts if part["type"] == "text")
+    elif not isinstance(content, str):
+        made["content"] = ""
+    made["content"] += "".join(call.raw_text for call in message.get("unparsed_tool_calls") or ())
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]
+    made |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+    return made | ({"train": message["trainable"]} if "trainable" in message else {})
+
+
+def sampled_message(parsed: ParsedResponse) -> Message:
+    """What a model wrote as tinker-cookbook's message: parts where there is thinking, else a string."""
+    content: Any = parsed.content
+    if parsed.reasoning_content:
+        text = [{"type": "text", "text": parsed.content}] if parsed.content else []
+        content = [{"type": "thinking", "thinking": parsed.reasoning_content}, *text]
+    made: Message = {"role": "assistant", "content": content}
+    calls = [
+        ToolCall(id=call.id, function=ToolCall.FunctionBody(name=str(call.name), arguments=call.arguments_text))
+        for call in parsed.tool_calls
+        if call.ok
+    ]
+    unread = [UnparsedToolCall(raw_text=call.raw, error=call.problem) for call in parsed.tool_calls if not call.ok]
+    return made | ({"tool_calls": calls} if calls else {}) | ({"unparsed_tool_calls": unread} if unread else {})

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,9 +22,7 @@ from ..rollout.record import Task
 from ..samples.sample import Sample
 from .background import BackgroundLoop, together
 from .collator import Collator
-from .finished import Finished, Runs, finish
-from .rows import PromptResponse, prompt_response, warn_of_other_distribution
-from .trl_rewards import rollout_reward, unless_failed, warn_of_scored_failures
+from .rows import Finished, PromptResponse, Runs, finish, prompt_response, warn_of_other_distribution
 
 __all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
 
@@ -79,7 +79,7 @@ class RolloutFunction:
         finished = self.loop.run(self._run(numbers, self._tasks(prompts, numbers), trainer))
         if self._done is not None:
             self._done(finished)
-        warn_of_scored_failures(finished, trainer.reward_funcs, trainer.reward_func_names)
+        _warn_of_scored_failures(finished, trainer.reward_funcs, trainer.reward_func_names)
         rows = [self._row(one, trainer) for one in finished]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
@@ -190,3 +190,57 @@ def _only(rows: Sequence[Sample]) -> Sample:
         f"{rows[0].name or 'a rollout'} has {len(rows)} rows, because its history was rewritten, and GRPOTrainer takes "
         "one for each prompt: pass one_of= to choose (lambda rows: rows[-1]), or use AsyncGRPOTrainer, which takes all"
     )
+
+
+# -- rewards: rollouts that failed are left out only where no function scores them
+
+_MARK: Final = "leaves_out_failed_rollouts"
+
+
+def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """A reward function of TRL's kind that says None for rollouts that failed, and otherwise what `reward` says.
+
+    TRL adds up what the functions say, and leaves a row out of its group only where every one of them says None. So
+    each function beside `rollout_reward` wants this, or rollouts that failed are trained as if they had no reward from
+    the agent. `reward` is a function or a coroutine function; it is asked for all rows.
+    """
+    if not callable(reward):
+        raise InputError(f"unless_failed takes a reward function, not {shown(reward)}")
+
+    def judged(rewards: Sequence[Any], rollout: Sequence[Finished]) -> list[Any]:
+        return [None if one.failed else said for one, said in zip(rollout, rewards, strict=True)]
+
+    async def awaited(*, rollout: Sequence[Finished], **told: Any) -> list[Any]:
+        return judged(await reward(rollout=rollout, **told), rollout)
+
+    def plain(*, rollout: Sequence[Finished], **told: Any) -> list[Any]:
+        return judged(reward(rollout=rollout, **told), rollout)
+
+    waits = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
+    scored: Callable[..., Any] = awaited if waits else plain
+    functools.update_wrapper(scored, reward)
+    scored.__name__ = getattr(reward, "__name__", type(reward).__name__)  # what TRL's logs call it
+    scored.__dict__[_MARK] = True
+    return scored
+
+
+@unless_failed
+def rollout_reward(rollout: Sequence[Finished], **_: Any) -> list[float | None]:
+    """A reward function for TRL: what the agent's own reward function, its tools or its simulated user gave.
+
+    None for rollouts that failed or sampled nothing. TRL leaves them out of their group, with an advantage of 0, if all
+    its other reward functions say None as well: `unless_failed` makes them.
+    """
+    return [one.reward for one in rollout]
+
+
+def _warn_of_scored_failures(finished: Sequence[Finished], rewards: Sequence[Any], names: Sequence[str]) -> None:
+    """Warn where rollouts failed, and a reward function of the trainer scores them nevertheless."""
+    failed = sum(one.failed for one in finished)
+    scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]
+    if failed and scoring:
+        warnings.warn(
+            f"{failed} of {len(finished)} rollouts failed, and these reward functions score them as well, so that they "
+            f"are trained: {', '.join(scoring)}; pass unless_failed(function) in their place",
+            stacklevel=3,
+        )

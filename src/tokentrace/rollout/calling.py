@@ -43,9 +43,24 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
         raise _harmless(error) from error
 
 
+async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: str, notes: list[str]) -> None:
+    """Take the last step of a tool or a simulated user: what goes wrong is put among the notes, not raised."""
+    try:
+        await within(step(), limit, who)
+    except TooLong as error:
+        notes.append(str(error))
+    except Exception as error:
+        notes.append(f"{who}: {words_of(error)}")
+
+
+def words_of(error: BaseException) -> str:
+    """An error in words: of which kind it is, and what it says."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def _harmless(error: BaseException) -> RuntimeError:
     """What ends a process or a task, as an error that does not."""
-    return RuntimeError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    return RuntimeError(words_of(error))
 
 
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

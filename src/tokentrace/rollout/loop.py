@@ -29,15 +29,14 @@ from ..settings import instance
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
-from .calling import TooLong, called, within
+from .calling import TooLong, called, noted, within
 from .checks import metrics as checked_metrics
 from .checks import reward as checked_reward
 from .cutting import cut_text
 from .ends import FAILED_ENDS, End
-from .instances import instance_name
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
-from .record import Budget, Rollout, Task, TurnMetrics, call_id
+from .record import Budget, Rollout, Task, TurnMetrics, call_id, instance_name
 from .resuming import Begun, check_continues, check_goes_on, check_takes, cut_at_stop, take_up
 from .toolbox import Toolbox
 from .tools import BaseTool, ToolResult, as_tools
@@ -257,17 +256,8 @@ class Agent:
                 await self._score(rollout, under)
         finally:
             if user is not None and started:
-                await self._finalize(user, rollout)
-
-    async def _finalize(self, user: BaseInteraction, rollout: Rollout) -> None:
-        """The end of the simulated user: what goes wrong there is noted, as with the tools' `release`."""
-        who = "finalize_interaction"
-        try:
-            await within(user.finalize_interaction(rollout.instance), self.budget.interaction_timeout, who)
-        except TooLong as error:
-            rollout.notes.append(str(error))
-        except Exception as error:
-            rollout.notes.append(f"{who}: {type(error).__name__}: {error}")
+                step = functools.partial(user.finalize_interaction, rollout.instance)
+                await noted(step, budget.interaction_timeout, "finalize_interaction", rollout.notes)
 
     async def _turn(self, rollout: Rollout, under: _UnderWay) -> End | None:
         """Sample a turn, and put what answers it after it. Says why the rollout ends, if it does."""

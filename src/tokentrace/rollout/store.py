@@ -15,16 +15,18 @@ import re
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from ..data.sources import pyarrow
 from ..errors import ContinuationError, InputError, TrajectoryError, shown
 from ..files import lock, owned, write_whole
 from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
+from ..settings import flat
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
 from .ends import FAILED_ENDS, End
@@ -209,7 +211,6 @@ class RolloutStore:
         known of each turn that the row trains. docs/rows.md has them.
         """
         from ..data.tables import Layout, Place, sample_writer, samples_table
-        from .columns import rollout_columns, rollout_fields
 
         layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
         groups: dict[str, list[str]] = defaultdict(list)
@@ -217,7 +218,7 @@ class RolloutStore:
             groups[_group(row)].append(row["name"])
         path = self.folder / ROWS
         told = {**(metadata or {}), "advantages": advantages, "groups": groups}
-        with sample_writer(path, layout, told, more=rollout_fields(), private=True) as write:
+        with sample_writer(path, layout, told, more=_rollout_fields(), private=True) as write:
             numbers = itertools.count(1)
             made = ((row, trajectory, one) for row, trajectory, all_ in self._rows(advantages) for one in all_)
             while some := list(itertools.islice(made, 256)):
@@ -225,13 +226,63 @@ class RolloutStore:
                 counts = [int(sample.messages.max(initial=-1)) + 1 for sample in samples]
                 places = [Place(one.name, next(numbers), 0, n) for one, n in zip(samples, counts, strict=True)]
                 table = samples_table(samples, places, layout)
-                for field, column in rollout_columns(some):
+                for field, column in _rollout_columns(some):
                     table = table.append_column(field, column)
                 write(table)
         return path
 
     def close(self) -> None:
         self._journal.close()
+
+
+def _rollout_fields() -> list[Any]:
+    """What rows of rollouts have beside those of all trajectories: the end, the metrics, and those of the turns."""
+    pa = pyarrow()
+    turn = pa.struct(
+        [
+            ("start", pa.int32()),
+            ("stop", pa.int32()),
+            ("finish_reason", pa.string()),
+            ("prompt_tokens", pa.int32()),
+            ("cached_tokens", pa.int32()),
+            ("engine_seconds", pa.float64()),
+            ("tool_calls", pa.int32()),
+            ("tool_errors", pa.int32()),
+            ("tool_seconds", pa.float64()),
+            ("malformed", pa.bool_()),
+            ("reward", pa.float64()),
+            ("metrics", pa.string()),
+            ("continues", pa.bool_()),
+        ]
+    )
+    return [pa.field("end", pa.string()), pa.field("metrics", pa.string()), pa.field("turns", pa.list_(turn))]
+
+
+def _rollout_columns(rows: Sequence[tuple[Mapping[str, Any], Trajectory, Sample]]) -> Iterator[tuple[Any, Any]]:
+    """Those columns of some rows: what the journal says of the rollout, its trajectory, and the row."""
+    pa = pyarrow()
+    values = [
+        [row["metrics"]["end"] for row, _, _ in rows],
+        [json.dumps(row["metrics"], default=str) for row, _, _ in rows],
+        [_turns(row, trajectory, sample) for row, trajectory, sample in rows],
+    ]
+    for field, column in zip(_rollout_fields(), values, strict=True):
+        yield field, pa.array(column, field.type)
+
+
+def _turns(row: Mapping[str, Any], trajectory: Trajectory, sample: Sample) -> list[dict[str, Any]] | None:
+    """The turns that a row trains, with where they stand in it; None where the journal says nothing of turns."""
+    told = row.get("turns")
+    owned = [turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k]
+    if told is None or len(told) != len(owned):
+        return None
+    found = []
+    for turn, said in zip(sorted(owned, key=lambda turn: turn.write), told, strict=True):
+        if turn.branch == sample.branch:
+            metrics = json.dumps(said.get("metrics") or [], default=str)
+            known = {key: value for key, value in said.items() if key not in ("sampled", "metrics")}
+            found.append({**known, "start": turn.start, "stop": turn.stop, "metrics": metrics})
+    return found
 
 
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
@@ -272,7 +323,7 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first setting that is not what it was, in words."""
-    old, new = (_flat(json.loads(json.dumps(settings, default=str))) for settings in (before, now))
+    old, new = (flat(json.loads(json.dumps(settings, default=str))) for settings in (before, now))
     for key in [*new, *old]:
         if new.get(key) != old.get(key):
             was, is_now = (json.dumps(one.get(key), ensure_ascii=False) for one in (old, new))
@@ -289,16 +340,6 @@ def discard_run(folder: Path) -> None:
         shutil.rmtree(folder / TRAJECTORIES, ignore_errors=True)
         for name in (ROWS, METRICS, RUN, JOURNAL):
             (folder / name).unlink(missing_ok=True)
-
-
-def _flat(value: Any, place: str = "") -> dict[str, Any]:
-    """Settings by their dotted names."""
-    if not isinstance(value, dict):
-        return {place: value}
-    out: dict[str, Any] = {}
-    for key, inner in value.items():
-        out |= _flat(inner, f"{place}.{key}" if place else str(key))
-    return out
 
 
 def _group(row: Mapping[str, Any]) -> str:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from ..parsing.response import CallStatus, ParsedToolCall
 from ..settings import nearest
-from .calling import TooLong, within
+from .calling import TooLong, noted, within, words_of
 from .checks import metrics, reward
 from .tools import (
     AdoptedTool,
@@ -108,13 +109,8 @@ class Toolbox:
         """Release all that were created, each once; one that fails does not keep the others."""
         created, self._created = self._created, []
         for tool in created:
-            try:
-                released = tool.release(self._instance, **self._settings[tool.name]["release"])
-                await within(released, self._timeout, f"{tool.name}: release")
-            except TooLong as error:
-                self.use.notes.append(str(error))
-            except Exception as error:
-                self.use.notes.append(f"{tool.name}: release: {_said(error)}")
+            step = functools.partial(tool.release, self._instance, **self._settings[tool.name]["release"])
+            await noted(step, self._timeout, f"{tool.name}: release", self.use.notes)
 
     async def run(self, calls: Sequence[ParsedToolCall]) -> list[ToolResult]:
         """Run the calls of a turn, all at once; results in the order of the calls."""
@@ -122,7 +118,7 @@ class Toolbox:
         most = len(calls) if self._parallel is None else self._parallel
         # a call that cancels its own task is a failed one; if we are cancelled, gather raises that all the same
         done = await asyncio.gather(*(self._run(call) for call in calls[:most]), return_exceptions=True)
-        results = [one if isinstance(one, ToolResult) else _failure(_said(one)) for one in done]
+        results = [one if isinstance(one, ToolResult) else _failure(words_of(one)) for one in done]
         if len(calls) > most:
             said = "first call is run" if most == 1 else f"first {most} calls are run"
             results += [_failure(f"of the calls of a turn only the {said}; this one was not") for _ in calls[most:]]
@@ -162,7 +158,7 @@ class Toolbox:
         except TooLong as error:
             return _failure(str(error))
         except Exception as error:
-            return _failure(_said(error))
+            return _failure(words_of(error))
 
     async def rewards(self) -> float | None:
         """What the tools say the trajectory is worth, added up; None where none says anything."""
@@ -172,7 +168,7 @@ class Toolbox:
             found = tool.calc_reward(self._instance, **self._settings[tool.name]["calc_reward"])
             said: Any = await within(found, self._timeout, who)
             if isinstance(tool, AdoptedTool) and isinstance(said, str | list | dict):  # as some of verl's tools have it
-                self.use.notes.append(f"{who} returned no number but a {type(said).__name__}: it counts for nothing")
+                self.use.notes.append(f"{who} returned no number but {kind_of(said)}: it counts for nothing")
                 continue
             value = reward(said, who)
             if value is not None:
@@ -182,7 +178,3 @@ class Toolbox:
 
 def _failure(problem: str) -> ToolResult:
     return ToolResult(f"error: {problem}", failed=True)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

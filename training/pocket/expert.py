@@ -1,0 +1,73 @@
+"""The expert whose conversations pocket learns from: it leads each question of the demo to its answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from tokentrace.demo.script import Step
+from tokentrace.demo.tasks import Question, run_tool
+from tokentrace.demo.words import WORDS
+
+
+def solve(question: Question, *, seed: int = 0, think: bool = True, slips: float = 0.0) -> list[dict[str, Any]]:
+    """The whole conversation as the expert leads it: reasoning, calls, the tools' own results, the answer.
+
+    `seed` varies the words. Without `think` there is no reasoning. `slips` is how likely a reply with a call is
+    preceded by one that goes wrong; such a reply says ``"train": False``, and the expert then does it right.
+    """
+    rng = random.Random(f"{question.id}/{seed}")
+    messages: list[dict[str, Any]] = [dict(message) for message in question.prompt]
+    for turn, steps in enumerate(question.script):
+        if turn:
+            messages.append({"role": "user", "content": question.follow_ups[turn - 1]})
+        for step in steps:
+            thought = rng.choice(step.thoughts)
+            if step.calls and rng.random() < slips:
+                messages.extend(_slip(question, rng, step, thought if think else ""))
+                thought = rng.choice(("That went wrong. I try again.", "An error. Once more."))
+            messages.extend(_reply(question, rng, step, thought if think else ""))
+    return messages
+
+
+def _reply(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
+    message: dict[str, Any] = {"role": "assistant"}
+    if thought:
+        message["reasoning_content"] = thought
+    message["content"] = rng.choice(step.says)
+    if not step.calls:
+        yield message
+        return
+    by_use = {use: (name, parameter) for name, (use, parameter) in question.uses.items()}
+    calls = [(by_use[use], value) for use, value in step.calls]
+    message["tool_calls"] = [
+        {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": {parameter: value}}}
+        for at, ((name, parameter), value) in enumerate(calls)
+    ]
+    yield message
+    for at, ((name, parameter), value) in enumerate(calls):
+        result = run_tool(question, name, {parameter: value})
+        yield {"role": "tool", "tool_call_id": f"call_{at}", "content": result}
+
+
+def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
+    """A reply that goes wrong and what comes back: a slip of the pen, a call that is not JSON, a tool that fails."""
+    use, value = step.calls[0]
+    at = rng.randrange(len(value))
+    spoiled = value[:at] + rng.choice("?&_x") + value[at + rng.randrange(2) :]
+    way = rng.random()
+    messages = list(_reply(question, rng, Step((), ("",), ((use, value if way < 0.6 else spoiled),)), thought))
+    if way < 0.3:
+        function = messages[0].pop("tool_calls")[0]["function"]
+        text = json.dumps({"name": function["name"], "arguments": function["arguments"]})
+        text = rng.choice((text[:-1], text[:-2], text.replace('"', "", 1)))
+        messages[0]["content"] = f"<tool_call>\n{text}\n</tool_call>"
+        messages[1]["content"] = rng.choice(WORDS["slips"]["unreadable"])
+    elif way < 0.6:
+        messages[1]["content"] = rng.choice(WORDS["slips"]["failed"])
+    elif not messages[1]["content"].startswith("Error"):
+        return
+    messages[0]["train"] = False
+    yield from messages
