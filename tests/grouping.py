@@ -63,9 +63,14 @@ LENGTHY = (
     "tests/study/test_derived_read_back.py::test_every_cut",
     "tests/study/test_holes.py",
     "tests/template/test_limits.py",
+    "tests/test_install.py::test_each_extra",
+    "tests/test_install.py::test_links_of_the_package_page",
+    "tests/test_install.py::test_the_base_install",
+    "tests/tokens/test_encoding.py",
+    "tests/viewer/test_browser.py",
 )
 """Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
-whole audits, rollouts of the pocket model, processes that are killed, and laws with many examples."""
+whole audits, rollouts of the pocket model, a browser, environments that are installed, and laws with many examples."""
 
 _ORDER = list(FAMILIES)
 
