@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, Final
 
+from ...tokens.ids import runs
 from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Request
 from .fields import CallFields, Fields, read_call
-from .rows import RowArrays, read_row, runs
+from .rows import RowArrays, read_row
 from .shape import Shape, first_of, line_name, named_by
 
 _CALL: Final = CallFields("prompt_token_ids", "completion_token_ids", ("per_token_logps", "logprobs"), ("loss_mask",))
