@@ -29,8 +29,8 @@ from tests.gateway.answers import (
     written,
 )
 from tests.gateway.bodies import JSON, check_read, fields_of
-from tokentrace.gateway.chat import CHAT, QUIET
-from tokentrace.gateway.dialect import Head
+from tokentrace.gateway.chat import CHAT
+from tokentrace.gateway.dialect import QUIET, Head
 from tokentrace.gateway.requests import Request, RequestError
 from tokentrace.parsing.sse import OPENAI_END
 

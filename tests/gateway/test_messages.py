@@ -30,8 +30,8 @@ from tests.gateway.answers import (
 )
 from tests.gateway.bodies import JSON, check_read, fields_of
 from tokentrace.conversation.shapes import from_anthropic
-from tokentrace.gateway.dialect import Head
-from tokentrace.gateway.messages import MESSAGES, QUIET, count_answer, read_count, signature
+from tokentrace.gateway.dialect import QUIET, Head
+from tokentrace.gateway.messages import MESSAGES, count_answer, read_count, signature
 from tokentrace.gateway.requests import Request, RequestError
 from tokentrace.parsing.shapes import history_message
 

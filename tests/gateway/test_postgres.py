@@ -14,8 +14,7 @@ import pytest
 from tests.gateway.stores import Postgres, check_whole, made_up_turn, postgres_server, session
 from tokentrace.gateway import postgres as postgres_module
 from tokentrace.gateway.postgres import postgres_store
-from tokentrace.gateway.sql import SQLStore
-from tokentrace.gateway.store import StoreError, TurnRecord
+from tokentrace.gateway.store import Store, StoreError, TurnRecord
 from tokentrace.trajectory import Trajectory
 
 SECRET = "hush-hush-4711"
@@ -228,14 +227,14 @@ def test_commits_wait_for_the_disk_whatever_the_database_is_set_to(postgres: Pos
         connection.execute("ALTER ROLE postgres SET synchronous_commit = off")
         try:
             store = postgres_store(url)
-            assert isinstance(store, SQLStore)
+            assert isinstance(store, Store)
             shown = asyncio.run(_closing(store, "SHOW synchronous_commit"))
         finally:
             connection.execute("ALTER ROLE postgres RESET synchronous_commit")
     assert shown == [("on",)]
 
 
-async def _closing(store: SQLStore, sql: str) -> list[tuple[object, ...]]:
+async def _closing(store: Store, sql: str) -> list[tuple[object, ...]]:
     try:
         return await store._database.read(sql)
     finally:

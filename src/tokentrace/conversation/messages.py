@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .functions import known_schema
-from .place import Place, is_list, kind_of
-from .values import check_depth, is_flat, is_plain
+from .place import Place, is_list
+from .values import check_depth, is_plain, is_usual
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions take it: any mappings, a ``list[Message]`` among them."""
@@ -145,7 +145,7 @@ def _is_plain(message: dict[str, Any]) -> bool:
         if type(function) is not dict or type(function.get("name")) is not str:
             return False
         arguments = function.get("arguments")
-        if type(arguments) not in TEXT_OR_NONE and not is_flat(arguments):
+        if type(arguments) not in TEXT_OR_NONE and not is_usual(arguments):
             return False
     return True
 

@@ -7,10 +7,11 @@ So is what contains itself, which nothing could print.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .place import Place
 
 MAX_DEPTH: Final = 128
@@ -19,8 +20,8 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
-_FLAT: Final = 1_000
-"""How many values `is_flat` looks at; larger ones are counted."""
+_USUAL: Final = 100
+"""How many values `is_usual` looks at, so that none is nested too deeply; larger ones are counted."""
 
 _KINDS: Final[Sequence[tuple[type, Callable[[Any], Any]]]] = (
     *((str, str.__str__), (int, int), (float, float), (Mapping, dict), (list, list), (tuple, tuple)),
@@ -41,13 +42,25 @@ def json_like(value: Any, otherwise: Any) -> Any:
     return otherwise
 
 
-def is_flat(value: Any) -> bool:
-    """Whether a value is a dict of texts and numbers, as nearly all arguments are, and not a large one."""
-    if type(value) is not dict or len(value) > _FLAT:
+def is_usual(value: Any) -> bool:
+    """Whether a value is a dict as nearly all arguments are: JSON all the way down, and not much of it."""
+    if type(value) is not dict:
         return False
-    for key, item in value.items():  # noqa: SIM110 (`all` takes longer)
-        if type(key) is not str or type(item) not in _SCALARS:
+    left, containers = _USUAL, [value]
+    for one in containers:  # which grows meanwhile
+        left -= len(one)
+        if left < 0:
             return False
+        if type(one) is dict:
+            for key in one:
+                if type(key) is not str:
+                    return False
+        for item in one.values() if type(one) is dict else one:
+            kind = type(item)
+            if kind not in _SCALARS:
+                if kind is not dict and kind is not list:
+                    return False
+                containers.append(item)
     return True
 
 
@@ -65,7 +78,7 @@ def plain_json(value: Any, place: Place) -> Any:
     InputError for what JSON does not have (sets, arrays, bytes, keys that are not strings), for what contains itself,
     and for what is nested deeper than anything that is meant.
     """
-    if is_flat(value):
+    if is_usual(value):
         return value
     return _Plain(place).value(value, ())
 
@@ -109,12 +122,12 @@ class _Plain:
         if found is not self:
             return self.value(found, path)
         hint = "; give its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._refused(f"holds a {type(value).__name__}, which JSON does not have{hint}", path)
+        raise self._refused(f"holds {kind_of(value)}, which JSON does not have{hint}", path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, (str, int, float)) or key is None:
             return key
-        raise self._refused(f"has a key that is not a string but a {type(key).__name__}", path)
+        raise self._refused(f"has a key that is not a string but {kind_of(key)}", path)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
@@ -139,3 +152,29 @@ def check_depth(value: Any, place: Place) -> None:
             return
         level = inside
     raise place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
+
+
+# -- for readers of JSON: what Python's own would let pass
+
+
+def no_constant(name: str) -> NoReturn:
+    """For ``parse_constant``: NaN and infinities are not JSON."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def finite(text: str) -> float:
+    """For ``parse_float``: a number, where a float can be that large."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is larger than any float")
+    return value
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``: an object, where no key is there twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} comes twice")
+    return made

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..conversation.place import Place
+from ..conversation.values import check_depth, plain_json
 from ..engines.protocol import COLDEST, PENALTIES
 from ..errors import InputError, TokentraceError, shown
 from ..tokens.tokenizer import Ids
@@ -30,6 +32,41 @@ _SHAPING: Final[Mapping[str, tuple[float, float]]] = {
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0, 2),
 }
+
+
+UNSERVED: Final[Mapping[str, Sequence[Any]]] = {
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "logits_processors": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+"""Fields that would change what is sampled or shown, with the values that change nothing. In chat, min-p and penalties
+are served, where the engine has them."""
+
+NOT_OFFERED: Final = "the gateway samples from the model's own distribution, so that logprobs are what they say"
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much to think, in the words of the APIs. No other is taken: a template may print the word into its prompt."""
 
 
 class RequestError(TokentraceError):
@@ -97,8 +134,6 @@ class Request:
     usage_in_stream: bool = False
     logprobs: int | None = None
     """How many alternatives are to be told beside each logprob; None for no logprobs at all."""
-    token_ids: bool = False
-    """Whether the answer carries the ids of prompt and completion, and the completion's logprobs."""
     continued: bool = False
     """The last message is an assistant's, and is to be continued."""
     calls_allowed: bool = True
@@ -129,6 +164,11 @@ class Request:
     """Fields that no engine can be made to keep to (tool_choice "required", say); the answer says so."""
     echo: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect repeats in its answer, or needs to write it."""
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether the answer carries the ids of prompt and completion, and the completion's logprobs."""
+        return bool(self.echo.get("token_fields"))
 
 
 class Body:
@@ -164,9 +204,27 @@ class Body:
             raise RequestError(f"must be an integer from {least} to {most}, not {shown(value)}", field=name)
         return value  # type: ignore[no-any-return]
 
-    def temperature(self, most: float) -> float | None:
+    def sampling(self) -> dict[str, Any]:
+        """What is called the same in every API, as fields of a `Request`: the model, how to sample, what is streamed.
+
+        ``top_k``, ``seed`` and ``chat_template_kwargs`` are vLLM's.
+        """
+        given = self.get("chat_template_kwargs", Mapping, "an object", {})
+        with refusing():
+            variables = plain_json(given, Place(field="chat_template_kwargs"))
+        return {
+            "model": self.get("model", str, "a string", ""),
+            "temperature": self.temperature(),
+            "top_p": self.top_p(),
+            "top_k": self.top_k(),
+            "seed": self.whole("seed", 0, 2**63 - 1),
+            "stream": self.flag("stream"),
+            "variables": variables,
+        }
+
+    def temperature(self) -> float | None:
         """The temperature: 0, or one that engines keep to."""
-        value = self.number("temperature", 0, most)
+        value = self.number("temperature", 0, 2)
         if value is not None and 0 < value < COLDEST:
             problem = f"must be 0, for greedy sampling, or at least {COLDEST}: engines do not keep to a lower one"
             raise RequestError(problem, field="temperature")
@@ -212,6 +270,12 @@ class Body:
         if value is not None and value not in harmless:
             raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter", details=details)
 
+    def refuse_unserved(self, served: Collection[str] = ()) -> None:
+        """Refuse every setting of other servers that is not `served` here."""
+        for name, harmless in UNSERVED.items():
+            if name not in served:
+                self.refuse(name, harmless, NOT_OFFERED)
+
     def skip(self, *names: str) -> None:
         """Fields that nothing has to read, because they change nothing that is sampled or recorded."""
         self._read.update(names)
@@ -221,4 +285,39 @@ class Body:
         return tuple(sorted(str(name)[:80] for name in self._body if name not in self._read))
 
 
-NOT_OFFERED: Final = "the gateway samples from the model's own distribution, so that logprobs are what they say"
+def one_of(field: str, value: Any, options: Sequence[str]) -> str:
+    """A value that is one of a few words."""
+    if not isinstance(value, str) or value not in options:
+        raise RequestError(f"must be one of {', '.join(options)}, not {shown(value)}", field=field)
+    return value
+
+
+def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
+    """What content of a kind has to be, None for text: the kind is at ``type`` of the `field`, the schema `inside`."""
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "json_object"}
+        case "json_schema":
+            if not isinstance(schema, Mapping):
+                raise RequestError("must be a JSON schema (an object)", field=f"{field}.{inside}")
+            with refusing():
+                check_depth(schema, Place(field=f"{field}.{inside}"))
+            return {"type": "json_schema", "schema": schema}
+    problem = f"must be text, json_object or json_schema, not {shown(kind)}"
+    raise RequestError(problem, field=f"{field}.type", code="unsupported_parameter")
+
+
+def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
+    """The variables for thinking `on` or off (None: not said) and for an effort; RequestError names the `field`.
+
+    Templates call the switch ``enable_thinking`` or ``thinking``, and the effort ``reasoning_effort``. An effort of
+    ``none`` is thinking off; any other is thinking on, unless it was said to be off.
+    """
+    hints: dict[str, Any] = {}
+    if effort is not None and one_of(field, effort, EFFORTS) != "none":
+        hints["reasoning_effort"] = effort
+    if on is None and effort is not None:
+        on = effort != "none"
+    return hints if on is None else {**hints, "enable_thinking": on, "thinking": on}

@@ -111,9 +111,25 @@ class Sessions:
         self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
         self._live: OrderedDict[str, Live] = OrderedDict()
 
+    async def find(self, id: str) -> SessionInfo | None:
+        """What the store says of a session; None where there is none of that name."""
+        return await self.store.session(id) if ID.fullmatch(id) else None
+
+    async def known(self, id: str) -> SessionInfo:
+        """What the store says of a session, which is not made by asking for it."""
+        info = await self.find(id)
+        if info is None:
+            raise RequestError(f"there is no session {shown(id)}", status=404, code="no_session")
+        return info
+
+    async def existing(self, id: str) -> Live:
+        """A session, as it is in the store now; it is not made by asking for it."""
+        await self.known(id)
+        return await self.get(id)
+
     async def info(self, id: str) -> SessionInfo:
         """What the store says of a session; made if it is not there and that is allowed."""
-        info = await self.store.session(id) if ID.fullmatch(id) else None
+        info = await self.find(id)
         if info is None and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
         if info is None:

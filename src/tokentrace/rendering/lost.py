@@ -126,26 +126,16 @@ class _Account:
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
-        self._tools: set[Any] = set()
-        self._has_unknown = False
         self._lost: list[Lost] = []
         self._dropped: list[Lost] = []
         ends, _, origins = rendering.closed
         rows = zip(origins, map(operator.sub, ends, [0, *ends]), strict=False)  # one start too many
-        spans = [(origin, size) for origin, size in rows if origin is not None]
-        own = [row for row in spans if row[0][0] == "messages"]
-        self._lengths: dict[FieldPath, int] = dict(own)
-        if len(self._lengths) < len(own):  # a field was written in several pieces
+        fields = list(itertools.compress(rows, origins))  # scaffold has no origin
+        self._lengths: dict[FieldPath, int] = dict(fields)  # type: ignore[arg-type]
+        if len(self._lengths) < len(fields):  # a field was written in several pieces
             self._lengths = dict.fromkeys(self._lengths, 0)
-            for origin, size in own:
-                self._lengths[origin] += size
-        for origin, _ in spans if len(own) < len(spans) else ():
-            if type(origin) is Block:
-                self._tools.update(origin.tools)
-            elif origin[0] == "tools":
-                self._tools.add(origin[1:2])
-            elif origin == UNKNOWN:
-                self._has_unknown = True
+            for origin, size in fields:
+                self._lengths[origin] += size  # type: ignore[index]
 
     def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Lost], list[Lost]]:
         lengths = self._lengths
@@ -165,11 +155,20 @@ class _Account:
                 elif not isinstance(value, (str, Sequence, Mapping)) or not value:
                     continue
                 self._field(index, key, value)
-        for at in range(len(tools) if () not in self._tools else 0):
-            if (at,) not in self._tools:
-                name = str(tools[at].get("function", tools[at])["name"])
-                self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
+        for at in self._unwritten(len(tools)) if tools else ():
+            name = str(tools[at].get("function", tools[at])["name"])
+            self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
         return self._lost, self._dropped
+
+    def _unwritten(self, count: int) -> list[int]:
+        """The tools, of so many, of which nothing is written."""
+        missing = set(range(count))
+        for origin in self._rendering.closed.origins:
+            if origin is not None and origin[0] == "tools":
+                missing.difference_update(origin.tools if type(origin) is Block else origin[1:2])
+                if not missing or (len(origin) == 1 and type(origin) is not Block):  # all of them, printed as a list
+                    return []
+        return sorted(missing)
 
     def _field(self, index: int, key: str, value: Any) -> None:
         if key == "tool_calls" and isinstance(value, Sequence):
@@ -276,7 +275,7 @@ class _Account:
         """Whether arguments are written as nearly all are: whole, or each text on its own with its key."""
         lengths = self._lengths
         if not _TEXT.issuperset(map(type, arguments.values())):
-            return False
+            return path in lengths and lengths[path] == len(_shown_arguments(arguments))
         if lengths.get(path, 0) >= sum(map(len, arguments)) + sum(map(len, arguments.values())):
             return True  # a mapping has text of its own only where it was printed as a whole
         return all(
@@ -359,7 +358,8 @@ class _Account:
     @functools.cached_property
     def _spoken(self) -> set[int | None]:
         """The messages of which more is written than their role."""
-        return {origin[1] for origin in self._lengths if len(origin) > 2 and origin[2] != "role"}  # type: ignore[misc]
+        own = (origin for origin in self._lengths if origin[0] == "messages" and len(origin) > 2)
+        return {origin[1] for origin in own if origin[2] != "role"}  # type: ignore[misc]
 
     def _shows(self, index: int, origin: Origin, text: str) -> bool:
         return origin in self._lengths and not self._missing(index, origin, text)
@@ -368,7 +368,7 @@ class _Account:
         """The stretches of a field's text that stand nowhere, white space aside."""
         if self._lengths.get(origin) == len(text) or not text.strip():
             return []
-        if origin not in self._lengths and not self._has_unknown and not _DELIMITERS.fullmatch(text):
+        if origin not in self._lengths and UNKNOWN not in self._lengths and not _DELIMITERS.fullmatch(text):
             return [(0, len(text))]
         shown = self._texts.get(origin, [])
         if text.strip() == "".join(shown).strip():

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt, are_read_as_they_are
 from ..conversation.messages import Messages, check_messages, check_tools
-from ..errors import InputError, RendererError, TokentraceError
+from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
@@ -156,7 +156,7 @@ class Renderer:
         Errors are those of `render` and say which conversation it was.
         """
         if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(conversations, Sequence):
-            raise InputError(f"must be a list of conversations, not a {type(conversations).__name__}")
+            raise InputError(f"must be a list of conversations, not {kind_of(conversations)}")
         rendered = []
         for at, (conversation, own) in enumerate(zip(conversations, tools_of_each(conversations, tools), strict=True)):
             try:

@@ -27,13 +27,8 @@ _IMPORTS: Final = {
     "pairs": {
         **{"box": "tt_box", "inside": "tt_inside", "of_item": "tt_of_item", "of_get": "tt_of_get"},
         **{"of_slice": "tt_of_slice", "paid": "tt_paid", "pieces_of": "tt_pieces_of", "parts_of": "tt_parts"},
-        **{"rows": "tt_rows", "each": "tt_each", "length_of": "tt_length"},
-        **{
-            "is_last": "tt_is_last",
-            "neighbour": "tt_neighbour",
-            "of_neighbour": "tt_of_neighbour",
-            "items_of": "tt_items",
-        },
+        **{"rows": "tt_rows", "length_of": "tt_length", "is_last": "tt_is_last", "items_of": "tt_items"},
+        **{"neighbour": "tt_neighbour", "of_neighbour": "tt_of_neighbour"},
         **{"PLAIN": "tt_plain", "SIZED": "tt_sized", "TEXT": "tt_text", "PRINTED": "tt_printed"},
     },
     "traced": {"TracedNone": "tt_none"},
@@ -332,8 +327,10 @@ class TracingGenerator(Expressions):
         inner, otherwise = frame.inner(), frame.inner()
         inner.loop_frame = True
         counted = uses_loop(node)
-        index, found, origins, begins = (self.temporary_identifier() for _ in range(4))
-        self._write_rows(node, (found, origins, begins), counted, frame)
+        index, found, origins, begins, rounds = (self.temporary_identifier() for _ in range(5))
+        fields = self._fields(node, self._depth == 1 and not is_silent) if len(names) == 1 else {}
+        known = {name: origin for name, (_, origin) in fields.items() if origin}
+        self._write_rows(node, (found, origins, begins, rounds), counted, tuple(known), frame)
         loop = inner.symbols.declare_parameter("loop") if counted else ""
         if counted:
             self.counted_loops[loop] = index, found, origins
@@ -349,11 +346,8 @@ class TracingGenerator(Expressions):
         refs = [inner.symbols.ref(target.name) for target in names]
         if len(refs) == 1:
             item = f"{refs[0]}, {beside(refs[0])}"
-            origins_too = self._depth == 1 and not is_silent
-            self.fields[refs[0]] = fields = self._fields(node, origins_too)
-            known = {name: origin for name, (_, origin) in fields.items() if origin}
+            self.fields[refs[0]] = fields
             bound = ", ".join(((index,) if counted else ()) + (item, *known.values()))
-            rounds = f"tt_each({found}, {origins}, {counted}, {tuple(known)!r})"
         else:
             item = "None, None"
             bound = ", ".join(f"{ref}, {beside(ref)}" for ref in refs)
@@ -365,8 +359,7 @@ class TracingGenerator(Expressions):
         self._bound = frozenset()
         for line in _PAYING:
             self.writeline(line.replace("OUT", str(frame.buffer)))
-        hook = f"trace.look({item})" if is_silent else f"trace.round({item}, {frame.buffer})"
-        self.writeline(f"if {begins}: {hook}" if len(refs) == 1 else hook)
+        self._write_hook(item, begins if len(refs) == 1 else "True", is_silent, frame)
         values = [value for value, _ in self.fields.get(refs[0], {}).values() if value]
         if values:
             self.writeline(f"{' = '.join(values)} = None")
@@ -387,6 +380,15 @@ class TracingGenerator(Expressions):
         if self._assign_stack:
             self._assign_stack[-1].difference_update(inner.symbols.stores)
 
+    def _write_hook(self, item: str, begins: str, is_silent: bool, frame: Frame) -> None:
+        """A round tells whose turn begins with it."""
+        hook = f"trace.look({item})" if is_silent else f"trace.round({item}, {frame.buffer})"
+        self.writeline(f"if {begins} is True: {hook}")
+        if begins != "True":
+            message, mark = self.temporary_identifier(), f"; {frame.buffer} += ({begins}[MESSAGE + 1], None)"
+            self.writeline(f"elif {begins} and ({message} := {item.split(', ')[1]}[1]) != trace.current:")
+            self.write(f" trace.current = {message}" + ("" if is_silent else mark.replace("MESSAGE", message)))
+
     def _fields(self, node: nodes.For, origins: bool) -> dict[str, tuple[str, str]]:
         """Names for what is known in a round of the fields of its variable: values that are asked for again, and
         `origins`, if these are needed."""
@@ -398,15 +400,16 @@ class TracingGenerator(Expressions):
             for name, times in fields_read(node).items()
         }
 
-    def _write_rows(self, node: nodes.For, names: tuple[str, str, str], counted: bool, frame: Frame) -> None:
+    def _write_rows(
+        self, node: nodes.For, names: tuple[str, ...], counted: bool, fields: tuple[str, ...], frame: Frame
+    ) -> None:
         """What the loop runs over."""
-        found, origins, _ = names
+        found, origins = names[:2]
         items = items_of(node.iter) if isinstance(node.target, nodes.Tuple) else None
         if items is None:
             pair = self.pair(node.iter, frame).stored
-            self.writeline(
-                f"{', '.join(names)} = tt_rows({pair.code}, {pair.origin}, undefined, stack, counted={counted})", node
-            )
+            given = f"{pair.code}, {pair.origin}, undefined, trace, {counted}, {fields!r}"
+            self.writeline(f"{', '.join(names)} = tt_rows({given})", node)
             return
         pair = self.pair(items, frame).stored
         boxed = "environment.method(context, boxed, 'items')"

@@ -72,7 +72,7 @@ def plain_dumps(value: Any, origin: Origin, options: tuple[Any, ...]) -> str | N
         text: str = (encode_basestring_ascii if options[0] else encode_basestring)(value)
     elif type(value) is dict and origin[-1] == "arguments":
         try:
-            text = _encoder(*options)(value)
+            text = _encoder(options)(value)
         except (TypeError, RecursionError):
             return None
     else:
@@ -88,14 +88,15 @@ def _arguments(value: Any, options: tuple[Any, ...]) -> str | None:
     if type(value) is not TracedDict or value.origin[-1] != "arguments":
         return None
     try:
-        return traced(_encoder(*options)(value.raw), value.origin)
+        return traced(_encoder(options)(value.raw), value.origin)
     except (TypeError, RecursionError):  # not plain JSON all the way down; the walk reduces it, or says why not
         return None
 
 
 @functools.lru_cache(maxsize=64)
-def _encoder(ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool) -> Callable[[Any], str]:
+def _encoder(options: tuple[Any, ...]) -> Callable[[Any], str]:
     """``json.dumps`` with its options settled once. Where the C encoder can do it, that is kept ready too."""
+    ensure_ascii, indent, separators, sort_keys = options
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     c_make_encoder = getattr(json_encoder, "c_make_encoder", None)
     if c_make_encoder is None or indent is not None:

@@ -22,7 +22,7 @@ from jinja2.runtime import LoopContext
 from .budget import check_items, check_pieces, listed, looked_at, made
 from .origin import KEY, Origin
 from .strings import TracedStr, traced
-from .trace import field_origins, message_origins
+from .trace import Mark, Trace, field_origins, message_origins
 from .traced import TRACED_TYPES, TracedDict, TracedList, wrap
 
 PLAIN: Final = TRACED_TYPES | {str, dict, list, int, float, bool}
@@ -162,46 +162,44 @@ def pieces(written: Iterable[Any]) -> Iterator[Any]:
 
 # -- loops
 
-Rows = tuple[Any, _Origins | None, bool]
+Rows = tuple[Any, _Origins | None, bool | list[Mark], Iterable[Any]]
 
 
-def rows(value: Any, origin: Beside, undefined: Any, around: list[int], *, counted: bool) -> Rows:
-    """What a loop runs over, the origins of its items, and whether a round may begin a turn.
+def rows(value: Any, origin: Beside, undefined: Any, trace: Trace, counted: bool, fields: tuple[str, ...] = ()) -> Rows:
+    """What a loop runs over, the origins of its items, whether a round begins a turn, and the rounds.
 
-    None does that runs over what lies in a field, inside another loop: `around` says whose turns the loops are in.
-    `counted`: the loop's body asks how many rounds there are.
+    A round is its number, where `counted`, the item, its origin, and those of its `fields`, which are known where the
+    items are messages; elsewhere None stands for them. Marks: each round begins the turn of its message. No round does
+    that runs over what lies in a field, inside another loop. Else the trace is asked.
     """
-    if type(value) is list:
-        origins = _origins(value, origin)
-        if origins is not None:
-            return value, origins, type(origins) is not _Inside or (len(around) == 1 and around[0] == -1)
-    boxed = box(value, origin)
-    if isinstance(boxed, list):
-        return boxed, None, True
-    return (LoopContext(boxed, undefined) if counted else iter(boxed)), None, True
-
-
-def each(found: Any, origins: _Origins | None, counted: bool, fields: tuple[str, ...] = ()) -> Iterable[Any]:
-    """The rounds of a loop: where `counted` their number, the item, its origin, and those of its `fields`.
-
-    These are known where the items are messages; elsewhere None stands for them.
-    """
-    if not fields and type(origins) is _Inside and len(found) <= _SHORT:
-        path = origins.origin
-        if counted:
-            return [(at, item, Origin(path + (at,))) for at, item in enumerate(found)]
-        return [(item, Origin(path + (at,))) for at, item in enumerate(found)]
-    items = (item for item, _ in found) if type(found) is LoopContext else found
-    columns = [items, itertools.repeat(None) if origins is None else origins]
+    begins: bool | list[Mark] = True
+    origins = _origins(value, origin) if type(value) is list else None
+    if origins is None:
+        found = value = box(value, origin)
+        if not isinstance(value, list):
+            value = LoopContext(value, undefined) if counted else iter(value)
+            found = (item for item, _ in value) if counted else value
+        columns: list[Any] = [found, itertools.repeat(None)]
+    else:
+        columns = [value, origins]
+        if type(origins) is _Inside:
+            begins = trace.stack == [-1]
+            if not fields and len(value) <= _SHORT:
+                path = origins.origin
+                own = [(at, item, Origin(path + (at,))) for at, item in enumerate(value)]
+                return value, origins, begins, own if counted else [row[1:] for row in own]
+        elif trace.stack[-1] < 0 and getattr(origins, "cut", True):
+            begins = trace.marks
     if fields:
         cut = origins.cut if type(origins) is Each else None
-        count = len(found) if type(origins) is list else cut[0] if cut is not None else 0
+        count = len(value) if type(origins) is list else cut[0] if cut is not None else 0
         for name in fields:
-            known = field_origins(name, count) if count else None
+            known: Any = field_origins(name, count) if count else None
             columns.append(
                 itertools.repeat(None) if known is None else known if cut is None else known[: cut[0]][cut[1]]
             )
-    return zip(itertools.count(), *columns) if counted else zip(*columns)  # noqa: B905 - there may be more origins
+    rounds = zip(itertools.count(), *columns) if counted else zip(*columns)  # noqa: B905 - there may be more origins
+    return value, origins, begins, rounds
 
 
 def length_of(found: Any) -> int:

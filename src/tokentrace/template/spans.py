@@ -16,13 +16,13 @@ Span = tuple[str, int, Origin | None]
 class Block(Origin):
     """The origin of a text of many runs that comes again and again: a tool's schema, as JSON.
 
-    It is that of all tools, and knows the runs. In a `Rendering` it stands for one span until somebody asks for those
-    inside of it: nothing that a render itself looks at differs between them.
+    It is that of the tool, or of all of them, and knows the runs. In a `Rendering` it stands for one span until
+    somebody asks for those inside of it: nothing that a render itself looks at differs between them.
     """
 
     runs: tuple[Run, ...]
     tools: frozenset[Any]
-    """The tools of which it shows something, each as the path to it."""
+    """The numbers of the tools of which it shows something."""
 
 
 class KnownRuns(tuple[Run, ...]):
@@ -36,9 +36,10 @@ def known_runs(runs: Sequence[Run]) -> tuple[Run, ...]:
     if len(runs) < 4 or any(origin is None or origin[:1] != ("tools",) or len(origin) < 2 for _, origin in runs):
         return tuple(runs)
     known = KnownRuns(runs)
-    known.block = Block(("tools",))
+    tools = frozenset(origin[1] for _, origin in runs if origin is not None)
+    known.block = Block(("tools", *(tools if len(tools) == 1 else ())))
     known.block.runs = tuple(runs)
-    known.block.tools = frozenset(origin[1:2] for _, origin in runs if origin is not None)
+    known.block.tools = tools
     return known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
@@ -234,7 +235,6 @@ def collect(written: list[Any]) -> Rendering:
     inside = 0  # how many runs are in blocks
     current = -1
     last: Any = _NO_SPAN  # the origin of the span that may grow
-    wide: list[int] = []
     made: list[str] = []  # of what was no text yet: numbers, markup, what call blocks gave
     entries = iter(written)
     for value, origin in zip(entries, entries, strict=True):
@@ -254,12 +254,10 @@ def collect(written: list[Any]) -> Rendering:
                     turns.append(current)
                     origins.append(value.runs.block)
                     inside += len(value.runs)
-                    if not value.isascii():
-                        wide.append(len(starts) - 1)
                 else:
                     if kind is Generated:
                         generation.append((at, at + len(value)))
-                    start, first = at, max(len(starts) - 1, 0)
+                    start = at
                     for end, origin in value.runs:
                         turn = current
                         if type(origin) is TurnScaffold:
@@ -269,8 +267,6 @@ def collect(written: list[Any]) -> Rendering:
                             turns.append(turn)
                             origins.append(origin)
                         start = at + end
-                    if not value.isascii():
-                        wide += range(first, len(starts))
                 at += len(value)
                 last = origins[-1] if turns and turns[-1] == current and type(origins[-1]) is not Block else _NO_SPAN
                 continue
@@ -279,8 +275,6 @@ def collect(written: list[Any]) -> Rendering:
             origins.append(origin)
             last = origin
         at += len(value)
-        if not value.isascii():
-            wide.append(len(starts) - 1)
     turns += [current] * (len(starts) - len(turns))
     ends = [*starts[1:], at] if starts else []
     if at > MAX_OUTPUT or len(ends) + inside > MAX_PIECES:
@@ -290,11 +284,23 @@ def collect(written: list[Any]) -> Rendering:
         rest = iter(made)
         texts = [value if type(value) in _LAID_OUT else next(rest) for value in texts]
     text = "".join(texts)
+    wide = [] if text.isascii() else _wide(texts, ends)
     tail = next((end for end, turn in zip(reversed(ends), reversed(turns), strict=True) if turn >= 0), 0)
     rendering = Rendering(text, ends, turns, origins, generation, tail, wide, blocks=inside > 0)
     if turns and min(turns) < -1:
         _settle_rounds(rendering)
     return rendering
+
+
+def _wide(texts: list[str], ends: list[int]) -> list[int]:
+    """The spans that hold more than ASCII."""
+    wide: list[int] = []
+    at = 0
+    for text in texts:
+        if not text.isascii():
+            wide += range(bisect.bisect_right(ends, at), bisect.bisect_left(ends, at + len(text)) + 1)
+        at += len(text)
+    return wide
 
 
 def _settle_rounds(rendering: Rendering) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import TokenizerError
+from ..errors import TokenizerError, kind_of
 from .nearest import folders_in, meant
 from .tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def load_tokenizer(source: Any) -> Tokenizer:
         return Tokenizer(source.to_str())
     raise TokenizerError(
         f"a tokenizer is a folder, a hub name, a tokenizers.Tokenizer or a transformers tokenizer, "
-        f"not a {type(source).__name__}"
+        f"not {kind_of(source)}"
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.values import no_constant
 from ..errors import TrajectoryError, shown
 from ..settings import items
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
@@ -220,8 +221,4 @@ def mapping_json(value: Mapping[str, Any], what: str) -> str:
 
 def from_json(text: str | bytes) -> Any:
     """The value of strict JSON text: no NaN, no Infinity. Raises ValueError or RecursionError."""
-    return json.loads(text, parse_constant=_no_constant)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    return json.loads(text, parse_constant=no_constant)
