@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .place import Place
 
 MAX_DEPTH: Final = 128
@@ -122,12 +122,12 @@ class _Plain:
         if found is not self:
             return self.value(found, path)
         hint = "; give its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._refused(f"holds a {type(value).__name__}, which JSON does not have{hint}", path)
+        raise self._refused(f"holds {kind_of(value)}, which JSON does not have{hint}", path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, (str, int, float)) or key is None:
             return key
-        raise self._refused(f"has a key that is not a string but a {type(key).__name__}", path)
+        raise self._refused(f"has a key that is not a string but {kind_of(key)}", path)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:

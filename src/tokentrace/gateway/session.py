@@ -205,7 +205,7 @@ class Session:
             np.concatenate([stream, bridged.new_ids]),
             bridged.new_ids,
             bridged.kinds,
-            owner_spans(bridged.messages, len(bridged.new_ids)),
+            bridged.message_spans,
             self._wire(base, bridged.new_ids),
             ambiguous=ambiguous,
             repairs=repairs,

@@ -75,13 +75,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading."""
+    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading.
+
+    With `code`, what stands between backticks in a cell is shown as code; small lines are shown as they are.
+    """
 
     title: str
     head: Sequence[str | Cell]
     rows: Sequence[Sequence[str | Cell]]
     about: str = ""
     words: int = 1
+    code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class Track:
     versions: Sequence[tuple[Any, int, int]] = ()
     """Version, start and stop, positions those of the columns."""
     roles: Sequence[str] = ()
-    """By message."""
+    """By message. Those of its first parent, where a track has none of its own."""
     means: str = "sampled"
     """What the mask says of a token."""
     about: str = ""
@@ -206,6 +210,8 @@ class Document:
         words, fields, versions, hunks = _Numbers(), _Numbers(), _Numbers(), _Numbers()
         tracks = [_track(track, words, fields, versions) for track in self.tracks]
         known = [list(word) for word in words.found]
+        for one in sorted(self.contrasts, key=lambda one: (one.base, one.other)):  # so that ranges of them are long
+            hunks.of(one.hunks)
         return {
             **{name: getattr(self, name) for name in ("title", "brand", "lead", "start")},
             **{name: list(getattr(self, name)) for name in ("said", "notes", "cards", "branches", "turns")},
@@ -231,6 +237,7 @@ class Document:
                     "title": one.title,
                     "about": one.about,
                     "words": one.words,
+                    "code": one.code,
                     "head": [_cell(cell) for cell in one.head],
                     "rows": [[_cell(cell) for cell in row] for row in one.rows],
                 }
