@@ -24,7 +24,7 @@ from tokentrace.gateway.store import TurnRecord, open_store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 
-ROUNDS = 100 if FULL else 3
+ROUNDS = 100 if FULL else 2
 SESSIONS = [f"s{at}" for at in range(5)]
 AFRESH = 10
 """After so many rounds the store is a new one: each check reads everything."""

@@ -19,6 +19,7 @@ from ..rollout.loop import Rollout
 from ..show.contrasts import Differences
 from ..show.documents import document_of
 from ..tokens.alignment import Hunk, align
+from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted, visible
 from ..viewer.document import HUES, Cell, Document, Lanes, Track, token_columns
@@ -333,8 +334,7 @@ def _lanes(report: PathReport) -> Lanes:
     streams = []
     for rollout in report.rollouts:
         trajectory = rollout.trajectory
-        edges = np.flatnonzero(np.diff(trajectory.loss_mask(once=False), prepend=False, append=False)).tolist()
-        sampled = list(zip(edges[::2], edges[1::2], strict=True))
+        sampled = runs(trajectory.loss_mask(once=False))
         streams.append((len(trajectory), sampled, [one.start for one in trajectory.branches[1:]]))
     return Lanes(
         str(report.path), f"{counted(report.num_breaks, 'break')}, {counted(report.samples, 'sample')}", streams
