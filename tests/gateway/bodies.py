@@ -46,9 +46,10 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 def words_of(module: str) -> list[str]:
-    """Every short string that a module of the gateway's writes: the fields that it knows are among them."""
-    source = Path(str(tokentrace.gateway.__file__)).with_name(f"{module}_request.py").read_text(encoding="utf-8")
-    nodes = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    """Every short string that a dialect's modules and those of all write: the fields that it knows are among them."""
+    folder = Path(str(tokentrace.gateway.__file__)).parent
+    sources = [path.read_text(encoding="utf-8") for path in (*folder.glob(f"{module}*.py"), folder / "requests.py")]
+    nodes = [node.value for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     return sorted({word for word in nodes if isinstance(word, str) and word.isidentifier()})
 
 

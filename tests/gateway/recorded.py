@@ -11,8 +11,8 @@ import numpy as np
 
 from tokentrace import Renderer
 from tokentrace.engines.protocol import Completion, FinishReason
-from tokentrace.gateway.channels import pack_channels
 from tokentrace.gateway.matching import root_key
+from tokentrace.gateway.packing import pack_channels
 from tokentrace.gateway.session import Session
 from tokentrace.gateway.store import SessionInfo, State, Store
 from tokentrace.gateway.turns import Asked, Recorded

@@ -78,19 +78,8 @@ def export(
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "is not there"
         raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
-    done, longest = asyncio.run(
-        _export(
-            store,
-            output,
-            target,
-            overwrite,
-            sessions,
-            None if state is None else State(state),
-            search,
-            keep_state,
-            quiet,
-        )
-    )
+    which = (sessions, None if state is None else State(state), search)
+    done, longest = asyncio.run(_export(store, output, target, overwrite, which, keep_state, quiet))
     if as_json:
         said = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
         said |= {"output": str(output), "longest": longest}
@@ -106,20 +95,18 @@ async def _export(
     output: Path,
     trainer: Trainer | None,
     overwrite: bool,
-    ids: tuple[str, ...],
-    state: State | None,
-    search: str,
+    which: tuple[tuple[str, ...], State | None, str],
     keep_state: bool,
     quiet: bool,
 ) -> tuple[Exported, int]:
-    """What was exported, and the length of the longest row."""
+    """What was exported, and the length of the longest row. `which` sessions: by id, or by state and a text."""
     from ..data.tables import sample_writer
     from ..gateway.export import Export
     from ..gateway.rows import LAYOUT, session_fields
     from ..gateway.store import open_store
 
     store = open_store(where)
-    longest = 0
+    (ids, state, search), longest = which, 0
     try:
         named = await _named(store, ids)
         total = len(named) if ids else await _count(store, state)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
 
 _KINDS = ["auto", "vllm", "sglang", "llamacpp"]
+_AS_GIVEN = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher", "public_health")
 
 
 @command
@@ -84,16 +85,9 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
         raise InputError("say which model the engine serves: --tokenizer PATH, the folder with its tokenizer")
     version = given["version"]
     settings = ServeSettings(
-        host=given["host"],
-        port=given["port"],
-        store=given["store"],
-        keys=given["keys"],
-        dev=given["dev"],
-        create_sessions=given["create_sessions"],
-        matcher=given["matcher"],
+        **{name: given[name] for name in _AS_GIVEN},
         model=given["model"] or "",
         version=int(version) if version and version.isdecimal() else version,
-        public_health=given["public_health"],
         patience=given["grace"],
         limits=Limits(
             body_bytes=given["max_body_mb"] * 2**20,

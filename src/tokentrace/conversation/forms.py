@@ -12,15 +12,15 @@ Pure: `Forms` is asked about the template.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from ..errors import kind_of
 from .messages import RESULT_ROLES, ROLES, TEXT_OR_NONE, THOUGHTS
-from .place import Place, kind_of
-from .values import check_depth, is_usual, plain_json
+from .place import Place
+from .values import check_depth, finite, is_usual, no_constant, plain_json, unique
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -340,7 +340,7 @@ class _Shaper:
                 return "{}"
             if form.text:
                 return given
-            parsed = _parsed(given, self.place.at(field))
+            parsed = parsed_arguments(given, self.place.at(field))
             self._note(field, "JSON text read as a mapping", given, _written(parsed))
             return parsed
         if form.mapping:
@@ -372,15 +372,13 @@ def _text_of(part: Any, place: Place) -> str:
     return place.string(part, name)
 
 
-def _parsed(text: str, place: Place) -> dict[str, Any]:
+def parsed_arguments(text: str, place: Place) -> dict[str, Any]:
     """The mapping that JSON text stands for. What would be lost or changed on the way is refused."""
     if not text.strip():
         return {}
     reads = "this template reads arguments as a mapping; give a JSON object"
     try:
-        value = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, strict=False
-        )
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite, strict=False)
     except RecursionError:
         raise place.error("is nested too deeply") from None
     except ValueError as error:
@@ -420,26 +418,6 @@ def _no_text(kind: Any) -> str:
         )
     known = ", ".join(TEXT_PARTS)
     return f"is a part of the unknown type {kind[:80]!r}; parts of text are {known}"
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:80]!r} comes twice")
-    return made
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:40]} is larger than any float")
-    return value
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -7,10 +7,11 @@ So is what contains itself, which nothing could print.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .place import Place
 
 MAX_DEPTH: Final = 128
@@ -118,12 +119,12 @@ class _Plain:
         if found is not self:
             return self.value(found, path)
         hint = "; give its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._refused(f"holds a {type(value).__name__}, which JSON does not have{hint}", path)
+        raise self._refused(f"holds {kind_of(value)}, which JSON does not have{hint}", path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, (str, int, float)) or key is None:
             return key
-        raise self._refused(f"has a key that is not a string but a {type(key).__name__}", path)
+        raise self._refused(f"has a key that is not a string but {kind_of(key)}", path)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:
@@ -148,3 +149,29 @@ def check_depth(value: Any, place: Place) -> None:
             return
         level = inside
     raise place.error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
+
+
+# -- for readers of JSON: what Python's own would let pass
+
+
+def no_constant(name: str) -> NoReturn:
+    """For ``parse_constant``: NaN and infinities are not JSON."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def finite(text: str) -> float:
+    """For ``parse_float``: a number, where a float can be that large."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is larger than any float")
+    return value
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``: an object, where no key is there twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} comes twice")
+    return made

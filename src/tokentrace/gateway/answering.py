@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from ..engines.protocol import (
     Delta,
@@ -24,10 +24,9 @@ from ..parsing.events import Done, Event
 from ..parsing.response import ParsedResponse, PartKind
 from ..parsing.shapes import CallId, openai_message
 from ..trajectory.turns import VersionSpan
-from .channels import pack_channels
-from .claims import Claim
+from .causes import text_of
 from .dialect import Dialect, Head, Reply
-from .endings import told as told_response
+from .dialect import told as told_response
 from .names import call_ids_of, response_name, written_ids
 from .requests import Request, RequestError
 from .stops import StopTexts, cut_response
@@ -44,6 +43,39 @@ _FIRST = 8
 """After each of so many pieces others get their turn: as many as it takes to open a stream."""
 Feed = Callable[[int, Sequence[Event], Delta | None], None]
 """Takes what a choice says, as it arrives."""
+Answered: TypeAlias = tuple[Head, list[Reply]]
+UnderWay: TypeAlias = dict[tuple[str, str], "asyncio.Future[Answered]"]
+"""Answers that are being sampled, by session and the names of their requests."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One request that is being answered. Whoever makes a claim has to `end` it, whatever happens."""
+
+    under_way: UnderWay
+    keys: list[tuple[str, str]]
+    future: asyncio.Future[Answered]
+
+    @classmethod
+    def make(cls, under_way: UnderWay, session: str, names: Iterable[str]) -> Claim:
+        """Say that the request of these names is being answered from now on."""
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody has to wait for it
+        claim = cls(under_way, [(session, name) for name in names], future)
+        under_way.update(dict.fromkeys(claim.keys, claim.future))
+        return claim
+
+    def end(self, answered: Answered | None = None) -> None:
+        """Give the answer to those who wait; without one they look for themselves. Only the first time counts."""
+        if self.future.done():
+            return
+        for key in self.keys:
+            if self.under_way.get(key) is self.future:
+                del self.under_way[key]
+        if answered is None:
+            self.future.set_exception(RequestError("the first request was given up"))
+        else:
+            self.future.set_result(answered)
 
 
 @dataclass(slots=True, eq=False)
@@ -264,7 +296,6 @@ class Answer:
                         notes=notes,
                         sampling=self.sampling.described(),
                     )
-                    record = replace(record, channels=pack_channels(reply.completion.channels))
                     began = time.perf_counter()
                     last = choice == self.request.n - 1  # only then is the request ended
                     request = self.head.id if last else f"{self.head.id}#{choice}"
@@ -343,15 +374,9 @@ def _cut(delta: Delta, kept: int) -> Delta:
 
 def _continued(start: Message, told: Message) -> dict[str, Any]:
     """The message that an agent has when it joined a reply to the beginning that it gave."""
-    joined_up = {**start, **told, "content": _text(start.get("content")) + _text(told.get("content"))}
-    reasoning = _text(start.get("reasoning_content")) + _text(told.get("reasoning_content"))
+    joined_up = {**start, **told, "content": text_of(start) + text_of(told)}
+    reasoning = (start.get("reasoning_content") or "") + (told.get("reasoning_content") or "")
     return {**joined_up, "reasoning_content": reasoning} if reasoning else joined_up
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str) or not content:
-        return content or ""
-    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
 
 
 def reasoning_tokens(response: ParsedResponse) -> int:

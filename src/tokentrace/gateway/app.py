@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -24,18 +23,18 @@ from .chat import CHAT
 from .dialect import Dialect
 from .gateway import Gateway
 from .keys import Caller, Role
-from .logs import Log
 from .messages import MESSAGES, count_answer, read_count
 from .names import random_id
 from .page.routes import PageRoutes
-from .reading import json_response, parse_json, read_body
+from .reading import Endpoint, json_response, parse_json, read_body
 from .requests import RequestError, refused_input
 from .responses import RESPONSES
 from .sending import StreamedAnswer, unless_gone
 from .store import StoreError
+from .telemetry import log_failure, log_request
 from .tokens import TOKENS
 
-Endpoint = Callable[[HTTPRequest, Caller], Awaitable[Response]]
+Answering = Callable[[HTTPRequest, Caller], Awaitable[Response]]
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,
@@ -49,25 +48,15 @@ PREFIXES: Final = ("", "/sessions/{session}")
 class App:
     """The routes of one gateway."""
 
-    def __init__(
-        self, gateway: Gateway, access: Access, *, log: Log | None = None, public_health: bool = False
-    ) -> None:
-        self.gateway, self.access, self.log = gateway, access, log or Log()
-        self._public_health = public_health
+    def __init__(self, gateway: Gateway, access: Access, *, public_health: bool = False) -> None:
+        self.gateway, self.access, self._public_health = gateway, access, public_health
         self.server: Any = None
         """What serves it; `should_exit` ends it."""
         self._admin = AdminRoutes(gateway)
         self._page = PageRoutes(gateway)
 
-    def starlette(self, *, on_close: Callable[[], Awaitable[None]] | None = None) -> Starlette:
+    def starlette(self) -> Starlette:
         """The application that a server runs."""
-
-        @contextlib.asynccontextmanager
-        async def lifespan(_: Starlette) -> AsyncIterator[None]:
-            yield
-            if on_close is not None:
-                await on_close()
-
         routes: list[Route] = []
         for prefix in PREFIXES:
             for path, dialect in DIALECTS.items():
@@ -85,9 +74,9 @@ class App:
             self._route("/healthz", self._health, "GET", CHAT, public=self._public_health),
             self._route("/readyz", self._ready, "GET", CHAT, public=self._public_health),
         ]
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: self._not_found})
+        return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
 
-    def _route(self, path: str, endpoint: Endpoint, method: str, dialect: Dialect, public: bool = False) -> Route:
+    def _route(self, path: str, endpoint: Answering, method: str, dialect: Dialect, public: bool = False) -> Route:
         """A route that says who asks before anything else, and that answers every error in the dialect's shape."""
 
         async def handle(request: HTTPRequest) -> Response:
@@ -112,19 +101,21 @@ class App:
                 return self._error(known, dialect, request)
             finally:
                 self.gateway.metrics.requests.labels(path, str(status)).inc()
-                self.log.request(method, path, status, time.perf_counter() - began, details)
+                log_request(method, path, status, time.perf_counter() - began, details)
 
         return Route(path, handle, methods=[method])
 
     async def _caller(self, request: HTTPRequest, public: bool) -> Caller:
         return Caller(Role.AGENT) if public else await self.access.caller(_headers(request))
 
+    async def _session(self, request: HTTPRequest, caller: Caller) -> str:
+        return await self.access.session(caller, request.path_params.get("session"), _headers(request))
+
     # -- the dialects' routes
 
-    def _sampling(self, dialect: Dialect) -> Endpoint:
+    def _sampling(self, dialect: Dialect) -> Answering:
         async def endpoint(request: HTTPRequest, caller: Caller) -> Response:
-            headers = _headers(request)
-            session = await self.access.session(caller, request.path_params.get("session"), headers)
+            headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
             names, retry = _names(dialect, raw, headers)
@@ -148,14 +139,13 @@ class App:
         return endpoint
 
     async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
-        headers = _headers(request)
-        session = await self.access.session(caller, request.path_params.get("session"), headers)
+        session = await self._session(request, caller)
         body = parse_json(await read_body(request, self.gateway.limits.body_bytes))
-        asked = read_count(body, headers)
+        asked = read_count(body, _headers(request))
         return json_response(count_answer(await self.gateway.count(session, asked)))
 
     async def _stored_response(self, request: HTTPRequest, caller: Caller) -> Response:
-        session = await self.access.session(caller, request.path_params.get("session"), _headers(request))
+        session = await self._session(request, caller)
         head, replies = await self.gateway.stored(session, request.path_params["response"])
         return json_response(RESPONSES.answer(head, replies))
 
@@ -199,7 +189,7 @@ class App:
                 return request_error(error)
             case TokentraceError():
                 return RequestError(str(error), code="invalid_value")
-        self.log.failure(error)
+        log_failure(error)
         return RequestError("the gateway failed; its log says how", status=500, code="internal")
 
     def _error(self, error: RequestError, dialect: Dialect, request: HTTPRequest) -> Response:
@@ -242,10 +232,10 @@ def _hint(path: str) -> str:
     return ""
 
 
-def _admin_only(endpoint: Endpoint) -> Endpoint:
+def _admin_only(endpoint: Endpoint) -> Answering:
     async def checked(request: HTTPRequest, caller: Caller) -> Response:
         require_admin(caller)
-        return await endpoint(request, caller)
+        return await endpoint(request)
 
     return checked
 

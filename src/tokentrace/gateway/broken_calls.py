@@ -7,13 +7,13 @@ shown what can be read of them, and the turn has a note that says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..conversation.forms import parsed_arguments
+from ..conversation.place import Place
 from ..errors import InputError
 from ..parsing.partial import PartialObject
-from ..parsing.values import read_json
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 
@@ -58,17 +58,9 @@ def _readable_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_object(text: str) -> bool:
-    """Whether a template can be shown a text as a mapping: models write line breaks into strings, and that is fine."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a key is there twice")
-        return found
-
+    """Whether a template can be shown a text as a mapping."""
     try:
-        value = json.loads(text, strict=False, object_pairs_hook=unique)
-        read_json(json.dumps(value))
-    except (ValueError, RecursionError):
+        parsed_arguments(text, Place())
+    except InputError:
         return False
-    return isinstance(value, dict)
+    return True

@@ -58,6 +58,7 @@ class Cause:
 
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
+"""Roles of those who run the agent."""
 GIVEN_TASK: Final = "a call of another conversation gave it this task"
 _FEW_WORDS: Final = 6
 """In a question of fewer words a number is what it asks about."""

@@ -6,6 +6,10 @@ Streams tell reasoning, content and the arguments of calls as they are sampled: 
 attempt whose name is certain is a call, and its arguments are what the model wrote, whole JSON or not.
 
 For the ``functions`` of old the first call is the message's ``function_call``.
+
+Also read: vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_kwargs``, ``continue_final_message`` and
+``add_generation_prompt``, ``return_token_ids`` and ``return_tokens_as_token_ids``, and the ``thinking`` and
+``enable_thinking`` of others.
 """
 
 from __future__ import annotations
@@ -13,54 +17,161 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..engines.protocol import Delta
+from ..conversation.messages import check_messages
+from ..conversation.shapes import from_openai, openai_tools
+from ..engines.protocol import OPTIONAL, Delta
 from ..parsing.events import Done, Event
 from ..parsing.shapes import CallId, openai_message
 from ..parsing.sse import OPENAI_END, OpenAIChunks, encode_sse
-from .chat_request import read_chat
-from .dialect import Dialect, Frames, Head, Reply
-from .endings import finish_reason, telling, told, usage_of
-from .logprobs import logprob_entries
-from .requests import Request, RequestError
-from .token_fields import TokenFields, nemo_gym_fields, tokentrace_fields
+from .dialect import Dialect, Head, Reply, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
+from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
+from .token_fields import TokenFields, asked_fields, asks, carried
 
-QUIET: Final = 32
-"""How many pieces of a call may pass untold before an empty chunk shows that the stream is alive."""
+_HARMLESS: Final = (
+    "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "prediction", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning", "separate_reasoning",
+)  # fmt: skip
+"""Fields that say nothing about the tokens that are sampled."""
 
-
-class Chat:
-    """The dialect."""
-
-    name = "chat"
-
-    def read(self, body: Any, headers: Mapping[str, str]) -> Request:
-        """A body of ``POST /v1/chat/completions``."""
-        return read_chat(body, headers)
-
-    def answer(self, head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-        """A ``chat.completion``."""
-        answer = {
-            "id": f"chatcmpl-{head.id}",
-            "object": "chat.completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": [_choice(head, at, reply) for at, reply in enumerate(replies)],
-            "usage": _usage(head, replies),
-            "system_fingerprint": None,
-        }
-        return answer | _prompt_field(head)
-
-    def stream(self, head: Head, call_ids: Sequence[CallId]) -> Frames:
-        """Chunks, and ``[DONE]``."""
-        return ChatFrames(head, call_ids)
-
-    def error(self, error: RequestError) -> dict[str, Any]:
-        """OpenAI's error object."""
-        said = {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}
-        return {"error": said}
+_TEXT_ONLY: Final = "there is only text here"
 
 
-CHAT: Final[Dialect] = Chat()
+def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
+    """A body of ``POST /v1/chat/completions``. RequestError names the field that cannot be served."""
+    said = Body(body)
+    messages = said.get("messages", list, "a list of messages", ())
+    with refusing():
+        messages = check_messages(from_openai(messages), any_role=lambda role: True)
+    tools, old = _tools(said)
+    allowed, wishes = _tool_choice(said, tools)
+    said.refuse_unserved(served=OPTIONAL)
+    said.refuse("audio", (), _TEXT_ONLY)
+    said.refuse("modalities", (["text"], []), _TEXT_ONLY)
+    said.refuse("web_search_options", (), "nothing here searches the web")
+    said.refuse("chat_template", (), "the model's own template is used, and is the same in every request")
+    said.refuse("documents", ([],), "documents cannot be given; put their text into a message")
+    said.skip(*_HARMLESS)
+    logprobs, alternatives = said.flag("logprobs"), said.whole("top_logprobs", 0, 20)
+    if alternatives and not logprobs:
+        raise RequestError("needs logprobs to be true", field="top_logprobs")
+    limits = [limit for limit in (said.whole("max_completion_tokens", 1), said.whole("max_tokens", 1)) if limit]
+    options = said.get("stream_options", Mapping, "an object", {})
+    fields = asked_fields(said, headers, TokenFields.VLLM)
+    if said.get("verbosity", str, "a string") not in (None, "medium"):
+        wishes.append("verbosity")
+    return Request(
+        messages=messages,
+        tools=tools,
+        **said.sampling(),
+        max_tokens=min(limits, default=None),
+        shaping=said.shaping(),
+        stop=said.texts("stop", 16),
+        n=said.whole("n", 1, 128) or 1,
+        usage_in_stream=options.get("include_usage") is True,
+        logprobs=(alternatives or 0) if logprobs else None,
+        continued=_continued(said, messages),
+        calls_allowed=allowed,
+        structure=_structure(said),
+        hints=_hints(said),
+        echo={
+            "token_fields": list(fields),
+            "functions": old,
+            "tokens_as_ids": said.flag("return_tokens_as_token_ids"),
+        },
+        wishes=tuple(wishes),
+        ignored=said.unread,
+    )
+
+
+def _tools(said: Body) -> tuple[list[dict[str, Any]] | None, bool]:
+    """The tools, and whether they were given as the ``functions`` of old."""
+    tools = said.get("tools", list, "a list of tools", ())
+    functions = said.get("functions", list, "a list of functions", ())
+    if tools and functions:
+        raise RequestError("stands beside tools; give one of them", field="functions")
+    for at, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if kind not in (None, "function"):
+            problem = "only tools of the type function have a schema that a template can show"
+            raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
+    with refusing():
+        return openai_tools([*tools, *functions] or None, wrap=True), bool(functions)
+
+
+def _tool_choice(said: Body, tools: Sequence[Mapping[str, Any]] | None) -> tuple[bool, list[str]]:
+    """Whether calls are allowed, and what of the choice no engine can be made to keep to."""
+    wishes = []
+    if not said.flag("parallel_tool_calls", True):
+        wishes.append("parallel_tool_calls")
+    allowed = True
+    for name in ("tool_choice", "function_call"):
+        choice = said.get(name, (str, Mapping), "none, auto, required, or a tool")
+        if choice == "none":
+            allowed = False
+        elif isinstance(choice, str) and choice not in ("auto", "required", "any"):
+            raise RequestError("must be none, auto, required, or a tool", field=name)
+        elif choice not in (None, "auto"):
+            wishes.append(name)
+        if isinstance(choice, Mapping):
+            _check_choice(name, choice, tools)
+    return allowed, wishes
+
+
+def _check_choice(name: str, choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Refuse a tool that is not there; a set of allowed tools is taken as it is."""
+    if choice.get("type") == "allowed_tools":
+        return
+    function = choice.get("function", choice)
+    offered(name, function.get("name") if isinstance(function, Mapping) else None, tools)
+
+
+def _continued(said: Body, messages: Sequence[Mapping[str, Any]]) -> bool:
+    continued = said.flag("continue_final_message")
+    prompted = said.get("add_generation_prompt", bool, "true or false")
+    if continued and prompted:
+        raise RequestError("cannot be true beside continue_final_message", field="add_generation_prompt")
+    if prompted is False and not continued:
+        raise RequestError("false needs continue_final_message: a turn has to begin", field="add_generation_prompt")
+    if continued and messages[-1].get("role") != "assistant":
+        raise RequestError("needs a last message of the assistant's", field="continue_final_message")
+    return continued
+
+
+def _structure(said: Body) -> Mapping[str, Any] | None:
+    """What the content has to be; None for text."""
+    form = said.get("response_format", Mapping, "an object", {})
+    given = form.get("json_schema")
+    schema = given.get("schema") if isinstance(given, Mapping) else None
+    return structure_of(form.get("type", "text"), schema, "response_format", "json_schema.schema")
+
+
+def _hints(said: Body) -> dict[str, Any]:
+    """Thinking, as OpenAI, Qwen's, DeepSeek's and Z.ai's servers are told of it."""
+    on = said.get("enable_thinking", bool, "true or false")
+    thinking = said.get("thinking", Mapping, "an object with a type")
+    if thinking is not None:
+        kind = thinking.get("type")
+        if kind not in ("enabled", "disabled", "auto", "adaptive"):
+            raise RequestError("must be enabled or disabled", field="thinking.type")
+        on = {"enabled": True, "disabled": False}.get(kind, on)
+    return thinking_hints(on, said.get("reasoning_effort", str, "a string"))
+
+
+# -- answers
+
+
+def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+    """A ``chat.completion``."""
+    return {
+        "id": f"chatcmpl-{head.id}",
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [_choice(head, at, reply) for at, reply in enumerate(replies)],
+        "usage": chat_usage(head, replies),
+        "system_fingerprint": None,
+        **_prompt_field(head),
+    }
 
 
 class ChatFrames:
@@ -85,13 +196,13 @@ class ChatFrames:
         ends = [self._choices[at].close(reply) for at, reply in enumerate(replies)]
         frames = self._encoded(ends)
         if self._head.request.usage_in_stream:
-            usage = {**ends[-1], "choices": [], "usage": _usage(self._head, replies)}
+            usage = {**ends[-1], "choices": [], "usage": chat_usage(self._head, replies)}
             frames.append(encode_sse(usage))
         return [*frames, OPENAI_END]
 
     def fail(self, error: RequestError) -> list[str]:
         """The error, and no end: nobody is to take what came for an answer."""
-        return [encode_sse(CHAT.error(error))]
+        return [encode_sse(openai_error(error))]
 
     def _encoded(self, chunks: Sequence[Mapping[str, Any]]) -> list[str]:
         return [encode_sse({**chunk, **self._no_usage}) for chunk in chunks]
@@ -102,9 +213,7 @@ class _Choice:
 
     def __init__(self, head: Head, at: int, call_id: CallId) -> None:
         self._head: Final = head
-        self._telling: Final = telling(head)
-        self._fields: Final = _asked(head)
-        self._quiet = 0
+        self._telling: Final = Telling(head)
         self.chunks: Final = OpenAIChunks(
             id=f"chatcmpl-{head.id}", model=head.model, created=head.created, call_id=call_id, choice=at
         )
@@ -112,9 +221,8 @@ class _Choice:
     def feed(self, events: Sequence[Event], delta: Delta | None) -> list[dict[str, Any]]:
         chunks = self.chunks.feed(self._telling.feed(events))
         more = self._token_fields(delta)
-        self._quiet = 0 if chunks or not self._telling.calling else self._quiet + 1
-        if not chunks and (more or self._quiet >= QUIET):
-            chunks, self._quiet = [self.chunks.empty()], 0
+        if self._telling.is_quiet(bool(chunks or more)) or (more and not chunks):
+            chunks = [self.chunks.empty()]
         if more:
             chunks[-1]["choices"][0] |= more
         if self._head.request.echo.get("functions"):
@@ -129,7 +237,7 @@ class _Choice:
         more: dict[str, Any] = {}
         if self._head.request.logprobs is not None:
             more["logprobs"] = _logprobs(self._head, delta)
-        if TokenFields.VLLM in self._fields:
+        if asks(self._head, TokenFields.VLLM):
             more["token_ids"] = delta.ids.tolist()
         return more
 
@@ -138,31 +246,23 @@ class _Choice:
         [chunk] = self.chunks.feed([Done(told(self._head, reply))])
         choice = chunk["choices"][0]
         choice["finish_reason"] = _finish(self._head, reply)
-        if TokenFields.NEMO_GYM in self._fields:
-            choice["delta"] |= nemo_gym_fields(self._head.prompt_ids, reply.completion)
-        if TokenFields.TOKENTRACE in self._fields:
-            choice |= tokentrace_fields(self._head.prompt_ids, reply.completion)
+        choice["delta"] |= carried(self._head, reply, TokenFields.NEMO_GYM)
+        choice |= carried(self._head, reply, TokenFields.TOKENTRACE)
         return chunk
 
 
 def _choice(head: Head, at: int, reply: Reply) -> dict[str, Any]:
-    fields = _asked(head)
     message = openai_message(told(head, reply), call_id=reply.call_id)
     if head.request.echo.get("functions"):
         _as_function_call(message)
-    if TokenFields.NEMO_GYM in fields:
-        message |= nemo_gym_fields(head.prompt_ids, reply.completion)
-    choice: dict[str, Any] = {
+    return {
         "index": at,
-        "message": message,
+        "message": message | carried(head, reply, TokenFields.NEMO_GYM),
         "logprobs": None if head.request.logprobs is None else _logprobs(head, reply.completion),
         "finish_reason": _finish(head, reply),
+        **carried(head, reply, TokenFields.VLLM),
+        **carried(head, reply, TokenFields.TOKENTRACE),
     }
-    if TokenFields.VLLM in fields:
-        choice["token_ids"] = reply.completion.ids.tolist()
-    if TokenFields.TOKENTRACE in fields:
-        choice |= tokentrace_fields(head.prompt_ids, reply.completion)
-    return choice
 
 
 def _finish(head: Head, reply: Reply) -> str:
@@ -180,13 +280,8 @@ def _as_function_call(said: dict[str, Any]) -> None:
             del said["tool_calls"]
 
 
-def _asked(head: Head) -> Sequence[str]:
-    """In which ways the answer is to carry ids."""
-    return head.request.echo.get("token_fields", ()) if head.request.token_ids else ()
-
-
 def _prompt_field(head: Head) -> dict[str, Any]:
-    return {"prompt_token_ids": head.prompt_ids.tolist()} if TokenFields.VLLM in _asked(head) else {}
+    return {"prompt_token_ids": head.prompt_ids.tolist()} if asks(head, TokenFields.VLLM) else {}
 
 
 def _logprobs(head: Head, piece: Delta) -> dict[str, Any]:
@@ -195,7 +290,8 @@ def _logprobs(head: Head, piece: Delta) -> dict[str, Any]:
     return {"content": entries, "refusal": None}
 
 
-def _usage(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+def chat_usage(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+    """What an answer cost, as chat completions say it."""
     usage = usage_of(head, replies)
     return {
         "prompt_tokens": usage.prompt,
@@ -204,3 +300,6 @@ def _usage(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
+
+
+CHAT: Final = Dialect("chat", read_chat, write_chat, ChatFrames, openai_error)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
-from ..engines.protocol import Completion, Delta
+from ..engines.protocol import TOP_LOGPROBS, Completion, Delta
 from ..parsing.events import Event
-from ..parsing.response import ParsedResponse
+from ..parsing.response import Finish, ParsedResponse
 from ..parsing.shapes import CallId
+from ..parsing.telling import ToldEvents, told_response
 from ..tokens.tokenizer import Ids
 from .requests import Request, RequestError
+
+QUIET: Final = 32
+"""How many pieces of a call may pass untold before something empty shows that the stream is alive."""
+LOWEST: Final = -9999.0
+"""What OpenAI says for a token that cannot be drawn; JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,24 +69,105 @@ class Frames(Protocol):
         ...
 
 
-class Dialect(Protocol):
+@dataclass(frozen=True, slots=True)
+class Dialect:
     """An API that agents speak."""
 
     name: str
     """``chat``, ``responses``, ``messages`` or ``tokens``."""
+    read: Callable[[Any, Mapping[str, str]], Request]
+    """Reads a body. RequestError names the field that cannot be served; names of headers are in lower case."""
+    answer: Callable[[Head, Sequence[Reply]], dict[str, Any]]
+    """Writes the answer, whole."""
+    stream: Callable[[Head, Sequence[CallId]], Frames]
+    """Makes the frames of the answer; there is a function for ids for each of the request's `n` choices."""
+    error: Callable[[RequestError], dict[str, Any]]
+    """Writes the body of an answer that says what is wrong, in the shape that the dialect's own clients read."""
 
-    def read(self, body: Any, headers: Mapping[str, str]) -> Request:
-        """A request's body. RequestError names the field that cannot be served; names of headers are in lower case."""
-        ...
 
-    def answer(self, head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-        """The answer, whole."""
-        ...
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    said = {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}
+    return {"error": said}
 
-    def stream(self, head: Head, call_ids: Sequence[CallId]) -> Frames:
-        """The frames of the answer; `call_ids` has one function for each of the request's `n` choices."""
-        ...
 
-    def error(self, error: RequestError) -> dict[str, Any]:
-        """The body of an answer that says what is wrong, in the shape that the dialect's own clients read."""
-        ...
+# -- what the agent is told
+
+
+def told(head: Head, reply: Reply) -> ParsedResponse:
+    """What the agent is told of a reply: attempts without a name are content, and so are calls not allowed."""
+    request = head.request
+    return told_response(reply.response, calls_allowed=request.calls_allowed, objects=request.object_arguments)
+
+
+class Telling(ToldEvents):
+    """The same in events. It knows, too, when a stream has to show that it is alive."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(calls_allowed=head.request.calls_allowed, objects=head.request.object_arguments)
+        self._quiet = 0
+
+    def is_quiet(self, said: bool) -> bool:
+        """Whether a sign of life is due after a piece of which something was `said`, or nothing."""
+        if said or not self.calling:
+            self._quiet = 0
+            return False
+        self._quiet = (self._quiet + 1) % QUIET
+        return self._quiet == 0
+
+
+def finish_reason(head: Head, reply: Reply) -> Literal["stop", "length", "tool_calls"]:
+    """Why a completion ended, in the words of chat completions.
+
+    Calls that the message has are to be answered, of an unknown tool and with broken arguments too. A stop text is a
+    stop, though the completion has no stop token then.
+    """
+    if reply.stopped_by is None and reply.response.finish is Finish.LENGTH:
+        return "length"
+    return "tool_calls" if told(head, reply).tool_calls else "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, counted as the engine was given and sampled them."""
+
+    prompt: int
+    completion: int
+    cached: int
+    """Of the prompt: those that the engine had in its cache. 0 where it does not say."""
+    reasoning: int
+    """Of the completion."""
+
+
+def usage_of(head: Head, replies: Sequence[Reply]) -> Usage:
+    """What an answer cost. Its prompt counts once, however many completions there are."""
+    return Usage(
+        prompt=len(head.prompt_ids),
+        completion=sum(len(reply.completion.ids) for reply in replies),
+        cached=max((reply.completion.cached_tokens or 0 for reply in replies), default=0),
+        reasoning=sum(reply.reasoning_tokens for reply in replies),
+    )
+
+
+def logprob_entries(
+    piece: Delta, token_bytes: Callable[[int], bytes], most: int, *, as_ids: bool = False
+) -> list[dict[str, Any]]:
+    """Logprobs as OpenAI's APIs tell them: for every token that was sampled, the stop token too, its text, its bytes,
+    and up to `most` alternatives.
+
+    With `as_ids` a token's text is ``token_id:`` and its id, as vLLM's ``return_tokens_as_token_ids`` has it.
+    """
+
+    def entry(id: int, logprob: float) -> dict[str, Any]:
+        raw = token_bytes(id)
+        text = f"token_id:{id}" if as_ids else raw.decode("utf-8", "replace")
+        return {"token": text, "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
+
+    ids, logprobs = piece.ids.tolist(), piece.logprobs.tolist()
+    others = piece.channels.get(TOP_LOGPROBS, ()) if most else ()
+    if len(others) != len(ids):  # a channel that comes with the last piece covers the whole completion
+        others = [()] * len(ids)
+    return [
+        {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:most]]}
+        for id, logprob, some in zip(ids, logprobs, others, strict=True)
+    ]

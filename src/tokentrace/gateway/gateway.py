@@ -22,19 +22,17 @@ from ..engines.protocol import Completion, Engine, EngineError, FinishReason, Sa
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
 from ..study.memory import Memory
-from .answering import Answer, reasoning_tokens, unhurried
-from .claims import Claim, UnderWay
+from .answering import Answer, Claim, UnderWay, reasoning_tokens, unhurried
 from .dialect import Dialect, Head, Reply
 from .late_system import with_late_instructions
 from .matching import root_key
-from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
 from .references import with_references
 from .requests import Request, RequestError
 from .sessions import Live, Sessions
 from .stops import cut_response
 from .store import State, Store
-from .telemetry import Tracing
+from .telemetry import Metrics, Tracing
 from .turns import Asked, Placement, Recorded
 
 _INLINE: Final = 20_000
@@ -77,13 +75,14 @@ class Gateway:
     """Which weights sample, where neither engine nor session say so."""
     draining: bool = False
     in_flight: int = 0
+    waiting: int = 0
+    """How many requests are being answered, and how many wait for a place."""
     under_way: UnderWay = field(default_factory=dict)
     """Answers that are being sampled, by session and the names of their requests."""
     _open: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _slots: asyncio.Semaphore = field(init=False)
-    _waiting: int = 0
-    _renderers: dict[str, Renderer] = field(default_factory=dict)
+    _renderers: Memory = field(default_factory=lambda: Memory(most=64))
     _reserved: Counter[str] = field(default_factory=Counter)
     _tools: Memory = field(default_factory=lambda: Memory(most=64))
 
@@ -159,7 +158,6 @@ class Gateway:
             root,
             variables,
             request.continued,
-            request.instructions,
             request.prompt_ids,
         )
 
@@ -199,11 +197,7 @@ class Gateway:
         if not variables:
             return self.renderer
         key = repr(sorted(variables.items(), key=lambda item: item[0]))
-        if key not in self._renderers:
-            if len(self._renderers) >= 64:
-                self._renderers.clear()
-            self._renderers[key] = self.renderer.with_variables(variables).silent()
-        return self._renderers[key]
+        return self._renderers.once(key, lambda: self.renderer.with_variables(variables).silent())
 
     async def _with_previous(self, live: Live, request: Request) -> Request:
         """A request with the conversation of the response that it goes on from, and the items that it refers to."""
@@ -294,9 +288,7 @@ class Gateway:
         async with self.sessions.held(live.info.id) as now:
             turns = [now.session.turns[number] for number in numbers if number is not None]
             replies = [self._reply_of(now, turn) for turn in turns]
-            first = turns[0]
-            prompt_ids = now.session.trajectory.stream(first.branch)[: first.start]
-        head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("created"))
+            head = self._head_of(now, turns[0], request)
         self.metrics.replayed.inc()
         return Answer(self, live.info.id, dialect, request, head, replies=replies)
 
@@ -308,11 +300,14 @@ class Gateway:
                 return
             await asyncio.sleep(_POLL)
 
+    def _head_of(self, live: Live, turn: Recorded, request: Request) -> Head:
+        """What was known of a recorded answer before its first token."""
+        prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
+        return self._head(request, prompt_ids, str(turn.notes["response"]), turn.notes.get("created"))
+
     def _reply_of(self, live: Live, turn: Recorded) -> Reply:
         """A reply, read again from its tokens."""
-        trajectory = live.session.trajectory
-        written = next(each for each in trajectory.turns(turn.branch) if each.start == turn.start)
-        stream = trajectory.stream(turn.branch)
+        trajectory, written = live.session.trajectory, live.session.written(turn)
         completion = Completion(
             np.array(trajectory.completion(written)),
             np.array(trajectory.completion_logprobs(written)),
@@ -321,9 +316,9 @@ class Gateway:
             written.cached_tokens,
             written.logprobs_kind,
         )
-        renderer = self.renderer_with(live.session.roots[turn.root][1])
-        tools = live.session.roots[turn.root][0]
-        response = renderer.parse_response(completion.ids, tools=tools, prompt_ids=stream[: turn.start])
+        tools, variables = live.session.roots[turn.root]
+        prompt_ids = trajectory.stream(turn.branch)[: turn.start]
+        response = self.renderer_with(variables).parse_response(completion.ids, tools=tools, prompt_ids=prompt_ids)
         stopped_by = turn.notes.get("stopped_by")
         if stopped_by is not None:
             response = cut_response(response, int(turn.notes["told"]))
@@ -347,23 +342,21 @@ class Gateway:
                 instructions=int(notes.get("instructions") or 0),
                 echo=notes.get("echo") or {},
             )
-            reply = self._reply_of(live, turn)
-            prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
-        return self._head(request, prompt_ids, str(notes["response"]), notes.get("created")), [reply]
+            return self._head_of(live, turn, request), [self._reply_of(live, turn)]
 
     # -- weights, shutting down
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """A place among those that are answered at once; RequestError where too many wait already."""
-        if self._waiting >= self.limits.waiting and (self._slots.locked() or self.paused):
+        if self.waiting >= self.limits.waiting and (self._slots.locked() or self.paused):
             raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
-        self._waiting += 1
+        self.waiting += 1
         try:
             await self._open.wait()
             await self._slots.acquire()
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
         self.in_flight += 1
         self._idle.clear()
         try:
@@ -388,14 +381,14 @@ class Gateway:
                 del self._reserved[id]
 
     @property
-    def waiting(self) -> int:
-        """How many requests wait for a place."""
-        return self._waiting
-
-    @property
     def paused(self) -> bool:
         """Whether new requests wait for `resume`."""
         return not self._open.is_set()
+
+    def standing(self) -> dict[str, Any]:
+        """How the gateway is, as administrators are told it."""
+        busy = {"in_flight": self.in_flight, "waiting": self.waiting}
+        return {"paused": self.paused, "draining": self.draining, **busy, "version": self.version}
 
     async def pause(self, *, wait: bool = False) -> None:
         """Let no request begin until `resume`. Those under way pause if the engine can; otherwise `wait` for them."""

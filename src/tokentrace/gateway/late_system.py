@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
+from .causes import INSTRUCTIONS
 from .matching import NOISE
 
-INSTRUCTIONS: Final = ("system", "developer")
-"""Roles of those who run the agent."""
-
-_WORDS: Final = ("Oranges", "pears", "plums", "Cherries")
+_QUESTION: Final = {"role": "user", "content": "pears"}
+_ANSWER: Final = {"role": "assistant", "content": "plums"}
+_LATE_WORD: Final = "Cherries"
 _FIRST_WORDS: Final = ("Oranges", "Cherries", "Apricots", "Quinces", "Lemons")
 _JOINED: Final = frozenset({"role", "content", *NOISE})
 """A message with other fields than these is not joined to another: they would be lost."""
@@ -39,7 +39,7 @@ def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apar
     first = next((at for at, message in enumerate(messages) if message.get("role") not in INSTRUCTIONS), len(messages))
     begin = _at_the_beginning(renderer, messages[:first], apart)
     late = {str(message["role"]) for message in messages[first:] if message.get("role") in INSTRUCTIONS}
-    moved = {role for role in late if not _writes_late(renderer, role)}
+    moved = {role for role in late if not _writes(renderer, "system", late=role)}
     if not moved:
         return messages if begin is None else [*begin, *messages[first:]]
     rest = [_as("user", message) if message.get("role") in moved else message for message in messages[first:]]
@@ -54,13 +54,14 @@ def _at_the_beginning(renderer: Renderer, given: Sequence[Message], apart: int) 
     if not given or (len(given) == 1 and given[0]["role"] == "system"):
         return None
     roles = [str(message["role"]) for message in given]
-    role = next((role for role in (roles[0], "system") if _writes_first(renderer, role)), None)
+    role = next((role for role in (roles[0], "system") if _writes(renderer, role)), None)
     if role is None:
         return None
     head, more = _as(role, given[0]), given[1:]
-    if not more or _writes_first(renderer, role, *dict.fromkeys(roles[1:])):
+    others = tuple(dict.fromkeys(roles[1:]))
+    if not more or _writes(renderer, role, *others, *others):
         return None if role == roles[0] else [head, *more]
-    if _writes_first(renderer, role, "system"):
+    if _writes(renderer, role, "system", "system"):
         return [head, *(_as("system", message) for message in more)]
     joined = None if apart else _joined([message.get("content") for message in given])
     if joined is not None and all(message.keys() <= _JOINED for message in more):
@@ -86,48 +87,26 @@ def _as(role: str, message: Message) -> Message:
 # -- what a template does
 
 
-def _writes_first(renderer: Renderer, role: str, *more: str) -> bool:
-    """Whether a conversation may begin with a message of a role and several of others, which are written in order."""
+def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
+    """Whether a template writes a conversation that begins with messages of these roles in their order; with `late`,
+    whether it writes one of that role after what was said before it, which stays as it was."""
     known = _KNOWN.setdefault(renderer, {})
-    key = ("first", role, *more)
+    key = (*roles, late)
     if key not in known:
-        known[key] = _tried_first(renderer.silent(), [role, *more, *more])
+        known[key] = all(_written(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
     return known[key]
 
 
-def _tried_first(renderer: Renderer, roles: Sequence[str]) -> bool:
-    _, asked, answered, _ = _WORDS
+def _written(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[Message]) -> bool:
     words = _FIRST_WORDS[: len(roles)]
     begin = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
-    question = {"role": "user", "content": asked}
-    for more in ([], [{"role": "assistant", "content": answered}, question]):
-        try:
-            text = renderer.render([*begin, question, *more], add_generation_prompt=True).text
-        except TokentraceError:
-            return False
-        places = [text.find(word) for word in words]
-        if -1 in places or places != sorted(places) or places[-1] > text.rfind(asked):
-            return False
-    return True
-
-
-def _writes_late(renderer: Renderer, role: str) -> bool:
-    known = _KNOWN.setdefault(renderer, {})
-    key = ("late", role)
-    if key not in known:
-        known[key] = _tried(renderer.silent(), role)
-    return known[key]
-
-
-def _tried(renderer: Renderer, role: str) -> bool:
-    """Whether a late message of a role is written after what was said before it, which stays as it was."""
-    begin, asked, answered, late = _WORDS
-    before = [{"role": "system", "content": begin}, {"role": "user", "content": asked}]
-    for more in ([], [{"role": "assistant", "content": answered}, {"role": "user", "content": asked}]):
-        try:
-            text = renderer.render([*before, *more, {"role": role, "content": late}], add_generation_prompt=True).text
-        except TokentraceError:
-            return False
-        if text.rfind(late) < text.rfind(asked):
-            return False
-    return True
+    end = [{"role": late, "content": _LATE_WORD}] if late else []
+    try:
+        text = renderer.render([*begin, _QUESTION, *more, *end], add_generation_prompt=True).text
+    except TokentraceError:
+        return False
+    asked = text.rfind(_QUESTION["content"])
+    if late:
+        return text.rfind(_LATE_WORD) >= asked
+    places = [text.find(word) for word in words]
+    return -1 not in places and places == sorted(places) and places[-1] <= asked

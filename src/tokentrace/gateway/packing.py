@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from .store import StoreError
+from .sql import StoreError
 
 _PLAIN, _DEFLATED = b"\0", b"\1"
 _WORTHWHILE: Final = 64
@@ -68,3 +68,26 @@ def unpack_records(packed: bytes) -> tuple[bytes, ...]:
         records.append(data[at : at + length])
         at += length
     return tuple(records)
+
+
+def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
+    """What an engine said of each token beside its logprob, as bytes; nothing is no bytes."""
+    if not channels:
+        return b""
+    plain = {name: [_plain(value) for value in values] for name, values in channels.items()}
+    return zlib.compress(json.dumps(plain, separators=(",", ":")).encode("ascii"), 1)
+
+
+def unpack_channels(packed: bytes) -> dict[str, list[Any]]:
+    """The channels of a turn, one list each with a value for every token of its completion."""
+    channels: dict[str, list[Any]] = json.loads(zlib.decompress(packed)) if packed else {}
+    return channels
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: arrays become lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import conninfo
 
-from .sql import Result, Rows, SQLStore, Transaction, prepare
-from .store import StoreError
+from .sql import Result, Rows, StoreError, Transaction, prepare
+from .store import Store
 
 _LOCK: Final = 7_460_953
 """The number under which gateways take turns to make the tables."""
@@ -33,12 +33,12 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Done = TypeVar("Done")
 
 
-def postgres_store(url: str, *, connections: int = 8, patience: float = 10.0) -> SQLStore:
+def postgres_store(url: str, *, connections: int = 8, patience: float = 10.0) -> Store:
     """The store in a database, whose tables are made if they are not there.
 
     `patience` is how many seconds a connection, a lock or a statement may take. A lost connection is opened again.
     """
-    return SQLStore(_Postgres(url, connections, patience))
+    return Store(_Postgres(url, connections, patience))
 
 
 class _Postgres:

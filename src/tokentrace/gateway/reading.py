@@ -1,16 +1,20 @@
-"""JSON in and out over HTTP: bodies that are too long, too deep or not JSON are refused, and answers are whole."""
+"""What comes in and goes out over HTTP: bodies too long, too deep or not JSON are refused, and answers are whole."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .requests import RequestError
+from ..conversation.values import finite, no_constant
+from .requests import RequestError, one_of
+from .store import State
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+"""What answers a route for administrators."""
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -38,22 +42,11 @@ async def read_json(request: Request, most: int, default: Any) -> Any:
 def parse_json(raw: bytes) -> Any:
     """The value of JSON text; RequestError where it is none."""
     try:
-        return json.loads(raw, parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(raw, parse_constant=no_constant, parse_float=finite)
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text[:20]} is more than a number can be")
-    return number
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -63,3 +56,8 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     except UnicodeEncodeError:
         raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     return Response(raw, status, dict(headers or {}), "application/json")
+
+
+def read_state(value: str | None, states: Sequence[State] = tuple(State)) -> State | None:
+    """The state that an address names; None where it names none."""
+    return None if value is None else State(one_of("state", value, states))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..conversation.place import Place
+from ..conversation.values import check_depth, plain_json
 from ..engines.protocol import COLDEST, PENALTIES
 from ..errors import InputError, TokentraceError, shown
 from ..tokens.tokenizer import Ids
@@ -30,6 +32,41 @@ _SHAPING: Final[Mapping[str, tuple[float, float]]] = {
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0, 2),
 }
+
+
+UNSERVED: Final[Mapping[str, Sequence[Any]]] = {
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "logits_processors": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+"""Fields that would change what is sampled or shown, with the values that change nothing. In chat, min-p and penalties
+are served, where the engine has them."""
+
+NOT_OFFERED: Final = "the gateway samples from the model's own distribution, so that logprobs are what they say"
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much to think, in the words of the APIs. No other is taken: a template may print the word into its prompt."""
 
 
 class RequestError(TokentraceError):
@@ -97,8 +134,6 @@ class Request:
     usage_in_stream: bool = False
     logprobs: int | None = None
     """How many alternatives are to be told beside each logprob; None for no logprobs at all."""
-    token_ids: bool = False
-    """Whether the answer carries the ids of prompt and completion, and the completion's logprobs."""
     continued: bool = False
     """The last message is an assistant's, and is to be continued."""
     calls_allowed: bool = True
@@ -130,15 +165,32 @@ class Request:
     echo: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect repeats in its answer, or needs to write it."""
 
+    @property
+    def token_ids(self) -> bool:
+        """Whether the answer carries the ids of prompt and completion, and the completion's logprobs."""
+        return bool(self.echo.get("token_fields"))
+
 
 class Body:
-    """A request's body, read field by field; what was not read at the end is `unread`."""
+    """A request's body, or the object `within` a field of it, read field by field; what was not read is `unread`."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, within: str = "") -> None:
         if not isinstance(body, Mapping):
-            raise RequestError(f"the body must be a JSON object, not {shown(body)}")
-        self._body = body
+            problem = f"must be a JSON object, not {shown(body)}"
+            raise RequestError(problem, field=within) if within else RequestError(f"the body {problem}")
+        self._body, self._within = body, within
         self._read: set[str] = set()
+
+    def wrong(self, name: str, problem: str, **more: Any) -> RequestError:
+        """The error for a field."""
+        return RequestError(problem, field=self._full(name), **more)
+
+    def _full(self, name: str) -> str:
+        return f"{self._within}.{name}" if self._within else name
+
+    def inside(self, name: str) -> Body:
+        """The object in a field, to be read field by field itself; an empty one where there is none."""
+        return Body(self.get(name, Mapping, "an object", {}), self._full(name))
 
     def get(self, name: str, kind: type | tuple[type, ...], words: str, default: Any = None) -> Any:
         """A field, of one of these types. None and a field that is not there are the default."""
@@ -147,36 +199,54 @@ class Body:
         if value is None:
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise RequestError(f"must be {words}, not {shown(value)}", field=name)
+            raise self.wrong(name, f"must be {words}, not {shown(value)}")
         return value
 
     def number(self, name: str, least: float, most: float) -> float | None:
         """A number within these bounds; None where there is none."""
         value = self.get(name, (int, float), "a number")
         if value is not None and not least <= value <= most:
-            raise RequestError(f"must be a number from {least:g} to {most:g}, not {shown(value)}", field=name)
+            raise self.wrong(name, f"must be a number from {least:g} to {most:g}, not {shown(value)}")
         return value  # type: ignore[no-any-return]
 
     def whole(self, name: str, least: int, most: int = 2**31 - 1) -> int | None:
         """An integer within these bounds; None where there is none."""
         value = self.get(name, int, "an integer")
         if value is not None and not least <= value <= most:
-            raise RequestError(f"must be an integer from {least} to {most}, not {shown(value)}", field=name)
+            raise self.wrong(name, f"must be an integer from {least} to {most}, not {shown(value)}")
         return value  # type: ignore[no-any-return]
 
-    def temperature(self, most: float) -> float | None:
+    def sampling(self) -> dict[str, Any]:
+        """What is called the same in every API, as fields of a `Request`: the model, how to sample, what is streamed.
+
+        ``top_k``, ``seed`` and ``chat_template_kwargs`` are vLLM's.
+        """
+        given = self.get("chat_template_kwargs", Mapping, "an object", {})
+        with refusing():
+            variables = plain_json(given, Place(field="chat_template_kwargs"))
+        return {
+            "model": self.get("model", str, "a string", ""),
+            "temperature": self.temperature(),
+            "top_p": self.top_p(),
+            "top_k": self.top_k(),
+            "seed": self.whole("seed", 0, 2**63 - 1),
+            "stream": self.flag("stream"),
+            "variables": variables,
+        }
+
+    def temperature(self) -> float | None:
         """The temperature: 0, or one that engines keep to."""
-        value = self.number("temperature", 0, most)
+        value = self.number("temperature", 0, 2)
         if value is not None and 0 < value < COLDEST:
             problem = f"must be 0, for greedy sampling, or at least {COLDEST}: engines do not keep to a lower one"
-            raise RequestError(problem, field="temperature")
+            raise self.wrong("temperature", problem)
         return value
 
     def top_p(self) -> float | None:
         """The share of the likeliest tokens that is sampled from."""
         value = self.number("top_p", 0, 1)
         if value == 0:
-            raise RequestError("must be above 0: no token would be left; temperature 0 is greedy", field="top_p")
+            raise self.wrong("top_p", "must be above 0: no token would be left; temperature 0 is greedy")
         return value
 
     def top_k(self) -> int | None:
@@ -188,9 +258,7 @@ class Body:
         """Min-p and penalties, where they are not the value that does nothing."""
         found = {name: self.number(name, *bounds) for name, bounds in _SHAPING.items()}
         if found["repetition_penalty"] == 0:
-            raise RequestError(
-                "must be above 0: logits are divided by it; 1 changes nothing", field="repetition_penalty"
-            )
+            raise self.wrong("repetition_penalty", "must be above 0: logits are divided by it; 1 changes nothing")
         return {name: value for name, value in found.items() if value not in (None, PENALTIES.get(name, 0))}
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -202,7 +270,7 @@ class Body:
         value = self.get(name, (str, list), "a string or a list of strings", ())
         value = (value,) if isinstance(value, str) else tuple(value)
         if len(value) > most or not all(isinstance(each, str) and each for each in value):
-            raise RequestError(f"must be at most {most} strings, none of them empty", field=name)
+            raise self.wrong(name, f"must be at most {most} strings, none of them empty")
         return value
 
     def refuse(self, name: str, harmless: Sequence[Any], why: str, details: Mapping[str, Any] | None = None) -> None:
@@ -210,7 +278,13 @@ class Body:
         self._read.add(name)
         value = self._body.get(name)
         if value is not None and value not in harmless:
-            raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter", details=details)
+            raise self.wrong(name, f"{why}; leave it out", code="unsupported_parameter", details=details)
+
+    def refuse_unserved(self, served: Collection[str] = ()) -> None:
+        """Refuse every setting of other servers that is not `served` here."""
+        for name, harmless in UNSERVED.items():
+            if name not in served:
+                self.refuse(name, harmless, NOT_OFFERED)
 
     def skip(self, *names: str) -> None:
         """Fields that nothing has to read, because they change nothing that is sampled or recorded."""
@@ -218,7 +292,49 @@ class Body:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        return tuple(sorted(str(name)[:80] for name in self._body if name not in self._read))
+        return tuple(sorted(self._full(str(name)[:80]) for name in self._body if name not in self._read))
 
 
-NOT_OFFERED: Final = "the gateway samples from the model's own distribution, so that logprobs are what they say"
+def one_of(field: str, value: Any, options: Sequence[str]) -> str:
+    """A value that is one of a few words."""
+    if not isinstance(value, str) or value not in options:
+        raise RequestError(f"must be one of {', '.join(options)}, not {shown(value)}", field=field)
+    return value
+
+
+def offered(field: str, name: Any, tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """The name of a function that is among the tools, which are in the shape of chat completions."""
+    if not isinstance(name, str) or all((tool.get("function") or tool).get("name") != name for tool in tools or ()):
+        raise RequestError(f"no function {shown(name)} is among the tools", field=field)
+    return name
+
+
+def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
+    """What content of a kind has to be, None for text: the kind is at ``type`` of the `field`, the schema `inside`."""
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "json_object"}
+        case "json_schema":
+            if not isinstance(schema, Mapping):
+                raise RequestError("must be a JSON schema (an object)", field=f"{field}.{inside}")
+            with refusing():
+                check_depth(schema, Place(field=f"{field}.{inside}"))
+            return {"type": "json_schema", "schema": schema}
+    problem = f"must be text, json_object or json_schema, not {shown(kind)}"
+    raise RequestError(problem, field=f"{field}.type", code="unsupported_parameter")
+
+
+def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
+    """The variables for thinking `on` or off (None: not said) and for an effort; RequestError names the `field`.
+
+    Templates call the switch ``enable_thinking`` or ``thinking``, and the effort ``reasoning_effort``. An effort of
+    ``none`` is thinking off; any other is thinking on, unless it was said to be off.
+    """
+    hints: dict[str, Any] = {}
+    if effort is not None and one_of(field, effort, EFFORTS) != "none":
+        hints["reasoning_effort"] = effort
+    if on is None and effort is not None:
+        on = effort != "none"
+    return hints if on is None else {**hints, "enable_thinking": on, "thinking": on}

@@ -27,12 +27,10 @@ from ..parsing.response import Finish
 from ..parsing.responses_sse import Item, ResponsesEvents
 from ..parsing.shapes import CallId, ItemId, responses_items
 from ..parsing.sse import encode_sse
-from .dialect import Dialect, Frames, Head, Reply
-from .endings import finish_reason, telling, told, usage_of
-from .logprobs import logprob_entries
-from .requests import Request, RequestError
+from .dialect import Dialect, Head, Reply, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
+from .requests import RequestError
 from .responses_request import PREFIX, read_responses
-from .token_fields import TokenFields, nemo_gym_fields, tokentrace_fields
+from .token_fields import TokenFields, carried
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "max_tool_calls": None,
@@ -47,57 +45,35 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 _IF_SAID: Final = ("prompt_cache_key", "safety_identifier", "user")
 
 
-class Responses:
-    """The dialect."""
-
-    name = "responses"
-
-    def read(self, body: Any, headers: Mapping[str, str]) -> Request:
-        """A body of ``POST /v1/responses``."""
-        return read_responses(body, headers)
-
-    def answer(self, head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-        """A ``response``, completed or incomplete."""
-        head, reply = _restored(head), replies[0]
-        usage = usage_of(head, replies)
-        cut_off = finish_reason(head, reply) == "length"
-        answer = _response(head, "incomplete" if cut_off else "completed") | {
-            "output": _output(head, reply),
-            "usage": {
-                "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-                "output_tokens": usage.completion,
-                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-                "total_tokens": usage.prompt + usage.completion,
-            },
-        }
-        if cut_off and reply.completion.finish_reason is FinishReason.LENGTH:
-            answer["incomplete_details"] = {"reason": "max_output_tokens"}
-        if TokenFields.TOKENTRACE in _ways(head):
-            answer |= tokentrace_fields(head.prompt_ids, reply.completion)
-        return answer
-
-    def stream(self, head: Head, call_ids: Sequence[CallId]) -> Frames:
-        """The events of a response; the last one has it whole."""
-        return ResponsesFrames(head, call_ids[0])
-
-    def error(self, error: RequestError) -> dict[str, Any]:
-        """OpenAI's error object."""
-        said = {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}
-        return {"error": said}
-
-
-RESPONSES: Final[Dialect] = Responses()
+def write_response(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+    """A ``response``, completed or incomplete."""
+    head, reply = _restored(head), replies[0]
+    usage = usage_of(head, replies)
+    cut_off = finish_reason(head, reply) == "length"
+    answer = _response(head, "incomplete" if cut_off else "completed") | {
+        "output": _output(head, reply),
+        "usage": {
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.prompt + usage.completion,
+        },
+        **carried(head, reply, TokenFields.TOKENTRACE),
+    }
+    if cut_off and reply.completion.finish_reason is FinishReason.LENGTH:
+        answer["incomplete_details"] = {"reason": "max_output_tokens"}
+    return answer
 
 
 class ResponsesFrames:
     """The frames of one streamed response."""
 
-    def __init__(self, head: Head, call_id: CallId) -> None:
+    def __init__(self, head: Head, call_ids: Sequence[CallId]) -> None:
         self._head: Final = head
-        self._told: Final = telling(head)
+        self._told: Final = Telling(head)
         self._events: Final = ResponsesEvents(
-            call_id=call_id,
+            call_id=call_ids[0],
             item_id=_item_ids(head),
             finished=lambda item: _finished(head, item),
             hold_messages=head.request.logprobs is not None,
@@ -113,7 +89,7 @@ class ResponsesFrames:
         return self._frames(self._events.feed(self._told.feed(events)))
 
     def close(self, replies: Sequence[Reply]) -> list[str]:
-        answer = RESPONSES.answer(self._head, replies)
+        answer = write_response(self._head, replies)
         said = self._events.close(answer["output"])
         return self._frames([*said, self._events.numbered(f"response.{answer['status']}", response=answer)])
 
@@ -191,8 +167,7 @@ def _output(head: Head, reply: Reply) -> list[Item]:
         never_empty=True,
     )
     items = [_finished(head, item) for item in items]
-    if TokenFields.NEMO_GYM in _ways(head):
-        items[-1] |= nemo_gym_fields(head.prompt_ids, reply.completion)
+    items[-1] |= carried(head, reply, TokenFields.NEMO_GYM)
     return items
 
 
@@ -215,6 +190,4 @@ def _named(head: Head, item: Item) -> Item:
     return {**item, "name": name, "namespace": namespace}
 
 
-def _ways(head: Head) -> Sequence[str]:
-    ways: Sequence[str] = head.request.echo.get("token_fields", ())
-    return ways
+RESPONSES: Final = Dialect("responses", read_responses, write_response, ResponsesFrames, openai_error)

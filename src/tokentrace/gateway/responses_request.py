@@ -2,20 +2,25 @@
 
 Also read: ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``, as in chat completions. `token_fields` says how
 one asks for ids.
+
+Of tools, functions are served. Those in a namespace (Codex has the tools of MCP servers in such) are functions too: the
+model knows them by a name with the namespace in front, the client is told the two apart. Tools that OpenAI runs itself
+do not exist here: the model is not told of them, and the answer says so. All others are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
-from ..conversation.responses import from_responses
+from ..conversation.place import Place
+from ..conversation.responses import from_responses, in_namespace
+from ..conversation.values import check_depth
 from ..errors import shown
-from .chat_request import UNSERVED, schema_structure, template_variables
-from .hints import thinking_hints
-from .requests import NOT_OFFERED, Body, Request, RequestError, refusing
-from .responses_tools import read_tools
-from .token_fields import HEADER, TokenFields, asked_fields
+from .requests import Body, Request, RequestError, offered, one_of, refusing, structure_of, thinking_hints
+from .token_fields import TokenFields, asked_fields
 
 PREFIX: Final = "resp_"
 """What the ids of responses begin with; the rest is `Head.id`, and `Request.previous`."""
@@ -31,6 +36,14 @@ _INCLUDED: Final = (
 """What may be asked for. Of tools that are not served there is nothing to include."""
 
 _SUMMARIES: Final = ("auto", "concise", "detailed")
+
+_HOSTED: Final = re.compile(
+    r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|image_generation|code_interpreter|file_search|tool_search"
+)
+"""Tools that OpenAI runs itself, and the one by which its models find further tools."""
+
+Namespaces = dict[str, list[str]]
+"""For the name that a model knows a function by: its namespace, and its name there."""
 
 
 def bare_id(id: str) -> str | None:
@@ -51,29 +64,29 @@ def read_responses(body: Any, headers: Mapping[str, str]) -> Request:
     instructions = said.get("instructions", str, "a string")
     references: dict[int, list[str]] = {}
     messages = _messages(said, instructions, references, open_calls=previous is not None)
-    tools, namespaces = read_tools(said, wishes)
+    tools, namespaces = _tools(said, wishes)
     choice = _tool_choice(said, tools, wishes)
     included = _included(said)
     top_logprobs = said.whole("top_logprobs", 0, 20)
     reasoning, hints = _reasoning(said, wishes, ignored)
     text, structure = _text(said, wishes, ignored)
-    ways = _ways(said, headers)
+    ways = asked_fields(said, headers, TokenFields.NEMO_GYM, (TokenFields.TOKENTRACE, TokenFields.NEMO_GYM))
     parallel = said.flag("parallel_tool_calls", True)
     if not parallel and tools:
         wishes.append("parallel_tool_calls")
-    truncation = _one_of("truncation", said.get("truncation", str, "a string", "disabled"), ("auto", "disabled"))
+    truncation = one_of("truncation", said.get("truncation", str, "a string", "disabled"), ("auto", "disabled"))
     if truncation == "auto":
         wishes.append("truncation")
     most_calls = said.whole("max_tool_calls", 1)
     if most_calls is not None:
         wishes.append("max_tool_calls")
-    limit, temperature, top_p = said.whole("max_output_tokens", 1), said.temperature(2), said.top_p()
+    limit, sampling = said.whole("max_output_tokens", 1), said.sampling()
     logprobs = top_logprobs or 0 if top_logprobs or _LOGPROBS in included else None
     echo = {
         "previous_response_id": None if previous is None else PREFIX + previous,
         "max_output_tokens": limit,
-        "temperature": temperature,
-        "top_p": top_p,
+        "temperature": sampling["temperature"],
+        "top_p": sampling["top_p"],
         "logprobs": logprobs,
         "tool_choice": choice,
         "parallel_tool_calls": parallel,
@@ -90,19 +103,12 @@ def read_responses(body: Any, headers: Mapping[str, str]) -> Request:
     return Request(
         messages=messages,
         tools=tools or None,
-        model=said.get("model", str, "a string", ""),
+        **sampling,
         max_tokens=limit,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=said.top_k(),
-        seed=said.whole("seed", 0, 2**63 - 1),
         stop=said.texts("stop", 16),
-        stream=said.flag("stream"),
         logprobs=logprobs,
-        token_ids=bool(ways),
         calls_allowed=choice != "none",
         structure=structure,
-        variables=template_variables(said),
         hints=hints,
         previous=previous,
         references={at: tuple(ids) for at, ids in references.items()},
@@ -120,8 +126,7 @@ def _refuse(said: Body) -> None:
     said.refuse("prompt", (), "prompts are not kept here; send instructions and input")
     said.refuse("context_management", ([],), "the gateway does not rewrite a conversation")
     said.refuse("moderation", (), "nothing is moderated")
-    for name, harmless in UNSERVED.items():
-        said.refuse(name, harmless, NOT_OFFERED)
+    said.refuse_unserved()
 
 
 def _previous(said: Body) -> str | None:
@@ -145,91 +150,140 @@ def _messages(
         return from_responses(given, instructions, open_calls=open_calls, references=references)
 
 
+def _tools(said: Body, wishes: list[str]) -> tuple[list[dict[str, Any]], Namespaces]:
+    """The functions in the shape of chat completions. Tools that the model is not told of are added to `wishes`."""
+    given = said.get("tools", list, "a list of tools", [])
+    tools: list[dict[str, Any]] = []
+    namespaces: Namespaces = {}
+    with refusing():
+        for at, each in enumerate(given):
+            place = Place(field=f"tools.{at}")
+            tool = place.mapping(each)
+            kind = place.string(tool, "type")
+            if kind == "namespace":
+                tools += _functions(place, tool, namespaces, wishes)
+            elif _HOSTED.fullmatch(kind):
+                wishes.append(f"tools.{at} ({kind})")
+            else:
+                tools.append(_function(place, tool))
+        _check_names(tools, namespaces)
+    return tools, namespaces
+
+
+def _functions(
+    place: Place, tool: Mapping[str, Any], namespaces: Namespaces, wishes: list[str]
+) -> list[dict[str, Any]]:
+    """The functions of a namespace. What describes the namespace is not shown to the model."""
+    namespace = place.string(tool, "name")
+    if tool.get("description"):
+        wishes.append(f"{place.field}.description")
+    given = tool.get("tools")
+    if not isinstance(given, list):
+        raise place.at("tools").wrong(given, "a list of functions")
+    made = []
+    for at, each in enumerate(given):
+        inner = place.at("tools").at(at)
+        function = _function(inner, inner.mapping(each))
+        name = function["function"]["name"]
+        full = in_namespace(namespace, name)
+        namespaces[full] = [namespace, name]
+        made.append({**function, "function": {**function["function"], "name": full}})
+    return made
+
+
+def _check_names(tools: list[dict[str, Any]], namespaces: Namespaces) -> None:
+    counts = Counter(tool["function"]["name"] for tool in tools)
+    for name in namespaces:
+        if counts[name] > 1:
+            raise Place(field="tools").error(f"{shown(name)} is the name of two functions")
+
+
+def _function(place: Place, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A function in the shape of chat completions. Whether it is ``strict`` is not shown to the model."""
+    if (kind := place.string(tool, "type")) != "function":
+        raise place.at("type").error(f"tools of type {shown(kind)} are not served; only functions are")
+    if tool.get("function") is not None:
+        place = place.at("function")
+        tool = place.mapping(tool["function"])
+    for name in ("defer_loading", "async"):
+        if tool.get(name):
+            raise place.at(name).error("is not served; leave it out")
+    made: dict[str, Any] = {"name": place.string(tool, "name")}
+    if tool.get("description") is not None:
+        made["description"] = place.string(tool, "description")
+    if tool.get("parameters") is not None:
+        if not isinstance(tool["parameters"], Mapping):
+            raise place.at("parameters").wrong(tool["parameters"], "a JSON schema")
+        check_depth(tool["parameters"], place.at("parameters"))
+        made["parameters"] = tool["parameters"]
+    return {"type": "function", "function": made}
+
+
 def _tool_choice(said: Body, tools: list[dict[str, Any]], wishes: list[str]) -> Any:
     """What is to be called, as the answer repeats it. Only that nothing is to be called can be kept to."""
     choice = said.get("tool_choice", (str, dict), "a string or an object", "auto")
     if isinstance(choice, str):
-        _one_of("tool_choice", choice, ("none", "auto", "required"))
+        one_of("tool_choice", choice, ("none", "auto", "required"))
         if choice == "required":
             wishes.append("tool_choice")
         return choice
-    names = {tool["function"]["name"] for tool in tools}
     wishes.append("tool_choice")
     match choice.get("type"):
         case "function":
-            return {"type": "function", "name": _offered("tool_choice.name", choice.get("name"), names)}
+            return {"type": "function", "name": offered("tool_choice.name", choice.get("name"), tools)}
         case "allowed_tools":
-            mode = _one_of("tool_choice.mode", choice.get("mode", "auto"), ("auto", "required"))
+            mode = one_of("tool_choice.mode", choice.get("mode", "auto"), ("auto", "required"))
             allowed = choice.get("tools")
             if not isinstance(allowed, list) or not all(isinstance(one, Mapping) for one in allowed):
                 raise RequestError("must be a list of tools", field="tool_choice.tools")
-            found = [_offered("tool_choice.tools", one.get("name"), names) for one in allowed]
+            found = [offered("tool_choice.tools", one.get("name"), tools) for one in allowed]
             return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": n} for n in found]}
     raise RequestError(
         f"{shown(choice.get('type'))} is not served; use none, auto, required or a function", field="tool_choice.type"
     )
 
 
-def _offered(field: str, name: Any, names: set[str]) -> str:
-    if not isinstance(name, str) or name not in names:
-        raise RequestError(f"no function {shown(name)} is among the tools", field=field)
-    return name
-
-
 def _included(said: Body) -> tuple[str, ...]:
     included = said.texts("include", len(_INCLUDED))
     for name in included:
-        _one_of("include", name, _INCLUDED)
+        one_of("include", name, _INCLUDED)
     return included
 
 
 def _reasoning(said: Body, wishes: list[str], ignored: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings as the answer repeats them, and what they hint to a template. Reasoning is never summarised."""
-    given = said.get("reasoning", dict, "an object", {})
-    hints = thinking_hints(None, given.get("effort"), field="reasoning.effort")
-    for name in ("summary", "generate_summary"):
-        if given.get(name) is not None:
-            _one_of(f"reasoning.{name}", given[name], _SUMMARIES)
+    given = said.inside("reasoning")
+    effort = given.get("effort", str, "a string")
+    hints = thinking_hints(None, effort, field="reasoning.effort")
+    summaries = {name: given.get(name, str, "a string") for name in ("summary", "generate_summary")}
+    for name, wanted in summaries.items():
+        if wanted is not None:
+            one_of(f"reasoning.{name}", wanted, _SUMMARIES)
             wishes.append(f"reasoning.{name}")
-    ignored += [f"reasoning.{_short(name)}" for name in given if name not in ("effort", "summary", "generate_summary")]
-    return {"effort": given.get("effort"), "summary": given.get("summary")}, hints
+    ignored += given.unread
+    return {"effort": effort, "summary": summaries["summary"]}, hints
 
 
 def _text(said: Body, wishes: list[str], ignored: list[str]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """The settings as the answer repeats them, and the structure that the content has to have."""
-    given = said.get("text", dict, "an object", {})
+    given = said.inside("text")
     echo: dict[str, Any] = {"format": {"type": "text"}}
-    if given.get("verbosity") is not None:
-        echo["verbosity"] = _one_of("text.verbosity", given["verbosity"], ("low", "medium", "high"))
+    verbosity, form = given.get("verbosity", str, "a string"), given.get("format", Mapping, "an object")
+    if verbosity is not None:
+        echo["verbosity"] = one_of("text.verbosity", verbosity, ("low", "medium", "high"))
         wishes.append("text.verbosity")
-    ignored += [f"text.{_short(name)}" for name in given if name not in ("format", "verbosity")]
-    form = given.get("format")
+    ignored += given.unread
     if form is None:
         return echo, None
-    if not isinstance(form, Mapping):
-        raise RequestError(f"must be an object, not {shown(form)}", field="text.format")
-    match form.get("type"):
-        case "text":
-            return echo, None
-        case "json_object":
-            return {**echo, "format": {"type": "json_object"}}, {"type": "json_object"}
-        case "json_schema":
-            schema, name = form.get("schema"), form.get("name")
-            structure = schema_structure(schema, "text.format.schema")
-            if not isinstance(name, str):
-                raise RequestError("must be a string", field="text.format.name")
-            echo["format"] = {"type": "json_schema", "name": name, "schema": schema, "strict": bool(form.get("strict"))}
-            return echo, structure
-    raise RequestError(
-        f"must be text, json_object or json_schema, not {shown(form.get('type'))}", field="text.format.type"
-    )
-
-
-def _ways(said: Body, headers: Mapping[str, str]) -> tuple[TokenFields, ...]:
-    ways = asked_fields(said, headers, TokenFields.NEMO_GYM)
-    if TokenFields.VLLM in ways:
-        raise RequestError("vllm's fields are those of chat completions; use tokentrace or nemo_gym", field=HEADER)
-    return ways
+    kind, schema, name = form.get("type"), form.get("schema"), form.get("name")
+    structure = structure_of(kind, schema, "text.format")
+    if structure is not None:
+        echo["format"] = {"type": kind}
+    if kind == "json_schema":
+        if not isinstance(name, str):
+            raise RequestError("must be a string", field="text.format.name")
+        echo["format"] |= {"name": name, "schema": schema, "strict": bool(form.get("strict"))}
+    return echo, structure
 
 
 def _metadata(said: Body) -> Mapping[str, str]:
@@ -241,13 +295,3 @@ def _metadata(said: Body) -> Mapping[str, str]:
             "must be at most 16 strings, none longer than 512, under names of at most 64", field="metadata"
         )
     return metadata
-
-
-def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in options:
-        raise RequestError(f"must be one of {', '.join(options)}, not {shown(value)}", field=field)
-    return value
-
-
-def _short(name: Any) -> str:
-    return str(name)[:80]

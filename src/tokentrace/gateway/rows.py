@@ -6,7 +6,7 @@ docs/rows.md is the specification of the columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from ..settings import as_float
 from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .channels import unpack_channels
+from .packing import unpack_channels
 from .session import Session
 from .store import Label, SessionInfo, TurnRecord
 from .turns import Recorded
@@ -136,19 +136,9 @@ class SessionRows:
             (each.value for each in self.labels if each.name == REWARD and each.turn == recorded.number), None
         )
         return {
-            "number": recorded.number,
-            "start": recorded.start,
-            "stop": recorded.stop,
-            "finish_reason": recorded.finish_reason,
+            **{name: getattr(recorded, name) for name in _OF_TURN},
             "reward": as_float(reward) if is_number(reward) else None,
-            "dialect": notes.get("dialect"),
-            "model": _utf8(notes.get("model")),
-            "response": notes.get("response"),
-            "choice": notes.get("choice"),
-            "stopped_by": _utf8(notes.get("stopped_by")),
-            "reused": notes.get("reused"),
-            "time": notes.get("time"),
-            "seconds": notes.get("seconds"),
+            **{name: _utf8(notes.get(name)) for name in _NOTED},
             **{name: [_utf8(str(each)) for each in notes.get(name) or ()] for name in _LISTS},
         }
 
@@ -161,44 +151,38 @@ class SessionRows:
         return {name: Channel(length, tuple(found)) for name, found in pieces.items()}
 
 
+_OF_TURN: Final = {"number": "int32", "start": "int32", "stop": "int32", "finish_reason": "string"}
+_NOTED: Final = {
+    "dialect": "string",
+    "model": "string",
+    "response": "string",
+    "choice": "int32",
+    "stopped_by": "string",
+    "reused": "int32",
+    "time": "float64",
+    "seconds": "float64",
+}
 _LISTS: Final = ("calls", "repairs", "notes", "wishes")
+"""What a row says of each turn: of its place, of its notes, and of its notes that are lists of texts."""
 
 
 def session_fields() -> list[Any]:
     """The columns that rows of sessions have beside those of all trajectories, as fields of an Arrow schema."""
     pa = pyarrow()
-    turn = pa.struct(
-        [
-            ("number", pa.int32()),
-            ("start", pa.int32()),
-            ("stop", pa.int32()),
-            ("finish_reason", pa.string()),
-            ("reward", pa.float64()),
-            ("dialect", pa.string()),
-            ("model", pa.string()),
-            ("response", pa.string()),
-            ("choice", pa.int32()),
-            ("stopped_by", pa.string()),
-            ("reused", pa.int32()),
-            ("time", pa.float64()),
-            ("seconds", pa.float64()),
-            *((name, pa.list_(pa.string())) for name in _LISTS),
-        ]
-    )
+
+    def columns(kinds: Mapping[str, str]) -> list[Any]:
+        return [pa.field(name, getattr(pa, kind)()) for name, kind in kinds.items()]
+
+    def texts(*names: str) -> list[Any]:
+        return columns(dict.fromkeys(names, "string"))
+
+    lists = [pa.field(name, pa.list_(pa.string())) for name in _LISTS]
+    turn = pa.struct([*columns(_OF_TURN), pa.field("reward", pa.float64()), *columns(_NOTED), *lists])
     return [
-        pa.field("session", pa.string()),
-        pa.field("state", pa.string()),
-        pa.field("cause", pa.string()),
-        pa.field("cause_detail", pa.string()),
-        pa.field("parent", pa.int32()),
-        pa.field("shared", pa.int32()),
+        *texts("session", "state", "cause", "cause_detail"),
+        *columns({"parent": "int32", "shared": "int32"}),
         pa.field("turns", pa.list_(turn)),
-        pa.field("metadata", pa.string()),
-        pa.field("session_labels", pa.string()),
-        pa.field("messages", pa.string()),
-        pa.field("tools", pa.string()),
-        pa.field("tokenizer", pa.string()),
-        pa.field("template", pa.string()),
+        *texts("metadata", "session_labels", "messages", "tools", "tokenizer", "template"),
         *channel_fields(),
     ]
 
@@ -213,6 +197,6 @@ def _text(value: Any) -> str:
     return text
 
 
-def _utf8(text: str | None) -> str | None:
+def _utf8(value: Any) -> Any:
     """A text as columns can hold it: half surrogate pairs, which agents can send, are written as escapes."""
-    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value

@@ -65,6 +65,8 @@ class StreamedAnswer(Response):
         self._task: asyncio.Task[None]
         self._error: BaseException | None = None
         self._told = False
+        self._begun = asyncio.Event()
+        """Something was told, or it is over."""
 
     @classmethod
     async def begin(
@@ -79,10 +81,9 @@ class StreamedAnswer(Response):
         streamed._frames = answer.dialect.stream(answer.head, answer.call_ids)
         streamed._say(streamed._frames.open())
         streamed._task = asyncio.create_task(streamed._produce(answer))
-        started = asyncio.create_task(streamed._started())
         try:
             async with asyncio.timeout(PATIENCE):
-                await unless_gone(receive, started)
+                await unless_gone(receive, streamed._begun.wait())
         except TimeoutError:
             pass
         except BaseException:
@@ -92,11 +93,6 @@ class StreamedAnswer(Response):
             raise streamed._error
         return streamed
 
-    async def _started(self) -> None:
-        while not self._told and not self._task.done():
-            self._progress = asyncio.Event()
-            await self._progress.wait()
-
     def _say(self, frames: list[str]) -> None:
         if frames:
             self._queue.put_nowait("".join(frames).encode())
@@ -105,7 +101,7 @@ class StreamedAnswer(Response):
         def feed(choice: int, events: Any, delta: Delta | None) -> None:
             self._say(self._frames.feed(choice, events, delta))
             self._told = True
-            self._move()
+            self._begun.set()
 
         try:
             replies: list[Reply] = await answer.run(feed)
@@ -117,13 +113,7 @@ class StreamedAnswer(Response):
                 self._say(self._frames.fail(self._failed(error)))
         finally:
             self._queue.put_nowait(None)
-            self._move()
-
-    _progress: asyncio.Event | None = None
-
-    def _move(self) -> None:
-        if self._progress is not None:
-            self._progress.set()
+            self._begun.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

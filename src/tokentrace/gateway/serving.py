@@ -20,10 +20,9 @@ from .access import Access
 from .app import App
 from .gateway import Gateway, Limits
 from .keys import Keys
-from .metrics import Metrics
 from .sessions import Sessions
 from .store import open_store
-from .telemetry import Tracing, configured_tracing
+from .telemetry import Metrics, Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -67,7 +66,7 @@ async def open_gateway(
 ) -> AsyncIterator[App]:
     """A gateway with its store, warmed up; the store is closed at the end, the engine is not."""
     tracing = tracing or configured_tracing()
-    keys = None if settings.keys is None else Keys.read(settings.keys)
+    keys = None if settings.keys is None else Keys(settings.keys)
     store = open_store(settings.store)
     try:
         await asyncio.to_thread(warm_up, renderer)

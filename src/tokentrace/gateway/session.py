@@ -23,10 +23,12 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import Turn
 from .broken_calls import readable_calls, render_readably
 from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
 from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, next_key, reasoning, strict_meaning
 from .names import with_written_ids
+from .packing import pack_channels
 from .store import TurnRecord
 from .turns import Asked, Message, Messages, Placement, Recorded
 
@@ -59,7 +61,7 @@ class Session:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
         if asked.prompt_ids is not None:
             self._check_open_end(asked.prompt_ids, "token_ids")
-            return self._given(asked, asked.prompt_ids)
+            return _whole(asked, [asked.root], asked.prompt_ids, [])
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
         edited: int | None = None
@@ -155,6 +157,10 @@ class Session:
     def _tip(self, branch: int) -> int:
         return self.trajectory.branches[branch].stop
 
+    def written(self, turn: Recorded) -> Turn:
+        """A turn, as the trajectory has it."""
+        return next(each for each in self.trajectory.turns(turn.branch) if each.start == turn.start)
+
     def conversation(self, number: int) -> list[Message]:
         """The messages that a turn answered, as they were recorded, and its reply."""
         parts: list[Sequence[Message]] = []
@@ -199,7 +205,7 @@ class Session:
             np.concatenate([stream, bridged.new_ids]),
             bridged.new_ids,
             bridged.kinds,
-            owner_spans(bridged.messages, len(bridged.new_ids)),
+            bridged.message_spans,
             self._wire(base, bridged.new_ids),
             ambiguous=ambiguous,
             repairs=repairs,
@@ -214,11 +220,8 @@ class Session:
         if asked.continued:
             self._check_open_end(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        spans = owner_spans(rendered.messages, len(ids))
-        wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
-        return Placement(
-            asked, keys, None, ids, ids, Kind.PROMPT, spans, wire, False, ambiguous, refusal, notes=notes
-        )  # fmt: skip
+        placed = _whole(asked, keys, ids, owner_spans(rendered.messages, len(ids)))
+        return replace(placed, ambiguous=ambiguous, refusal=refusal, notes=notes)
 
     def _check_open_end(self, ids: Ids, field: str) -> None:
         """InputError for a prompt that is a recorded stream to its end, where the model had ended its turn itself."""
@@ -230,10 +233,6 @@ class Session:
         last = self.trajectory.turns(branch)[-1]
         if len(last) and last.finish_reason not in _UNFINISHED:
             raise InputError("is a recorded turn to its end, which the model ended itself: add a message", field=field)
-
-    def _given(self, asked: Asked, ids: Ids) -> Placement:
-        """A prompt of ids: it is what it is."""
-        return Placement(asked, [asked.root], None, ids, ids, Kind.PROMPT, [], lambda: (b"[", _numbers(ids), b"]"))
 
     def _wire(self, base: Recorded, new_ids: Ids) -> tuple[bytes, ...]:
         """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written.
@@ -331,31 +330,29 @@ class Session:
             branch=branch,
         )
         own = asked.messages[:-1] if asked.continued else asked.messages
-        before = placed.keys[len(own)]
         kept = 0 if base is None else min(base.depth, len(own))
-        turn = Recorded(
-            number=len(self.turns),
-            base=None if base is None else base.number,
-            kept=kept,
-            messages=tuple(own[kept:]),
-            reply=reply,
-            before=before,
-            key=chain(before, [reply], self.means)[-1],
-            root=asked.root,
-            depth=len(own) + 1,
-            branch=branch,
-            start=written.start,
-            stop=written.stop,
-            finish_reason=written.finish_reason,
-            cause=cause,
-            notes={**notes, "repairs": list(placed.repairs), "notes": list(placed.notes), "reused": placed.reused},
-        )
-        keys = [*placed.keys[: len(own) + 1], turn.key]
-        info = self._info(turn, asked, keys[turn.kept :])
-        self._add(turn, keys, asked.tools, asked.variables)
+        info: dict[str, Any] = {
+            "base": None if base is None else base.number,
+            "kept": kept,
+            "messages": [dict(message) for message in own[kept:]],
+            "reply": dict(reply),
+            "root": asked.root.hex(),
+            "branch": branch,
+            "start": written.start,
+            "stop": written.stop,
+            "finish_reason": written.finish_reason,
+            "cause": None if cause is None else asdict(cause),
+            "notes": {**notes, "repairs": list(placed.repairs), "notes": list(placed.notes), "reused": placed.reused},
+        }
+        if asked.root not in self.roots:
+            info |= {"tools": asked.tools, "variables": dict(asked.variables)}
+        keys = placed.keys[kept : len(own) + 1]
+        turn = self._add(len(self.turns), info, keys)
+        info |= {"matcher": self.matcher, "keys": [key.hex() for key in (*keys, turn.key)]}
         records = tuple(write_records(self.trajectory, first))
-        sampled = len(completion.ids)
-        return turn, TurnRecord(turn.number, first, records, info, sampled=sampled, prompted=len(placed.ids))
+        channels = pack_channels(completion.channels)
+        sizes = {"sampled": len(completion.ids), "prompted": len(placed.ids)}
+        return turn, TurnRecord(turn.number, first, records, info, channels, **sizes)
 
     def _open(self, placed: Placement, base: Recorded | None, extends: int, cause: str) -> int:
         """Write the prompt's new tokens; returns the branch they are in."""
@@ -394,65 +391,35 @@ class Session:
         total = None if placed.asked.prompt_ids is not None else count
         return trajectory.branch(placed.ids, messages=total, message_spans=placed.spans, cause=cause)
 
-    def _add(self, turn: Recorded, keys: Sequence[Key], tools: Any, variables: Any) -> None:
-        self.turns.append(turn)
-        self.roots.setdefault(turn.root, (tools, dict(variables)))
-        self._by_key.setdefault(turn.key, []).append(turn.number)
-        self._spoken.add(next_key(b"", self.means(turn.reply)))
-        depth = turn.depth + 1 - len(keys)
-        for at, key in enumerate(keys):
-            self._seen.setdefault(key, (turn.number, depth + at))
-
-    # -- to the store and back
-
-    def _info(self, turn: Recorded, asked: Asked, keys: Sequence[Key]) -> dict[str, Any]:
-        info: dict[str, Any] = {
-            "base": turn.base,
-            "kept": turn.kept,
-            "messages": [dict(message) for message in turn.messages],
-            "reply": dict(turn.reply),
-            "root": turn.root.hex(),
-            "matcher": self.matcher,
-            "keys": [key.hex() for key in keys],
-            "branch": turn.branch,
-            "start": turn.start,
-            "stop": turn.stop,
-            "finish_reason": turn.finish_reason,
-            "cause": None if turn.cause is None else asdict(turn.cause),
-            "notes": dict(turn.notes),
-        }
-        if turn.root not in self.roots:
-            info |= {"tools": asked.tools, "variables": dict(asked.variables)}
-        return info
-
     def replay(self, record: TurnRecord) -> None:
         """Add a turn that was read from a store."""
         replay_records(self.trajectory, record.records)
         info = record.info
-        root = bytes.fromhex(info["root"])
         base = None if info["base"] is None else self.turns[info["base"]]
-        kept, messages = info["kept"], tuple(info["messages"])
         if info["matcher"] == self.matcher:  # as they were when the agent's own ids were there
             keys = [bytes.fromhex(key) for key in info["keys"][:-1]]
-        elif base is None or kept < base.depth - 1:
-            past = [] if base is None else self.conversation(base.number)[:kept]
-            keys = chain(root, [*past, *messages], self.means)
-        elif kept == base.depth:
-            keys = chain(base.before, [base.reply, *messages], self.means)[1:]
+        elif base is None or info["kept"] < base.depth - 1:
+            past = [] if base is None else self.conversation(base.number)[: info["kept"]]
+            keys = chain(bytes.fromhex(info["root"]), [*past, *info["messages"]], self.means)[len(past) :]
+        elif info["kept"] == base.depth:
+            keys = chain(base.before, [base.reply, *info["messages"]], self.means)[1:]
         else:
             keys = [base.before]
-        before, reply = keys[-1], info["reply"]
-        cause = info["cause"]
+        self._add(record.number, info, keys)
+
+    def _add(self, number: int, info: Mapping[str, Any], keys: Sequence[Key]) -> Recorded:
+        """Add a turn of which a store has this. `keys` are those of its own messages: before the first, after each."""
+        root, reply, cause = bytes.fromhex(info["root"]), info["reply"], info["cause"]
         turn = Recorded(
-            number=record.number,
+            number=number,
             base=info["base"],
-            kept=kept,
-            messages=messages,
+            kept=info["kept"],
+            messages=tuple(info["messages"]),
             reply=reply,
-            before=before,
-            key=chain(before, [reply], self.means)[-1],
+            before=keys[-1],
+            key=chain(keys[-1], [reply], self.means)[-1],
             root=root,
-            depth=kept + len(messages) + 1,
+            depth=info["kept"] + len(info["messages"]) + 1,
             branch=info["branch"],
             start=info["start"],
             stop=info["stop"],
@@ -460,7 +427,13 @@ class Session:
             cause=None if cause is None else Cause(BranchCause(cause["cause"]), cause["message"], cause["detail"]),
             notes=info["notes"],
         )
-        self._add(turn, [*keys, turn.key], info.get("tools"), info.get("variables") or {})
+        self.turns.append(turn)
+        self.roots.setdefault(root, (info.get("tools"), info.get("variables") or {}))
+        self._by_key.setdefault(turn.key, []).append(number)
+        self._spoken.add(next_key(b"", self.means(reply)))
+        for at, key in enumerate((*keys, turn.key), turn.kept):
+            self._seen.setdefault(key, (number, at))
+        return turn
 
 
 def _shared(one: Messages, other: Messages) -> int:
@@ -478,6 +451,11 @@ def _differences(at: int, said: Message, recorded: Message) -> Iterator[str]:
     for name in sorted({*said, *recorded}):
         if said.get(name) != recorded.get(name) and (said.get(name) or recorded.get(name)):
             yield f"message {at}: {name} {'written another way' if said.get(name) else 'left out'}"
+
+
+def _whole(asked: Asked, keys: list[Key], ids: Ids, spans: list[tuple[int, int, int]]) -> Placement:
+    """A prompt that goes on from no recorded turn."""
+    return Placement(asked, keys, None, ids, ids, Kind.PROMPT, spans, lambda: (b"[", _numbers(ids), b"]"))
 
 
 def _numbers(ids: Ids) -> bytes:

@@ -23,8 +23,8 @@ import apsw
 
 from ..errors import InputError
 from ..files import owned
-from .sql import Result, Rows, SQLStore, Transaction, prepare
-from .store import StoreError
+from .sql import Result, Rows, StoreError, Transaction, prepare
+from .store import Store
 
 _APPLICATION: Final = 0x54545231
 """Says in the file's header that it is ours: "TTR1"."""
@@ -32,7 +32,7 @@ _APPLICATION: Final = 0x54545231
 Waiting = tuple[Callable[[Transaction], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
-def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> SQLStore:
+def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> Store:
     """The store in a file, which is made if it is not there; only its owner may read it. None: a temporary one.
 
     `patience` is how many seconds a write waits for another process that holds the file.
@@ -42,10 +42,10 @@ def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) 
             raise StoreError(f"{path} is a folder: give the name of a file in it")
         if not Path(path).absolute().parent.is_dir():
             raise StoreError(f"{path}: there is no folder {Path(path).absolute().parent}; make it first")
-        return SQLStore(_SQLite(Path(path), patience, None))
+        return Store(_SQLite(Path(path), patience, None))
     folder = Path(tempfile.mkdtemp(prefix="tokentrace-"))
     try:
-        return SQLStore(_SQLite(folder / "store.db", patience, folder))
+        return Store(_SQLite(folder / "store.db", patience, folder))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

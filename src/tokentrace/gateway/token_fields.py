@@ -24,8 +24,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from ..engines.protocol import Completion
-from ..tokens.tokenizer import Ids
+from .dialect import Head, Reply
 from .requests import Body, RequestError
 
 HEADER: Final = "x-tokentrace-token-ids"
@@ -57,7 +56,7 @@ def asked_fields(
     if said.flag("return_token_id_information"):
         found.add(TokenFields.NEMO_GYM)
     for way in found.difference(offered):
-        problem = f"answers of this API cannot carry ids as {way} has them; ask for {', '.join(offered)}"
+        problem = f"no answer of this API has ids as {way} has them in chat completions; ask for {', '.join(offered)}"
         raise RequestError(problem, field=HEADER, code="unsupported_parameter")
     return tuple(way for way in TokenFields if way in found)
 
@@ -75,20 +74,22 @@ def _named(value: str) -> list[TokenFields]:
     return found
 
 
-def tokentrace_fields(prompt_ids: Ids, completion: Completion) -> dict[str, Any]:
-    """The field ``tokentrace``, to be put into an answer."""
-    inner = {
-        "prompt_token_ids": prompt_ids.tolist(),
-        "completion_token_ids": completion.ids.tolist(),
-        "logprobs": completion.logprobs.tolist(),
-    }
-    return {TokenFields.TOKENTRACE.value: inner}
+def asks(head: Head, way: TokenFields) -> bool:
+    """Whether an answer is to carry ids in this way."""
+    return way in head.request.echo.get("token_fields", ())
 
 
-def nemo_gym_fields(prompt_ids: Ids, completion: Completion) -> dict[str, Any]:
-    """NeMo Gym's three fields, to be put into a message or an output item."""
-    return {
-        "prompt_token_ids": prompt_ids.tolist(),
-        "generation_token_ids": completion.ids.tolist(),
-        "generation_log_probs": completion.logprobs.tolist(),
-    }
+def carried(head: Head, reply: Reply, way: TokenFields) -> dict[str, Any]:
+    """The fields of one completion in this way, to be put into an answer; none where they were not asked for."""
+    if not asks(head, way):
+        return {}
+    ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
+    match way:
+        case TokenFields.VLLM:
+            return {"token_ids": ids}
+        case TokenFields.NEMO_GYM:
+            own = {"generation_token_ids": ids, "generation_log_probs": logprobs}
+            return {"prompt_token_ids": head.prompt_ids.tolist(), **own}
+        case TokenFields.TOKENTRACE:
+            own = {"completion_token_ids": ids, "logprobs": logprobs}
+            return {"tokentrace": {"prompt_token_ids": head.prompt_ids.tolist(), **own}}

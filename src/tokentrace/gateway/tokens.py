@@ -9,82 +9,66 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from ..engines.protocol import TOP_LOGPROBS, Delta
 from ..parsing.events import Event
 from ..parsing.shapes import CallId
 from ..parsing.sse import OPENAI_END, encode_sse
 from ..tokens.ids import check_ids
-from .chat import CHAT
-from .dialect import Dialect, Frames, Head, Reply
-from .endings import usage_of
+from .chat import chat_usage
+from .dialect import Dialect, Head, Reply, openai_error
 from .requests import Body, Request, RequestError, refusing
+from .token_fields import TokenFields
 
 _MOST: Final = 10_000_000
 
 
-class Tokens:
-    """The dialect."""
-
-    name = "tokens"
-
-    def read(self, body: Any, headers: Mapping[str, str]) -> Request:
-        """A body of ``POST /inference/v1/generate``."""
-        said = Body(body)
-        given = said.get("token_ids", list, "a list of token ids")
-        if not given or len(given) > _MOST:
-            raise RequestError("must be a list of at least one token id", field="token_ids")
-        with refusing():
-            ids = check_ids(given, "token_ids")
-        sampling = Body(said.get("sampling_params", Mapping, "an object", {}))
-        sampling.refuse("n", (1,), "one completion a request is sampled here")
-        sampling.refuse("stop", ([], ""), "texts are not looked for among ids: use stop_token_ids")
-        stops = sampling.get("stop_token_ids", list, "a list of token ids", [])
-        with refusing():
-            stop_ids = tuple(check_ids(stops, "sampling_params.stop_token_ids").tolist())
-        wanted = sampling.whole("logprobs", 0, 20)
-        top_k = sampling.whole("top_k", -1)
-        said.skip("request_id", "cache_salt", "priority")
-        options = said.get("stream_options", Mapping, "an object", {})
-        return Request(
-            messages=(),
-            prompt_ids=ids,
-            stop_token_ids=stop_ids,
-            model=said.get("model", str, "a string", ""),
-            max_tokens=sampling.whole("max_tokens", 1),
-            temperature=sampling.number("temperature", 0, 2),
-            top_p=sampling.number("top_p", 0, 1),
-            top_k=None if top_k is None else max(0, top_k),
-            seed=sampling.whole("seed", -(2**63), 2**63 - 1),
-            shaping=sampling.shaping(),
-            logprobs=max(0, (wanted or 0) - 1),
-            stream=said.flag("stream"),
-            usage_in_stream=bool(options.get("include_usage")),
-            token_ids=said.flag("return_token_ids"),
-            ignored=(*said.unread, *(f"sampling_params.{name}" for name in sampling.unread)),
-        )
-
-    def answer(self, head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Ids, logprobs, why it ended, and which weights sampled."""
-        [reply] = replies
-        choice = {**_choice(head, reply.completion), **_end(reply)}
-        return {**_frame(head, [choice]), **_prompt(head), "usage": _usage(head, replies)}
-
-    def stream(self, head: Head, call_ids: Sequence[CallId]) -> Frames:
-        """Pieces as they are sampled, and ``[DONE]``."""
-        return _TokenFrames(head)
-
-    def error(self, error: RequestError) -> dict[str, Any]:
-        """As vLLM's servers have it."""
-        return CHAT.error(error)
+def read_tokens(body: Any, headers: Mapping[str, str]) -> Request:
+    """A body of ``POST /inference/v1/generate``."""
+    said = Body(body)
+    given = said.get("token_ids", list, "a list of token ids")
+    if not given or len(given) > _MOST:
+        raise RequestError("must be a list of at least one token id", field="token_ids")
+    with refusing():
+        ids = check_ids(given, "token_ids")
+    sampling = said.inside("sampling_params")
+    sampling.refuse("n", (1,), "one completion a request is sampled here")
+    sampling.refuse("stop", ([], ""), "texts are not looked for among ids: use stop_token_ids")
+    stops = sampling.get("stop_token_ids", list, "a list of token ids", [])
+    with refusing():
+        stop_ids = tuple(check_ids(stops, "sampling_params.stop_token_ids").tolist())
+    wanted = sampling.whole("logprobs", 0, 20)
+    said.skip("request_id", "cache_salt", "priority")
+    options = said.get("stream_options", Mapping, "an object", {})
+    return Request(
+        messages=(),
+        prompt_ids=ids,
+        stop_token_ids=stop_ids,
+        model=said.get("model", str, "a string", ""),
+        max_tokens=sampling.whole("max_tokens", 1),
+        temperature=sampling.number("temperature", 0, 2),
+        top_p=sampling.number("top_p", 0, 1),
+        top_k=sampling.top_k(),
+        seed=sampling.whole("seed", -(2**63), 2**63 - 1),
+        shaping=sampling.shaping(),
+        logprobs=max(0, (wanted or 0) - 1),
+        stream=said.flag("stream"),
+        usage_in_stream=bool(options.get("include_usage")),
+        echo={"token_fields": [TokenFields.VLLM.value]} if said.flag("return_token_ids") else {},
+        ignored=(*said.unread, *sampling.unread),
+    )
 
 
-TOKENS: Final[Dialect] = Tokens()
+def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+    """Ids, logprobs, why it ended, and which weights sampled."""
+    [reply] = replies
+    choice = {**_choice(head, reply.completion), **_end(reply)}
+    return {**_frame(head, [choice]), **_prompt(head), "usage": _usage(head, replies)}
 
 
 class _TokenFrames:
-    def __init__(self, head: Head) -> None:
+    """Pieces as they are sampled, and ``[DONE]``."""
+
+    def __init__(self, head: Head, call_ids: Sequence[CallId]) -> None:
         self._head, self._first = head, True
 
     def open(self) -> list[str]:
@@ -111,7 +95,7 @@ class _TokenFrames:
         return [*frames, OPENAI_END]
 
     def fail(self, error: RequestError) -> list[str]:
-        return [encode_sse(TOKENS.error(error))]
+        return [encode_sse(openai_error(error))]
 
 
 def _frame(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,7 +103,7 @@ def _frame(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _prompt(head: Head) -> dict[str, Any]:
-    return {"prompt_token_ids": np.asarray(head.prompt_ids).tolist()} if head.request.token_ids else {}
+    return {"prompt_token_ids": head.prompt_ids.tolist()} if head.request.token_ids else {}
 
 
 def _choice(head: Head, delta: Delta) -> dict[str, Any]:
@@ -151,10 +135,8 @@ def _end(reply: Reply) -> dict[str, Any]:
 
 
 def _usage(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-    used = usage_of(head, replies)
-    return {
-        "prompt_tokens": used.prompt,
-        "completion_tokens": used.completion,
-        "total_tokens": used.prompt + used.completion,
-        "prompt_tokens_details": {"cached_tokens": used.cached},
-    }
+    """What it cost, as in chat; how much of it is reasoning is a question about text, and is not told here."""
+    return {name: value for name, value in chat_usage(head, replies).items() if name != "completion_tokens_details"}
+
+
+TOKENS: Final = Dialect("tokens", read_tokens, write_tokens, _TokenFrames, openai_error)

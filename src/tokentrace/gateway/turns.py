@@ -29,8 +29,6 @@ class Asked:
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
     """The last message, an assistant's, is to be continued."""
-    instructions: int = 0
-    """How many messages at the beginning are instructions for this request alone."""
     prompt_ids: Ids | None = None
     """The prompt itself, where it is given as ids; there are no messages then."""
 

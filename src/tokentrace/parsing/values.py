@@ -36,6 +36,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from ..conversation.messages import tools_text
+from ..conversation.values import finite, no_constant, unique
 
 _STEPS: Final = 1000
 """Schemas that are looked into to understand one. Long lists of values count as several."""
@@ -110,19 +111,7 @@ def _spelled(text: str, types: frozenset[str] | None) -> Any:
 
 # -- text to values
 
-
-def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text} is out of range")
-    return value
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+_DECODER: Final = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
 
 
 def read_json(text: str) -> Any:
@@ -136,14 +125,7 @@ def read_json(text: str) -> Any:
         raise ValueError("nested too deep") from None
 
 
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is given twice")
-    return found
-
-
-_OBJECT: Final = json.JSONDecoder(object_pairs_hook=_members, parse_constant=_refuse, parse_float=_finite)
+_OBJECT: Final = json.JSONDecoder(object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite)
 
 
 def read_object(text: str) -> tuple[dict[str, Any], int]:

@@ -174,8 +174,12 @@ class RenderedTokens(ShowsItself):
     @functools.cached_property
     def fields(self) -> list[str]:
         """The field of each token: ``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``…"""
+        return self.fields_from(0)
+
+    def fields_from(self, start: int) -> list[str]:
+        """The fields of the tokens from `start` on."""
         names = self._span_fields
-        return [names[span] for span in self._encoded.spans.tolist()]
+        return [names[span] for span in self._encoded.spans[start:].tolist()]
 
     @functools.cached_property
     def _span_fields(self) -> list[str]:

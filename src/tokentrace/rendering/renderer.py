@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt, are_read_as_they_are
 from ..conversation.messages import Messages, check_messages, check_tools
-from ..errors import InputError, RendererError, TokentraceError
+from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
@@ -156,7 +156,7 @@ class Renderer:
         Errors are those of `render` and say which conversation it was.
         """
         if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(conversations, Sequence):
-            raise InputError(f"must be a list of conversations, not a {type(conversations).__name__}")
+            raise InputError(f"must be a list of conversations, not {kind_of(conversations)}")
         rendered = []
         for at, (conversation, own) in enumerate(zip(conversations, tools_of_each(conversations, tools), strict=True)):
             try:
@@ -317,18 +317,21 @@ class Renderer:
         ids that are not valid, as `render` does. Give the tools that the first prompt was rendered with. `messages`,
         the conversation before the completion, is looked at only where the template makes what follows depend on it.
         """
-        empty = isinstance(new_messages, Sequence) and not len(new_messages)
-        adapted = Adapted(()) if empty else self.adapt_messages(new_messages, tools=tools)
+        study = self.study(tools)
+        empty = not new_messages if type(new_messages) is list else _is_empty(new_messages)
+        adapted = Adapted(()) if empty else self._read(study, new_messages, tools)[1]
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         wrapped = self._tools.wrap(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_tail(prev_prompt_ids, "prev_prompt_ids")
-        bridged = self._bridger(tools).bridge(
+        bridged = self._bridger(study, bool(tools)).bridge(
             prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, wrapped, before
         )
         if isinstance(bridged, BridgedTokens):
-            bridged.changes = list(adapted.changes)
-            report_lost(bridged.lost, self.lost)
+            if adapted.changes:
+                bridged.changes = list(adapted.changes)
+            if bridged.lost:
+                report_lost(bridged.lost, self.lost)
         return bridged
 
     def bridge_to_next_turn(
@@ -341,7 +344,8 @@ class Renderer:
         messages: Any = None,
     ) -> BridgedTokens | None:
         """As `bridge`, with None for every refusal."""
-        return self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages) or None
+        bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
+        return bridged if type(bridged) is BridgedTokens else None
 
     def bridge_after(
         self, prompt_ids: Any, completion_ids: Any, messages: Messages, message: int, *, tools: Any = None
@@ -350,15 +354,13 @@ class Renderer:
 
         What comes after that turn is rendered with all that came before it.
         """
-        bridger = self._bridger(tools)
+        bridger = self._bridger(self.study(tools), bool(tools))
         found = bridger.written_after(messages, message, tools)
         if isinstance(found, BridgeRefusal):
             return found
         return bridger.join(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids, found)
 
-    def _bridger(self, tools: Any) -> Bridger:
-        study, has_tools = self.study(tools), bool(tools)
-
+    def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
             return Bridger(
                 study,
@@ -497,3 +499,7 @@ class Renderer:
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+def _is_empty(messages: Any) -> bool:
+    return isinstance(messages, Sequence) and not len(messages)

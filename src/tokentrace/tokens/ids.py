@@ -13,6 +13,9 @@ from ..errors import InputError, TokentraceError, shown
 from .tokenizer import Ids
 
 INT32_MAX: Final = 2**31 - 1
+_INT32: Final = np.dtype(np.int32)
+_UINT32: Final = np.dtype(np.uint32)
+_LARGEST: Final = np.maximum.reduce
 _MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<i4")])
 
 
@@ -20,14 +23,13 @@ def check_ids(
     value: Any, name: str, *, vocab_size: int | None = None, error: type[TokentraceError] = InputError
 ) -> Ids:
     """A sequence of token ids as int32, or an error that names the first entry which is not one."""
-    given = check_integers(value, name, error)
-    if not len(given):
-        return np.zeros(0, np.int32)
+    given = value if type(value) is np.ndarray and value.dtype is _INT32 else check_integers(value, name, error)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    if (
-        given.dtype == np.int32 and int(np.maximum.reduce(given.view(np.uint32))) <= limit
-    ):  # negative ones are the largest then
-        return given
+    if given.dtype is _INT32 and given.ndim == 1 and len(given):
+        if int(_LARGEST(given.view(_UINT32))) <= limit:  # negative ones are the largest then
+            return given
+    elif not len(check_integers(given, name, error)):
+        return np.zeros(0, np.int32)
     if int(given.min()) < 0 or int(given.max()) > limit:
         where = int(((given < 0) | (given > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
@@ -77,3 +79,13 @@ def _error(error: type[TokentraceError], name: str, problem: str, where: int | N
     if error is InputError:
         return InputError(problem if where is None else f"entry {where} {problem}", field=name)
     return error(f"{name if where is None else f'{name}[{where}]'} {problem}")
+
+
+def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The stretches in which a mask is True.
+
+    >>> runs(np.asarray([True, False, True, True]))
+    [(0, 1), (2, 4)]
+    """
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -7,13 +7,15 @@ Every function here either returns exactly what was given, in the trajectory's o
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.values import no_constant
 from ..errors import TrajectoryError, shown
 from ..settings import items
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
@@ -23,6 +25,10 @@ from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Ver
 
 POSITIVE_NOISE: Final = 1e-4
 """How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
+
+_LEAST: Final = np.float32(-np.inf)
+_MOST: Final = np.float32(POSITIVE_NOISE)
+_MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<f8")])
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 
@@ -74,6 +80,8 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
         if value.ndim != 1 or value.dtype.kind not in "fiu":
             raise TrajectoryError(f"logprobs must be a row of floats, not {value.dtype} of shape {value.shape}")
         given = value
+    elif type(value) is list and (plain := _plain_floats(value)) is not None:
+        given = plain
     elif isinstance(value, list | tuple):
         for kind in set(map(type, value)):
             if not issubclass(kind, float | int | np.floating | np.integer) or issubclass(kind, bool):
@@ -95,11 +103,23 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
         )
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         logprobs = given.astype(np.float32, copy=False)
-    fine = np.isfinite(logprobs) & (logprobs <= np.float32(POSITIVE_NOISE))
-    if not fine.all():
+    if length and not (np.minimum.reduce(logprobs) > _LEAST and np.maximum.reduce(logprobs) <= _MOST):  # NaN is neither
+        fine = np.isfinite(logprobs) & (logprobs <= _MOST)
         where = int(fine.argmin())
         raise TrajectoryError(f"logprobs[{where}] is {given[where]}: a logprob is finite and at most 0")
     return logprobs
+
+
+def _plain_floats(value: list[Any]) -> npt.NDArray[np.float64] | None:
+    """A list of nothing but floats; None for any other. As `tokens.ids` reads integers: `marshal` writes nine bytes for
+    each, the first of which says so."""
+    try:
+        data = marshal.dumps(value, 2)
+    except ValueError:
+        return None
+    if len(data) != 9 * len(value) + 5 or data[5::9].count(b"g") != len(value):
+        return None
+    return np.frombuffer(data, _MARSHALLED, offset=5)["value"]
 
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
@@ -144,8 +164,13 @@ def _one_version(value: Any) -> int:
     return int(value)
 
 
-def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDArray[np.int32]:
-    """Spans ``(start, stop, message)`` as rows of int32: in order, apart, not empty, within ``start..stop``."""
+def as_spans(
+    value: SpansLike, start: int, stop: int, messages: int, after: int = 0, earlier: int = 0
+) -> npt.NDArray[np.int32]:
+    """Spans ``(start, stop, message)`` as rows of int32: in order, apart, not empty, within ``start..stop``.
+
+    They come after so many other tokens and so many earlier messages.
+    """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu" or value.shape[1:] != (3,):
             raise TrajectoryError(f"message_spans must have rows of 3 integers, not {value.dtype} {value.shape}")
@@ -153,6 +178,7 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
     else:
         rows = items("message_spans, rows of (start, stop, message),", value, TrajectoryError)
     reached = start
+    shifted = []
     for number, row in enumerate(rows):
         what = f"message_spans[{number}]"
         if not isinstance(row, list | tuple) or len(row) != 3:
@@ -166,7 +192,9 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
         if message >= messages:
             raise TrajectoryError(f"{what} names message {message} of {messages}: say how many with messages=")
         reached = last
-    return np.array(rows, np.int32).reshape(-1, 3)
+        shifted.append((first + after, last + after, message + earlier))
+    made: npt.NDArray[Any] = np.array(shifted, np.int64 if after else np.int32)  # a stream may be too long: said later
+    return made.reshape(-1, 3)
 
 
 def owner_spans(owners: npt.ArrayLike, length: int) -> list[tuple[int, int, int]]:
@@ -220,8 +248,4 @@ def mapping_json(value: Mapping[str, Any], what: str) -> str:
 
 def from_json(text: str | bytes) -> Any:
     """The value of strict JSON text: no NaN, no Infinity. Raises ValueError or RecursionError."""
-    return json.loads(text, parse_constant=_no_constant)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    return json.loads(text, parse_constant=no_constant)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -75,13 +75,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading."""
+    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading.
+
+    With `code`, what stands between backticks in a cell is shown as code; small lines are shown as they are.
+    """
 
     title: str
     head: Sequence[str | Cell]
     rows: Sequence[Sequence[str | Cell]]
     about: str = ""
     words: int = 1
+    code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class Track:
     versions: Sequence[tuple[Any, int, int]] = ()
     """Version, start and stop, positions those of the columns."""
     roles: Sequence[str] = ()
-    """By message."""
+    """By message. Those of its first parent, where a track has none of its own."""
     means: str = "sampled"
     """What the mask says of a token."""
     about: str = ""
@@ -206,6 +210,8 @@ class Document:
         words, fields, versions, hunks = _Numbers(), _Numbers(), _Numbers(), _Numbers()
         tracks = [_track(track, words, fields, versions) for track in self.tracks]
         known = [list(word) for word in words.found]
+        for one in sorted(self.contrasts, key=lambda one: (one.base, one.other)):  # so that ranges of them are long
+            hunks.of(one.hunks)
         return {
             **{name: getattr(self, name) for name in ("title", "brand", "lead", "start")},
             **{name: list(getattr(self, name)) for name in ("said", "notes", "cards", "branches", "turns")},
@@ -215,29 +221,19 @@ class Document:
             "fields": list(fields.found),
             "versions": [str(version) for version in versions.found],
             "tracks": tracks,
-            "contrasts": [
-                {
-                    **{
-                        name: getattr(one, name)
-                        for name in ("name", "base", "stop", "other", "names", "about", "flipped")
-                    },
-                    "hunks": _ranges(hunks.of(one.hunks)),
-                }
-                for one in self.contrasts
-            ],
+            "contrasts": [_named(one) | {"hunks": _ranges(hunks.of(one.hunks))} for one in self.contrasts],
             "hunks": list(itertools.chain.from_iterable(hunks.found)),
             "tables": [
-                {
-                    "title": one.title,
-                    "about": one.about,
-                    "words": one.words,
-                    "head": [_cell(cell) for cell in one.head],
-                    "rows": [[_cell(cell) for cell in row] for row in one.rows],
-                }
+                _named(one) | {"head": list(map(_cell, one.head)), "rows": [list(map(_cell, row)) for row in one.rows]}
                 for one in self.tables
             ],
-            "lanes": [{"title": one.title, "about": one.about, "streams": one.streams} for one in self.lanes],
+            "lanes": list(map(_named, self.lanes)),
         }
+
+
+def _named(value: Contrast | Table | Lanes) -> dict[str, Any]:
+    """The fields of a part by their names."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 class _Numbers:

@@ -2,7 +2,8 @@
 
 from .differences import Comparison, Difference, FieldCount, FieldTokens, Run, Shown, Step, View
 from .findings import Finding, Verb
-from .report import HistoryReport, compare_histories
+from .report import HistoryReport
+from .walk import compare_histories
 
 __all__ = [
     "Comparison",

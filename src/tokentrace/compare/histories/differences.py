@@ -6,11 +6,11 @@ made from the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from typing import Final
+from itertools import chain, pairwise
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,42 +39,65 @@ PAIRS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+
+
 class Shown:
     """What one view holds when a turn is done: `prompt` tokens of prompt, then the turn.
 
-    `ids`, `messages` (-1 for none) and `fields` (their names) have one entry per token.
+    `ids`, `messages` (-1 for none) and `fields` (their names) have one entry per token. Steps share what they hold
+    alike: the first `shared` tokens are those of what it comes `after`, and arrays are put together when asked for.
     """
 
-    ids: Ids
-    messages: npt.NDArray[np.int32]
-    fields: npt.NDArray[np.object_]
-    prompt: int
+    __slots__ = ("_after", "_own", "_shared", "prompt")
+
+    def __init__(
+        self,
+        ids: Ids,
+        messages: npt.NDArray[np.int32],
+        fields: npt.NDArray[np.object_],
+        prompt: int,
+        after: Shown | None = None,
+        shared: int = 0,
+    ) -> None:
+        self._own: Columns = (ids, messages, fields)
+        self._after, self._shared = after, shared
+        self.prompt = prompt
+
+    @property
+    def ids(self) -> Ids:
+        return self._joined(0)
+
+    @property
+    def messages(self) -> npt.NDArray[np.int32]:
+        return self._joined(1)
+
+    @property
+    def fields(self) -> npt.NDArray[np.object_]:
+        return self._joined(2)
+
+    def _joined(self, column: int) -> npt.NDArray[Any]:
+        if self._after is None:
+            return self._own[column]
+        pieces, stop, shown = [], len(self), self
+        while True:
+            pieces.append(shown._own[column][: max(0, stop - shown._shared)])
+            stop = min(stop, shown._shared)
+            if shown._after is None:
+                return np.concatenate(pieces[::-1])
+            shown = shown._after
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self._shared + len(self._own[0])
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int, str]]:
         """The tokens from `start` to `stop` as runs of one message and field: (start, stop, message, field)."""
         if start >= stop:
             return
         messages, fields = self.messages[start:stop], self.fields[start:stop]
-        cuts = np.flatnonzero((messages[1:] != messages[:-1]) | (fields[1:] != fields[:-1])) + start + 1
-        for first, last in pairwise([start, *cuts.tolist(), stop]):
-            yield first, last, int(self.messages[first]), self.fields[first]
-
-    def count(self, message: int, name: str) -> int:
-        """How many tokens came from this field of this message."""
-        return int(((self.messages == message) & (self.fields == name)).sum())
-
-    def joined(self, rest: Shown) -> Shown:
-        """This, all of it as a prompt, and then the rest."""
-        return Shown(
-            np.concatenate([self.ids, rest.ids]),
-            np.concatenate([self.messages, rest.messages]),
-            np.concatenate([self.fields, rest.fields]),
-            len(self),
-        )
+        cuts = np.flatnonzero((messages[1:] != messages[:-1]) | (fields[1:] != fields[:-1])) + 1
+        for first, last in pairwise([0, *cuts.tolist(), stop - start]):
+            yield start + first, start + last, int(messages[first]), fields[first]
 
     def cut(self, start: int, stop: int, prompt: int = 0) -> Shown:
         """The tokens from `start` to `stop`, the first `prompt` of them as a prompt."""
@@ -133,33 +156,58 @@ class FieldCount:
     right_total: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Two views at one step. Outside of `differences` they hold the same ids in the same order."""
+    """Two views at one step. Outside of `differences` they hold the same ids in the same order.
+
+    What differs as it did at the step before is not held again: the first `kept` differences are those of `before`.
+    """
 
     left: View
     right: View
-    differences: tuple[Difference, ...]
-    fields: tuple[FieldCount, ...]
+    sides: tuple[Shown, Shown]
+    own: tuple[Difference, ...]
+    kept: int
+    before: Comparison | None
+    left_tokens: int
+    """How many tokens of the left view the right one has not."""
+    right_tokens: int
+    """How many tokens of the right view the left one has not."""
+    roles: Sequence[str]
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        pieces, wanted, at = [self.own], self.kept, self
+        while wanted and at.before is not None:
+            at = at.before
+            pieces.append(at.own[: max(0, wanted - at.kept)])
+            wanted = min(wanted, at.kept)
+        return tuple(chain.from_iterable(reversed(pieces)))
 
     @property
     def equal(self) -> bool:
-        return not self.differences
+        return not self.own and not self.kept
 
     @property
     def first(self) -> int | None:
         """The first position that differs, the same on both sides."""
-        return self.differences[0].left.start if self.differences else None
+        return None if self.equal else self.differences[0].left.start
 
     @property
-    def left_tokens(self) -> int:
-        """How many tokens of the left view the right one has not."""
-        return sum(len(found.left) for found in self.differences)
-
-    @property
-    def right_tokens(self) -> int:
-        """How many tokens of the right view the left one has not."""
-        return sum(len(found.right) for found in self.differences)
+    def fields(self) -> tuple[FieldCount, ...]:
+        """What differs, by the field that it comes from."""
+        counts: dict[tuple[int, str], list[int]] = {}
+        for found in self.differences:
+            for side, run in enumerate((found.left, found.right)):
+                for part in run.parts:
+                    counts.setdefault((part.message, part.field), [0, 0])[side] += len(part)
+        columns = [(shown.messages, shown.fields) for shown in self.sides if counts]
+        out = []
+        for (message, name), (left, right) in counts.items():
+            totals = [int(((messages == message) & (fields == name)).sum()) for messages, fields in columns]
+            role = self.roles[message] if message >= 0 else None
+            out.append(FieldCount(message, role, name, left, right, *totals))
+        return tuple(out)
 
     def right_from(self, left_ids: Iterable[int]) -> list[int]:
         """The ids of the right view, given those of the left."""
@@ -233,32 +281,64 @@ def _field_line(found: FieldCount, left: View, right: View) -> str:
 
 def differing(one: Shown, other: Shown) -> Iterator[tuple[bool, Hunk]]:
     """What differs, in order, and whether in the turn itself: prompt against prompt, message against message."""
-    blocks = _blocks(one, other)
-    for block, ((start, other_start), (stop, other_stop)) in enumerate(blocks):
-        for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
-            yield block == len(blocks) - 1, hunk.moved(start, other_start)
+    _, blocks = Aligner().blocks(one, other, (0, 0))
+    for number, block in enumerate(blocks):
+        for hunk in aligned(one, other, block):
+            yield number == len(blocks) - 1, hunk
 
 
-def _blocks(one: Shown, other: Shown) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Both sides cut where the same message begins with the same id. The last block is the turn.
+Block = tuple[tuple[int, int], tuple[int, int]]
+"""Where a stretch begins on both sides, and where it ends."""
 
-    What the prompts begin and end with alike is not cut: it is the same, whoever it belongs to.
-    """
-    left, right = one.ids[: one.prompt], other.ids[: other.prompt]
-    head = common_prefix(left, right)
-    tail = common_suffix(left[head:], right[head:])
-    cuts = [(head, head)]
-    starts = [
-        dict(
-            zip(*(found.tolist() for found in np.unique(side.messages[: side.prompt], return_index=True)), strict=True)
-        )
-        for side in (one, other)
-    ]
-    for message, at in sorted(starts[0].items(), key=lambda item: item[1]):
-        there = starts[1].get(message, -1)
-        if message < 0 or at <= cuts[-1][0] or there <= cuts[-1][1]:
-            continue
-        if at < one.prompt - tail and there < other.prompt - tail and left[at] == right[there]:
-            cuts.append((at, there))
-    cuts += [(one.prompt, other.prompt), (len(one), len(other))]
-    return list(pairwise(cuts))
+
+def aligned(one: Shown, other: Shown, block: Block) -> Iterator[Hunk]:
+    """What differs in one block."""
+    (start, other_start), (stop, other_stop) = block
+    for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
+        yield hunk.moved(start, other_start)
+
+
+class Aligner:
+    """Two views cut into blocks, step after step: those that stand before all that changed are the same as before."""
+
+    def __init__(self) -> None:
+        self._prompts = (0, 0)
+        self._head = 0
+        self._starts: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        """Where each message begins, on either side, in order."""
+        self._cuts: list[tuple[int, int]] = []
+
+    def blocks(self, one: Shown, other: Shown, stable: tuple[int, int]) -> tuple[int, list[Block]]:
+        """Both sides cut where the same message begins with the same id, and how many blocks are as they were.
+
+        `stable` says how many tokens of either side are as they were. What the prompts begin and end with alike is not
+        cut: it is the same, whoever it belongs to. The last block is the turn.
+        """
+        before, self._prompts = self._prompts, (one.prompt, other.prompt)
+        prompts = self._prompts
+        stable = (min(stable[0], before[0], prompts[0]), min(stable[1], before[1], prompts[1]))
+        left, right = one.ids[: one.prompt], other.ids[: other.prompt]
+        if self._head >= min(stable):  # what differed first may have changed
+            self._head = min(stable)
+            self._head += common_prefix(left[self._head :], right[self._head :])
+        tail = common_suffix(left[self._head :], right[self._head :])
+        for shown, starts, known in zip((one, other), self._starts, stable, strict=True):
+            while starts and starts[last := next(reversed(starts))] >= known:
+                del starts[last]
+            begun, first = np.unique(shown.messages[known : shown.prompt], return_index=True)
+            for message, start in sorted(zip(begun.tolist(), first.tolist(), strict=True), key=lambda item: item[1]):
+                starts.setdefault(message, known + start)
+        cuts = [(self._head, self._head)]
+        for message, at in self._starts[0].items():
+            there = self._starts[1].get(message, -1)
+            if message < 0 or at <= cuts[-1][0] or there <= cuts[-1][1]:
+                continue
+            if at < prompts[0] - tail and there < prompts[1] - tail and left[at] == right[there]:
+                cuts.append((at, there))
+        same = 0
+        for cut, known_cut in zip(cuts, self._cuts, strict=False):
+            if cut != known_cut or cut[0] > stable[0] or cut[1] > stable[1]:
+                break
+            same += 1
+        self._cuts = cuts
+        return max(0, same - 1), list(pairwise([*cuts, prompts, (len(one), len(other))]))

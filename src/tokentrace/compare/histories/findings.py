@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Final
 
 from ...template.chat_template import REASONING_FIELDS
 from ...tokens.visible import counted, listed
-from .differences import Comparison, Step, View
+from .differences import Comparison, Difference, Step, View
 
 _SCAFFOLD: Final = frozenset({"scaffold", "generation prompt"})
 _SHORT: Final = 40
@@ -97,6 +98,10 @@ class _Change:
             return Verb.CHANGES
         return Verb.DROPS if self.rollout else Verb.ADDS
 
+    def __add__(self, more: _Change) -> _Change:
+        texts = [*self.texts, *more.texts]
+        return _Change(self.rollout + more.rollout, self.view + more.view, self.scaffold + more.scaffold, texts)
+
 
 @dataclass(slots=True)
 class _Gathered:
@@ -107,49 +112,124 @@ class _Gathered:
     texts: set[tuple[str, str]] = field(default_factory=set)
 
 
-def find(steps: Sequence[Step], roles: Sequence[str]) -> list[Finding]:
-    """The differences from the rollout, gathered: the same views doing the same to the same kind of field."""
-    changes = [
-        {
-            view: _changes(compared)
-            for view in (View.PRODUCTION, View.TRAINING)
-            if (compared := step.compare(view, View.ROLLOUT)) is not None
+Key = tuple[tuple[View, ...], Verb, str, bool, str, tuple[View, ...]]
+"""What makes differences one finding: views, verb, what, in the turn, once, and who agrees with the rollout."""
+
+
+class Findings:
+    """The differences from the rollout, gathered step by step: the same views doing the same to the same kind of field.
+
+    What differs as it did at the step before is not looked at again.
+    """
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self._roles = roles
+        self._views = {view: _OneView() for view in (View.PRODUCTION, View.TRAINING)}
+        self._has_training = True
+        self._asked = 0
+        self._once: dict[Place, str] = {}
+        self._found: dict[Key, _Gathered] = {}
+        self._keys: dict[Place, list[Key]] = {}
+        """What each place that differs now counts for."""
+        self._counts: Counter[Key] = Counter()
+
+    def add(self, step: Step) -> None:
+        """The next step."""
+        asked = len(self._roles) if step.message is None else step.message
+        comparisons = {view: step.compare(view, View.ROLLOUT) for view in self._views}
+        changed = dict.fromkeys(place for view, own in self._views.items() for place in own.change(comparisons[view]))
+        has_training = comparisons[View.TRAINING] is not None
+        if has_training is not self._has_training:  # who agrees is another matter now, everywhere
+            self._has_training = has_training
+            changed |= dict.fromkeys(self._keys)
+        changed |= {place: None for place in self._keys if place[0] >= self._asked}  # `once` was not known
+        for place in changed:
+            self._settle(place, asked)
+        for key in self._counts:
+            self._found[key].steps.add(step.index)
+        self._asked = asked
+
+    def _settle(self, place: Place, asked: int) -> None:
+        """What a place counts for at this step."""
+        message, what, in_turn = place
+        self._counts -= Counter(self._keys.pop(place, ()))
+        made = {
+            view: own.changes.get(place)
+            for view, own in self._views.items()
+            if view is View.PRODUCTION or self._has_training
         }
-        for step in steps
-    ]
-    gathered: dict[tuple[tuple[View, ...], Verb, str, bool, str, tuple[View, ...]], _Gathered] = {}
-    for step, done in enumerate(changes):
-        for place in dict.fromkeys(place for of_view in done.values() for place in of_view):
-            message, what, in_turn = place
-            made = {view: of_view.get(place) for view, of_view in done.items()}
-            agrees = tuple(view for view in View if view is View.ROLLOUT or (view in made and made[view] is None))
-            for views, change in _groups(made):
-                once = _once(steps, changes, roles, step, place) if View.PRODUCTION in views else ""
-                found = gathered.setdefault((views, change.verb, what, in_turn, once, agrees), _Gathered())
-                count = change.view if change.verb is Verb.ADDS else change.rollout
-                found.tokens[message] = max(found.tokens.get(message, (0, 0)), (count, change.scaffold))
-                found.steps.add(step)
-                found.texts.update(change.texts)
-    out = []
-    for (views, verb, what, in_turn, once, agrees), found in gathered.items():
-        telling = len(found.texts) == 1 and (verb is Verb.CHANGES or what in _SCAFFOLD)
-        texts = next(iter(found.texts)) if telling else None
-        out.append(
-            Finding(
-                views=views,
-                verb=verb,
-                what=what,
-                messages=tuple(sorted(found.tokens)),
-                tokens=sum(count for count, _ in found.tokens.values()),
-                scaffold=sum(scaffold for _, scaffold in found.tokens.values()),
-                steps=tuple(sorted(found.steps)),
-                in_turn=in_turn,
-                once=once,
-                texts=texts if texts is not None and max(map(len, texts)) <= _SHORT else None,
-                agrees=agrees,
+        once = ""
+        if made[View.PRODUCTION] is not None and 0 <= message < asked:
+            if place not in self._once:
+                self._once[place] = _followed(self._roles[max(message, self._asked) : asked])
+            once = self._once[place]
+        agrees = tuple(view for view in View if view is View.ROLLOUT or (view in made and made[view] is None))
+        keys = []
+        for views, change in _groups(made):
+            keys.append((views, change.verb, what, in_turn, once if View.PRODUCTION in views else "", agrees))
+            found = self._found.setdefault(keys[-1], _Gathered())
+            count = change.view if change.verb is Verb.ADDS else change.rollout
+            found.tokens[message] = max(found.tokens.get(message, (0, 0)), (count, change.scaffold))
+            found.texts.update(change.texts)
+        if keys:
+            self._keys[place] = keys
+            self._counts.update(keys)
+
+    def gathered(self) -> list[Finding]:
+        """What they come to, production's first."""
+        out = []
+        for (views, verb, what, in_turn, once, agrees), found in self._found.items():
+            telling = len(found.texts) == 1 and (verb is Verb.CHANGES or what in _SCAFFOLD)
+            texts = next(iter(found.texts)) if telling else None
+            out.append(
+                Finding(
+                    views=views,
+                    verb=verb,
+                    what=what,
+                    messages=tuple(sorted(found.tokens)),
+                    tokens=sum(count for count, _ in found.tokens.values()),
+                    scaffold=sum(scaffold for _, scaffold in found.tokens.values()),
+                    steps=tuple(sorted(found.steps)),
+                    in_turn=in_turn,
+                    once=once,
+                    texts=texts if texts is not None and max(map(len, texts)) <= _SHORT else None,
+                    agrees=agrees,
+                )
             )
-        )
-    return sorted(out, key=lambda found: (View.PRODUCTION not in found.views, found.in_turn, found.steps))
+        return sorted(out, key=lambda found: (View.PRODUCTION not in found.views, found.in_turn, found.steps))
+
+
+class _OneView:
+    """What one view does differently from the rollout at a step, by place."""
+
+    def __init__(self) -> None:
+        self.changes: dict[Place, _Change] = {}
+        self._told: list[dict[Place, _Change]] = []
+        """What each difference changes."""
+        self._where: dict[Place, list[int]] = {}
+        """The differences that change a place."""
+
+    def change(self, compared: Comparison | None) -> list[Place]:
+        """The next step: the places at which it is not as it was, in order."""
+        kept, own = (0, ()) if compared is None else (compared.kept, compared.own)
+        gone, self._told = self._told[kept:], self._told[:kept]
+        for told in gone:
+            for place in told:
+                self._where[place].pop()
+        for difference in own:
+            assert compared is not None
+            for place in (told := _changes(difference, compared.left is View.ROLLOUT)):
+                self._where.setdefault(place, []).append(len(self._told))
+            self._told.append(told)
+        changed = dict.fromkeys(place for told in (*gone, *self._told[kept:]) for place in told)
+        for place in changed:
+            numbers = self._where[place]
+            self.changes.pop(place, None)
+            if numbers:
+                self.changes[place] = sum((self._told[number][place] for number in numbers), _Change())
+            else:
+                del self._where[place]
+        return sorted(changed, key=lambda place: self._where.get(place, [-1])[0])
 
 
 def _groups(made: dict[View, _Change | None]) -> Iterator[tuple[tuple[View, ...], _Change]]:
@@ -163,29 +243,28 @@ def _groups(made: dict[View, _Change | None]) -> Iterator[tuple[tuple[View, ...]
             yield (view,), change
 
 
-def _changes(compared: Comparison) -> dict[Place, _Change]:
-    """What a view does differently from the rollout. Scaffold counts with the text that it encloses, if any."""
+def _changes(found: Difference, rollout_first: bool) -> dict[Place, _Change]:
+    """What a view does there differently from the rollout. Scaffold counts with the text that it encloses, if any."""
     out: dict[Place, _Change] = {}
-    for found in compared.differences:
-        view, rollout = (found.right, found.left) if compared.left is View.ROLLOUT else (found.left, found.right)
-        sizes: dict[tuple[int, str], int] = {}
-        for part in (*view.parts, *rollout.parts):
+    view, rollout = (found.right, found.left) if rollout_first else (found.left, found.right)
+    sizes: dict[tuple[int, str], int] = {}
+    for part in (*view.parts, *rollout.parts):
+        place = (part.message, _what(part.field))
+        sizes[place] = sizes.get(place, 0) + len(part)
+    told = {place: size for place, size in sizes.items() if place[1] not in _SCAFFOLD}
+    main = max(told or sizes, key=(told or sizes).__getitem__)
+    told = told or {main: sizes[main]}
+    for run in (view, rollout):
+        for part in run.parts:
             place = (part.message, _what(part.field))
-            sizes[place] = sizes.get(place, 0) + len(part)
-        told = {place: size for place, size in sizes.items() if place[1] not in _SCAFFOLD}
-        main = max(told or sizes, key=(told or sizes).__getitem__)
-        told = told or {main: sizes[main]}
-        for run in (view, rollout):
-            for part in run.parts:
-                place = (part.message, _what(part.field))
-                change = out.setdefault((*(place if place in told else main), found.in_turn), _Change())
-                change.scaffold += len(part) if place[1] in _SCAFFOLD else 0
-                if run is view:
-                    change.view += len(part)
-                else:
-                    change.rollout += len(part)
-        if len(told) == 1:
-            out[*main, found.in_turn].texts.append((view.text, rollout.text))
+            change = out.setdefault((*(place if place in told else main), found.in_turn), _Change())
+            change.scaffold += len(part) if place[1] in _SCAFFOLD else 0
+            if run is view:
+                change.view += len(part)
+            else:
+                change.rollout += len(part)
+    if len(told) == 1:
+        out[*main, found.in_turn].texts.append((view.text, rollout.text))
     return out
 
 
@@ -197,31 +276,13 @@ def _what(name: str) -> str:
     return {"tool_calls": "tool calls", "generation_prompt": "generation prompt", "role": "scaffold"}.get(first, first)
 
 
-def _once(
-    steps: Sequence[Step],
-    changes: Sequence[dict[View, dict[Place, _Change]]],
-    roles: Sequence[str],
-    step: int,
-    place: Place,
-) -> str:
-    """What had to follow: who spoke between the last step at which production was as the rollout, and the first at
-    which it was not.
-    """
-    message = since = place[0]
-    if message < 0:
-        return ""
-    for asking, done in zip(steps[: step + 1], changes, strict=False):
-        asked = len(roles) if asking.message is None else asking.message
-        if asked <= message:
-            continue
-        if place in done[View.PRODUCTION]:
-            came = [role for role in dict.fromkeys(roles[since:asked]) if role != "assistant"]
-            if len(came) > 1:
-                return f"messages of {listed(came)} follow"
-            known = {"tool": "a tool result follows", "": "another turn follows"}
-            return known.get("".join(came), f"a {''.join(came)} message follows")
-        since = asked
-    return ""
+def _followed(roles: Sequence[str]) -> str:
+    """Who spoke between the last step at which production was as the rollout, and the first at which it was not."""
+    came = [role for role in dict.fromkeys(roles) if role != "assistant"]
+    if len(came) > 1:
+        return f"messages of {listed(came)} follow"
+    known = {"tool": "a tool result follows", "": "another turn follows"}
+    return known.get("".join(came), f"a {''.join(came)} message follows")
 
 
 def _messages(numbers: Sequence[int]) -> str:

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any, Final
 
@@ -20,14 +19,11 @@ from starlette.responses import Response
 from ...errors import shown
 from ...viewer.page import SHARED, asset
 from ..gateway import Gateway
-from ..keys import Caller
-from ..reading import json_response
+from ..reading import Endpoint, json_response, read_state
 from ..requests import RequestError
-from ..sessions import ID, Live
 from ..store import SessionInfo, State
 from .views import TOKENS, brief_metadata, tokens_view, turn_view
 
-Endpoint = Callable[[HTTPRequest, Caller], Awaitable[Response]]
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -64,10 +60,10 @@ class PageRoutes:
 
     # -- files
 
-    async def _index(self, request: HTTPRequest, caller: Caller) -> Response:
+    async def _index(self, request: HTTPRequest) -> Response:
         return _served(request, "index.html")
 
-    async def _file(self, request: HTTPRequest, caller: Caller) -> Response:
+    async def _file(self, request: HTTPRequest) -> Response:
         name = request.path_params["file"]
         if name not in page_files():
             raise RequestError(f"the page has no file {shown(name)}", status=404, code="not_found")
@@ -75,10 +71,10 @@ class PageRoutes:
 
     # -- what it shows
 
-    async def _sessions(self, request: HTTPRequest, caller: Caller) -> Response:
+    async def _sessions(self, request: HTTPRequest) -> Response:
         """The newest sessions, and how the gateway is. ``session`` names one whose numbers are wanted in any case."""
         query, store = request.query_params, self._gateway.store
-        state = _state(query.get("state", ""))
+        state = read_state(query.get("state") or None)
         limit = _whole(query.get("limit", str(_LISTED)), "limit", _MOST)
         infos: list[SessionInfo] = []
         async for info in store.sessions(state=state, search=query.get("search", "")):
@@ -87,7 +83,7 @@ class PageRoutes:
                 break
         more = len(infos) > limit
         infos = infos[:limit]
-        chosen = await self._chosen(query.get("session", ""))
+        chosen = await self._gateway.sessions.find(query.get("session", ""))
         known = [*infos, *([] if chosen is None else [chosen])]
         rewards = await store.values("reward", [info.id for info in known])
         answers = {(session, id(future)) for (session, _), future in self._gateway.under_way.items()}
@@ -101,9 +97,6 @@ class PageRoutes:
             "gateway": self._standing(),
         }
         return _unless_known(request, json_response(value, headers={"x-content-type-options": "nosniff"}))
-
-    async def _chosen(self, id: str) -> SessionInfo | None:
-        return await self._gateway.store.session(id) if ID.fullmatch(id) else None
 
     async def _counters(self, info: SessionInfo, glance: dict[str, Any]) -> dict[str, Any]:
         """Numbers that change when there is something new to show of a session."""
@@ -136,20 +129,11 @@ class PageRoutes:
 
     def _standing(self) -> dict[str, Any]:
         gateway = self._gateway
-        return {
-            "model": gateway.model,
-            "version": gateway.version,
-            "engine": gateway.engine.capabilities.engine,
-            "store": gateway.store.where,
-            "temporary": gateway.store.temporary,
-            "paused": gateway.paused,
-            "draining": gateway.draining,
-            "in_flight": gateway.in_flight,
-            "waiting": gateway.waiting,
-        }
+        about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
+        return {**gateway.standing(), **about, "store": gateway.store.where, "temporary": gateway.store.temporary}
 
-    async def _tokens(self, request: HTTPRequest, caller: Caller) -> Response:
-        live = await self._existing(request)
+    async def _tokens(self, request: HTTPRequest) -> Response:
+        live = await self._gateway.sessions.existing(request.path_params["session"])
         query, most = request.query_params, 2**53
         async with live.lock:
             session = live.session
@@ -163,8 +147,8 @@ class PageRoutes:
             view = await asyncio.to_thread(tokens_view, session, tokenizer, branch, start, stop)
         return json_response(view, headers={"x-content-type-options": "nosniff"})
 
-    async def _turn(self, request: HTTPRequest, caller: Caller) -> Response:
-        live = await self._existing(request)
+    async def _turn(self, request: HTTPRequest) -> Response:
+        live = await self._gateway.sessions.existing(request.path_params["session"])
         labels = await self._gateway.store.labels(live.info.id)
         async with live.lock:
             turns = len(live.session.turns)
@@ -173,12 +157,6 @@ class PageRoutes:
                 raise RequestError(f"the session has {turns} turns, and none is {number}", status=404, code="no_turn")
             view = await asyncio.to_thread(turn_view, live.session, number, labels)
         return json_response(view, headers={"x-content-type-options": "nosniff"})
-
-    async def _existing(self, request: HTTPRequest) -> Live:
-        id = request.path_params["session"]
-        if not ID.fullmatch(id) or await self._gateway.store.session(id) is None:
-            raise RequestError(f"there is no session {shown(id)}", status=404, code="no_session")
-        return await self._gateway.sessions.get(id)
 
 
 @functools.cache
@@ -203,13 +181,6 @@ def _unless_known(request: HTTPRequest, response: Response) -> Response:
     response.headers["etag"] = tag
     response.headers["cache-control"] = "no-cache"
     return response
-
-
-def _state(value: str) -> State | None:
-    try:
-        return State(value) if value else None
-    except ValueError:
-        raise RequestError(f"must be one of {', '.join(State)}, not {shown(value)}", field="state") from None
 
 
 def _whole(value: str, field: str, most: int) -> int:

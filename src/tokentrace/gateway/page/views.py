@@ -14,12 +14,10 @@ import numpy as np
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
-from ...trajectory.turns import Turn
 from ...viewer.document import token_columns
 from ..gateway import described
 from ..session import Session
 from ..store import Label
-from ..turns import Recorded
 
 TOKENS: Final = 4_000
 """The most tokens of one answer."""
@@ -110,7 +108,7 @@ def _roles(session: Session, branch: int, messages: Any) -> dict[str, str]:
 def turn_view(session: Session, number: int, labels: Sequence[Label]) -> dict[str, Any]:
     """One turn: what was new, the reply, why it branched, how it was sampled and how long that took."""
     recorded = session.turns[number]
-    written = _written(session, recorded)
+    written = session.written(recorded)
     logprobs = []
     if session.trajectory.has_logprobs:
         logprobs = session.trajectory.completion_logprobs(written).tolist()
@@ -131,10 +129,6 @@ def turn_view(session: Session, number: int, labels: Sequence[Label]) -> dict[st
         "continued_by": [turn.number for turn in session.turns if turn.base == number],
         "labels": [asdict(label) for label in labels if label.turn == number],
     }
-
-
-def _written(session: Session, recorded: Recorded) -> Turn:
-    return next(turn for turn in session.trajectory.turns(recorded.branch) if turn.start == recorded.start)
 
 
 def _tool_names(tools: Iterable[Any]) -> Iterator[str]:

@@ -42,7 +42,8 @@ export class Archive {
       }
       this.readRuns(one, begin, stop, pieces);
     }
-    return new Source(this, { ...told, codes, pieces, logprobs, own: told.parent < 0 ? 0 : told.shared });
+    const { roles } = told.roles.length ? told : parts[0][0];
+    return new Source(this, { ...told, roles, codes, pieces, logprobs, own: told.parent < 0 ? 0 : told.shared });
   }
 
   readRuns(told, begin, stop, pieces) {
