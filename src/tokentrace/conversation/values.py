@@ -47,7 +47,8 @@ def is_usual(value: Any) -> bool:
     """Whether a value is a dict as nearly all arguments are: JSON all the way down, and not much of it."""
     if type(value) is not dict:
         return False
-    left, containers = _USUAL, [value]
+    left = _USUAL
+    containers: list[Any] = [value]
     for one in containers:  # which grows meanwhile
         left -= len(one)
         keys, items = (one, one.values()) if type(one) is dict else ((), one)
