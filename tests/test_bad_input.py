@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.support import byte_tokenizer_json
+from tests.support import byte_tokenizer_json, examples
 from tokentrace import InputError, TemplateError, TokentraceError, create_renderer, create_renderer_pool, load_tokenizer
 from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
 from tokentrace.tokens import Tokenizer
@@ -412,7 +412,7 @@ almost = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     messages=st.lists(almost | junk, max_size=3) | junk,
     tools=st.none() | junk | st.lists(shaped(junk), max_size=2),

@@ -21,9 +21,9 @@ from ..gateway.causes import GIVEN_TASK, BranchCause, changed_tools, find_cause
 from ..gateway.causes import Cause as HistoryCause
 from ..gateway.matching import chain, meaning
 from ..tokens.alignment import common_prefix, hunks
+from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .dumps.calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Floats, Mask, Request
-from .dumps.rows import runs
 from .shown_turns import ShownTurns
 from .streams import Streams, digest, in_order
 
@@ -392,7 +392,7 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
         return False
     if tip.sampled[end : shared + 1].any():
         return True
-    start, stop = next(runs(tip.sampled[shared:]), (0, 0))
+    start, stop = next(iter(runs(tip.sampled[shared:])), (0, 0))
     answer = tip.stream[shared + start : shared + stop]
     return any(_holds(prompt[shared:], trace) for trace in (answer[:_TRACE], answer[-_TRACE:]))
 

@@ -18,8 +18,9 @@ from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
 from ..tokens.visible import counted, visible
-from ..viewer.document import HUES, Card, Contrast, Document, Table, Track, token_columns
+from ..viewer.document import HUES, Card, Document, Table, Track, token_columns
 from ..viewer.document import Cell as PageCell
+from .contrasts import Differences
 from .terminal import TONES, flat, grid, laid_out, plain
 
 SIGNS: Final[Mapping[Grade | None, str]] = {Grade.HOLDS: "✓", Grade.PARTLY: "◐", Grade.FAILS: "✗", None: "−"}
@@ -317,9 +318,8 @@ plain_differences = plain(differences_view)
 
 def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
     """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
-    tracks: list[Track] = []
-    contrasts: list[Contrast] = []
-    found = [_page_findings(report, tracks, contrasts) for report in reports]
+    differences = Differences()
+    found = [_page_findings(report, differences) for report in reports]
     one = reports[0] if len(reports) == 1 else None
     tables = [] if one is not None else [_overview(reports)]
     for report, rows in zip(reports, found, strict=True):
@@ -340,9 +340,7 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
         cards=cards,
         notes=[note for report in reports for note in report.notes],
         tables=tables,
-        tracks=tracks,
-        contrasts=contrasts,
-        start="diff=0" if contrasts else "",
+        **differences.shown(),
     )
 
 
@@ -357,18 +355,19 @@ def _page_verdict(one: Verdict) -> list[str | PageCell]:
     ]
 
 
-def _page_findings(report: AuditReport, tracks: list[Track], contrasts: list[Contrast]) -> list[list[str | PageCell]]:
-    """A row for each finding; where tokens differ, they are added to the tracks, side by side."""
+def _page_findings(report: AuditReport, differences: Differences) -> list[list[str | PageCell]]:
+    """A row for each finding; tokens that differ are added, side by side."""
     rows: list[list[str | PageCell]] = []
     for found in report.findings:
         said = "\n".join(f"{sign} {role}: {text}" for sign, role, text in conversation_lines(found.smallest))
         told = "\n".join(words for one in found.breaks for words in _told(one))
-        link = f"diff={len(contrasts)}" if found.breaks else ""
+        links = []
         for one in found.breaks:
-            name = f"{report.name}: {found.why}"
-            contrasts.append(_contrast(report, one, name, len(tracks)))
-            tracks += [_track(report, ids) for ids in one.ids]
-        rows.append([PageCell(found.why, "bad", told, link), said])
+            before, now = (_track(report, ids) for ids in one.ids)
+            names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
+            hunks = align(before.ids, now.ids)
+            links.append(differences.add(f"{report.name}: {found.why}", before, now, hunks, names, str(one)))
+        rows.append([PageCell(found.why, "bad", told, links[0] if links else ""), said])
     return rows
 
 
@@ -376,9 +375,3 @@ def _track(report: AuditReport, given: Sequence[int]) -> Track:
     ids = np.array(given, np.int32)
     known = {} if report.tokenizer is None else token_columns(report.tokenizer, ids)
     return Track("", ids, np.full(len(ids), HUES["plain"], np.uint8), **known)
-
-
-def _contrast(report: AuditReport, one: AppendBreak, name: str, track: int) -> Contrast:
-    before, now = (np.array(ids, np.int32) for ids in one.ids)
-    names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
-    return Contrast(name, track, len(before), track + 1, list(align(before, now)), names, about=str(one))

@@ -11,8 +11,8 @@ from rich.text import Text
 from ..data.check.deviations import Deviation
 from ..data.check.report import CheckedRow, CheckReport, Outcome
 from ..tokens.visible import counted, visible
-from ..viewer.document import Card, Cell, Contrast, Document, Table, Track
-from .contrasts import Sides
+from ..viewer.document import Card, Cell, Document, Table
+from .contrasts import Differences
 from .terminal import TONES, flat, grid, laid_out, plain
 
 _TONE: Final = {Outcome.SAME: "good", Outcome.CUT: "poor", Outcome.UNCHECKED: "poor"}
@@ -136,33 +136,28 @@ def _sides(found: Deviation) -> Iterator[Text]:
 
 def check_document(report: CheckReport) -> Document:
     """A check on a page: the same tables, and the rows that differ."""
-    tracks: list[Track] = []
-    contrasts: list[Contrast] = []
+    differences = Differences()
     rows: list[list[str | Cell]] = []
     for row in _examples(report):
         name = f"{row.source}, row {row.row}"
-        link = f"diff={len(contrasts)}" if row.deviations else ""
+        links = []
         for found in row.deviations:
-            sides = Sides()
-            for equal, left, right in (
-                (True, found.lead, ()),
-                (False, found.expected, found.found),
-                (True, found.rest, ()),
-            ):
-                sides.add(equal, ([-1] * len(left), left), ([-1] * len(right), right))
-            about = sides.contrast(f"{name}: {found.cause}", len(tracks), ("expected", "found"), found.detail)
-            contrasts.append(about)
-            tracks += sides.tracks()
+            lead, expected, other, rest = (
+                [(-1, text) for text in texts] for texts in (found.lead, found.expected, found.found, found.rest)
+            )
+            parts = [(lead, None), (expected, other), (rest, None)]
+            names = ("expected", "found")
+            links.append(differences.add_parts(f"{name}: {found.cause}", parts, names, found.detail))
         said = row.reason or "; ".join(map(str, (*row.deviations, *row.mask)))
-        rows.append([Cell(name, link=link), _outcome(row.outcome), said])
+        rows.append([Cell(name, link=links[0] if links else ""), _outcome(row.outcome), said])
     differing = Table("Rows that differ", ["row", "outcome", "what"], rows, "A few of each outcome.", words=3)
     cards = [Card("Rows", f"{report.rows:,}", "clean" if report.clean else "", "good" if report.clean else "")]
     if report.differing:
         cards.append(Card("Differ", f"{report.differing:,}", f"of {counted(report.rows, 'row')}", "bad"))
-    expected = [f"{n:,} expected" if report.compared else "" for n in (report.expected_tokens, report.expected_trained)]
+    wanted = [f"{n:,} expected" if report.compared else "" for n in (report.expected_tokens, report.expected_trained)]
     cards += [
-        Card("Tokens", f"{report.tokens:,}", expected[0]),
-        Card("Trained", f"{report.trained:,}" if report.masks else "–", expected[1]),
+        Card("Tokens", f"{report.tokens:,}", wanted[0]),
+        Card("Trained", f"{report.trained:,}" if report.masks else "–", wanted[1]),
         Card("Padding", f"{report.padding:,}", "taken off"),
     ]
     return Document(
@@ -171,7 +166,5 @@ def check_document(report: CheckReport) -> Document:
         said=[report.verdict, *report.findings, *report.mask_words()],
         cards=cards,
         tables=[*_tables(report), *([differing] if rows else ())],
-        tracks=tracks,
-        contrasts=contrasts,
-        start="diff=0" if contrasts else "",
+        **differences.shown(),
     )

@@ -20,7 +20,7 @@ from ..rendering.bridged import BridgedTokens
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
-from ..tokens.alignment import Hunk, align
+from ..tokens.alignment import align
 from ..tokens.kinds import Kind as Origin
 from ..tokens.kinds import Part
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -32,7 +32,6 @@ from ..viewer.document import (
     OF_KIND,
     Card,
     Cell,
-    Contrast,
     Document,
     Edit,
     Lane,
@@ -43,7 +42,7 @@ from ..viewer.document import (
 )
 from .audit import audit_document
 from .checks import check_document
-from .contrasts import break_document
+from .contrasts import Differences, break_document
 from .histories import history_document
 from .inspections import inspection_document
 from .pieces import edited, hue_of, listed, stops
@@ -205,16 +204,13 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
             raise InputError(f"{kind_of(value)} is not one row of tokens, and cannot be shown side by side")
         tracks += made.tracks
     names = ("first", "second")
-    tracks = [dataclasses.replace(track, name=name) for track, name in zip(tracks, names, strict=True)]
-    hunks = list(align(np.asarray(tracks[0].ids, np.int32), np.asarray(tracks[1].ids, np.int32)))
-    out, new = (sum(stop - start for start, stop in sides) for sides in _sides(hunks))
+    first, second = (dataclasses.replace(track, name=name) for track, name in zip(tracks, names, strict=True))
+    hunks = list(align(np.asarray(first.ids, np.int32), np.asarray(second.ids, np.int32)))
+    out, new = sum(hunk.stop - hunk.start for hunk in hunks), sum(hunk.other_stop - hunk.other_start for hunk in hunks)
     about = f"{counted(out)} only in the first, {new:,} only in the second" if hunks else "the same tokens"
-    contrast = Contrast("difference", 0, len(tracks[0].ids), 1, hunks, names, about=about)
-    return Document("Two results compared", "tokentrace", tracks=tracks, contrasts=[contrast], start="diff=0")
-
-
-def _sides(hunks: Sequence[Hunk]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    return [hunk[:2] for hunk in hunks], [hunk[2:] for hunk in hunks]
+    differences = Differences()
+    differences.add("difference", first, second, hunks, names, about)
+    return Document("Two results compared", "tokentrace", **differences.shown())
 
 
 # -- trajectories

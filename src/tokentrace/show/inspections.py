@@ -14,8 +14,8 @@ from ..audit.inspect_report import Inspection
 from ..compare.causes import ADVICE
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted, visible
-from ..viewer.document import Card, Cell, Contrast, Document, Table, Track
-from .contrasts import break_contrast
+from ..viewer.document import Card, Cell, Document, Table
+from .contrasts import Differences
 from .terminal import flat, grid, laid_out, plain
 
 
@@ -150,16 +150,13 @@ def _example(one: FoundBreak) -> Iterator[Text]:
 
 def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) -> Document:
     """A report as a document: the same tables, and each example of a break as a difference."""
-    tracks: list[Track] = []
-    contrasts: list[Contrast] = []
+    differences = Differences()
     examples: list[list[str | Cell]] = []
     for one in _examples(report):
         name, link, why = f"{one.where}, call {one.call} of {one.rollout}", "", f"at token {one.position:,}"
         if one.explained is not None:
-            link, why = f"diff={len(contrasts)}", one.explained.detail
-            sides, contrast = break_contrast(one.explained, len(tracks), f"{one.cause}: {name}", tokenizer)
-            tracks += sides
-            contrasts.append(contrast)
+            link = differences.add_break(f"{one.cause}: {name}", one.explained, tokenizer)
+            why = one.explained.detail
         told = "; ".join(filter(None, [one.history.detail if one.history is not None else "", one.recorded]))
         examples.append([Cell(name, link=link), Cell(why, small=told), f"{one.reprefilled:,}", f"{one.lost:,}"])
     wrong = [
@@ -187,7 +184,5 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
             Card("Read again", f"{report.reprefilled:,}", f"{report.repeated:,} repeated in rows"),
         ],
         tables=[table for table in tables if table.rows],
-        tracks=tracks,
-        contrasts=contrasts,
-        start="diff=0" if contrasts else "",
+        **differences.shown(),
     )

@@ -80,3 +80,13 @@ def _error(error: type[TokentraceError], name: str, problem: str, where: int | N
     if error is InputError:
         return InputError(problem if where is None else f"entry {where} {problem}", field=name)
     return error(f"{name if where is None else f'{name}[{where}]'} {problem}")
+
+
+def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The stretches in which a mask is True.
+
+    >>> runs(np.asarray([True, False, True, True]))
+    [(0, 1), (2, 4)]
+    """
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

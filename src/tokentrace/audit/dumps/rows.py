@@ -11,7 +11,7 @@ import numpy as np
 from ...data.check.columns import LABELS
 from ...errors import InputError, shown
 from ...samples.sample import IGNORE
-from ...tokens.ids import check_integers
+from ...tokens.ids import check_integers, runs
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
@@ -104,7 +104,7 @@ def _spans(fields: Fields, ids: Ids, mask: Mask) -> tuple[list[tuple[int, int]],
             for start, stop in spans:
                 sampled[start:stop] = True
         return [(start, stop) for start, stop in spans if mask[start:stop].any()], sampled
-    return list(runs(mask)), sampled
+    return runs(mask), sampled
 
 
 def _span(fields: Fields, count: int) -> tuple[int, int]:
@@ -114,12 +114,6 @@ def _span(fields: Fields, count: int) -> tuple[int, int]:
         said = f"is from {shown(start)} to {shown(stop)}: no stretch of a row of {count:,} tokens"
         raise InputError(said, field=fields.path)
     return start, stop
-
-
-def runs(mask: Mask) -> Iterator[tuple[int, int]]:
-    """The stretches in which a mask is True."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _logprobs(fields: Fields, row: RowArrays, mask: Mask, findings: list[Finding]) -> Any:

@@ -14,9 +14,10 @@ import numpy as np
 from ...data.check.columns import IDS, LABELS, MASKS
 from ...errors import InputError, shown
 from ...integrations.nemo_items import full_prompts
+from ...tokens.ids import runs
 from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Unreadable
 from .fields import CallFields, Fields, read_call, read_logprobs, read_mask, read_request, request_of
-from .rows import RowArrays, read_row, runs
+from .rows import RowArrays, read_row
 from .shape import (
     Row,
     Shape,
