@@ -141,7 +141,7 @@ class Renderer:
         rendering = left_open(written.rendering, len(checked) - 1) if continued else written.rendering
         credit_content(rendering, adapted)
         encoded = self.encode_text(rendering, written.shown, tools=tools)
-        rendered = self._masked(encoded, checked, written.shown, schemas, prompt, continued)
+        rendered = self._masked(study, encoded, checked, written.shown, schemas, prompt, continued)
         rendered.changes = [*adapted.changes, *written.changes]
         rendered.notes = [*written.notes, *rendered.notes]
         held = with_given_text(adapted.messages if continued else written.shown, adapted, checked)
@@ -184,7 +184,7 @@ class Renderer:
         """
         shown = self.adapt_messages(messages, tools=tools).messages
         encoded = self.encode_text(rendering, shown, tools=tools)
-        return self._masked(encoded, messages, shown, self._tools.wrap(tools))
+        return self._masked(self.study(tools), encoded, messages, shown, self._tools.wrap(tools))
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """The ids of a text with its spans, under this renderer's policy for control tokens."""
@@ -195,19 +195,19 @@ class Renderer:
 
     def say_lost(self, rendered: RenderedTokens, messages: Any, *, tools: Any = None) -> None:
         """Find what a rendering that was put together lost of these messages, and say it as `render` does."""
-        held = self.adapt_messages(messages, tools=tools).messages
-        found = functools.partial(find_lost, rendered.rendering, held, self.study(tools).forms)
-        rendered.find_lost_with(functools.partial(found, tools=self._tools.wrap(tools) or ()))
+        held, schemas = self.adapt_messages(messages, tools=tools).messages, self._tools.wrap(tools) or ()
+        forms = self.study(tools).forms
+        rendered.find_lost_with(functools.partial(find_lost, rendered.rendering, held, forms, tools=schemas))
         report_lost(rendered.lost, self.lost)
 
     # -- stages
 
     def study(self, tools: Any = None) -> TemplateStudy:
         """What is known of the template that serves: models may ship one of its own for tools."""
-        named = "tool_use" if tools is not None and "tool_use" in self._studies else "default"
-        if tools is not None and not isinstance(tools, Sequence):
+        if type(tools) is not list and tools is not None and not isinstance(tools, Sequence):
             check_tools(tools)  # says what is wrong with them
-        study = self._studies.get(named)
+        study = self._studies.get("tool_use") if tools is not None else None
+        study = study or self._studies.get("default")
         if study is None:
             known = ", ".join(sorted(self._studies))
             raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
@@ -244,12 +244,12 @@ class Renderer:
         **options: Any,
     ) -> WrittenText:
         """Run the template, and put into the past what the settings ask for; see `write_history`."""
-        between = self.preserve_thinking_between_tool_calls
-        policy = HistoryPolicy(self.use_patched, self.preserve_all_thinking, between)
+        policy = HistoryPolicy(self.use_patched, self.preserve_all_thinking, self.preserve_thinking_between_tool_calls)
         return write_history(functools.partial(study.run_with, tools), messages, prompt, policy, **options)
 
     def _masked(
         self,
+        study: TemplateStudy,
         encoded: Encoded,
         messages: Messages,
         shown: Messages,
@@ -258,7 +258,6 @@ class Renderer:
         continued: bool = False,
     ) -> RenderedTokens:
         """The ids with the mask of what is sampled. A last turn that was left open is not."""
-        study = self.study(tools)
         sampling = find_sampled(study, encoded, shown, tools)
         if continued:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(messages) - 1]
@@ -437,10 +436,9 @@ class Renderer:
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = self._tools.schemas(tools)
         compiled = self._compiled(self.study(tools), bool(tools))
-        if prompt_ids is None:
-            return compiled, schemas, None
-        check_tail(prompt_ids, "prompt_ids")
-        return compiled, schemas, compiled.prompt_bytes(prompt_ids)
+        if prompt_ids is not None:
+            check_tail(prompt_ids, "prompt_ids")
+        return compiled, schemas, None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         def make() -> Compiled:
