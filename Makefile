@@ -10,6 +10,8 @@ JOBS   ?= 2
 
 # Small matrices on few cores: threads of the BLAS only get in each other's way.
 export OPENBLAS_NUM_THREADS ?= 1
+# Bytecode is kept, whatever containers say: else each of the processes that tests start compiles all of the library again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo quick test browser lint types docs certified assets bench coverage test-long test-vllm test-integrations pre-commit clean
 

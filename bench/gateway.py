@@ -41,10 +41,10 @@ from tokentrace.trajectory import Trajectory
 LENGTHS = (1_000, 8_000, 25_000, 50_000)
 RESULT = 1_900
 """Characters of a tool's result: some 480 tokens."""
-SESSIONS, QUICK_SESSIONS = 500, 50
+SESSIONS, QUICK_SESSIONS = 200, 50
 TURNS = 4
 """Turns of each of many sessions."""
-STREAMS, QUICK_STREAMS = 200, 30
+STREAMS, QUICK_STREAMS = 100, 30
 _CHAT = "/v1/chat/completions"
 _SETTLING = 0.005
 _TURNS_STREAMED = 10

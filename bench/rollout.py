@@ -1,4 +1,4 @@
-"""1,000 rollouts at once against a scripted engine: what the agent loop itself costs a turn, by stage and length.
+"""Many rollouts at once against a scripted engine: what the agent loop itself costs a turn, by stage and length.
 
 The engine answers when all rollouts have asked, so that they grow side by side: the CPU time of the whole process
 between two answers is one turn of each of them. What the script and the tool cost is measured and taken off. Each
@@ -41,7 +41,7 @@ from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.tools import as_tools
 from tokentrace.trajectory import Trajectory
 
-ROLLOUTS, QUICK_ROLLOUTS = 1_000, 100
+ROLLOUTS, QUICK_ROLLOUTS = 400, 100
 LENGTH = 34_000
 LENGTHS = (1_000, 8_000, 32_000)
 WANTED = 2e-3

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any, BinaryIO
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_CHROMIUM = "no Chromium on this machine: put chromium, chromium-browser or google-chrome on the PATH (make browser)"
-_PATIENCE = 60.0
+_PATIENCE = 120.0
+_OTHER_PAGE = ("navigated or closed", "context was destroyed", "find context")
 _WAIT = """(async () => {
   const last = performance.now() + 1000 * SECONDS;
   while (performance.now() < last) {
@@ -110,10 +112,18 @@ class Page:
             raise RuntimeError(told["exceptionDetails"].get("exception", told["exceptionDetails"]))
         return told["result"].get("value")
 
-    def until(self, condition: str, seconds: float = 20) -> None:
-        """Wait for an expression to be true, looking at it again and again."""
-        script = _WAIT.replace("CONDITION", condition).replace("SECONDS", str(seconds))
-        value = self.evaluate(script)
+    def until(self, condition: str, seconds: float = 60) -> None:
+        """Wait for an expression to be true, looking at it again and again, also when another page comes meanwhile."""
+        last = time.monotonic() + seconds
+        value = None
+        while value is None:
+            left = max(0.0, last - time.monotonic())
+            script = _WAIT.replace("CONDITION", condition).replace("SECONDS", str(left))
+            try:
+                value = self.evaluate(script)
+            except RuntimeError as error:
+                if not left or not any(words in str(error) for words in _OTHER_PAGE):
+                    raise
         assert value, f"{condition} did not become true; the page says: {self.text()[:2000]}"
 
     def text(self) -> str:

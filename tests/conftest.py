@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tests see the two encoders compared, and fastokens at work from the first text on, whatever ran before."""
     os.environ.setdefault("TOKENTRACE_CACHE", "off")
+    if find_spec("hypothesis") is not None:  # environments of integrations are without
+        from hypothesis import HealthCheck, settings
+
+        # how long an example takes says how busy the machine is, and nothing about the code
+        settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("untimed")
     if not config.getoption("--all"):  # then a module of src whose package is not here is skipped
         config.option.doctest_ignore_import_errors = True
 

@@ -21,7 +21,26 @@ TOGETHER = (
 """Files, or folders, whose tests share something that is slow to make: a Ray of their own, a server, a run of the demo,
 agents, a training run."""
 
+LONGEST = (
+    "tests/test_install.py",
+    "tests/tokens/test_encoding.py",
+    "tests/data/test_job_files.py",
+    "tests/gateway/test_kill.py",
+    "tests/pocket/test_model.py",
+    "tests/rendering/bridge/test_matrix.py",
+    "tests/test_parity.py",
+    "tests/template/test_limits.py",
+    "tests/audit/test_pytest_plugin.py",
+    "tests/viewer/test_browser.py",
+    "tests/audit/test_texts.py",
+    "tests/engines/test_embedded.py",
+    "tests/audit/test_verdicts.py",
+    "tests/gateway/test_crash.py",
+)
+"""Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
+
 LENGTHY = (
+    "tests/audit/test_inspect_numbers.py::test_a_damaged_dump",
     "tests/audit/test_inspect_records.py",
     "tests/audit/test_pytest_plugin.py",
     "tests/audit/test_verdicts.py",
@@ -32,16 +51,29 @@ LENGTHY = (
     "tests/engines/test_embedded",
     "tests/engines/test_groups.py",
     "tests/engines/test_hostile.py",
+    "tests/engines/test_sampling.py",
+    "tests/engines/test_vllm_connecting.py::test_the_kind_does_not_depend",
     "tests/parsing/test_value_laws.py",
     "tests/rendering/test_renderer_settings.py::test_a_process_forked",
     "tests/rendering/test_renderer_settings.py::test_a_renderer_works_in_another_process",
     "tests/rollout/test_resuming.py",
     "tests/rollout/test_store.py::test_a_killed_process",
+    "tests/samples/test_packing.py",
     "tests/samples/test_truncation.py",
+    "tests/study/test_derived_read_back.py::test_every_cut",
     "tests/study/test_holes.py",
+    "tests/template/test_limits.py",
+    "tests/test_install.py::test_each_extra",
+    "tests/test_install.py::test_links_of_the_package_page",
+    "tests/test_install.py::test_the_base_install",
+    "tests/test_junk.py::test_junk_gives_typed_errors",
+    "tests/test_notebooks.py",
+    "tests/tokens/test_encoding.py",
+    "tests/trajectory/test_random_walk.py",
+    "tests/viewer/test_browser.py",
 )
 """Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
-whole audits, rollouts of the pocket model, processes that are killed, and laws with many examples."""
+whole audits, rollouts of the pocket model, a browser, environments that are installed, and laws with many examples."""
 
 _ORDER = list(FAMILIES)
 
@@ -70,7 +102,7 @@ def group_of(nodeid: str) -> str:
 
 
 def place_of(nodeid: str) -> tuple[int, int, int]:
-    """Where a test comes in a run: files that stay together, then by vocabulary and family, then all others.
+    """Where a test comes in a run: files that stay together, the longest, by vocabulary and family, then all others.
 
     What is large comes first, so that no process is left with much to do when the others are done.
     """
@@ -78,9 +110,10 @@ def place_of(nodeid: str) -> tuple[int, int, int]:
     if shared is not None:
         return 0, TOGETHER.index(shared), 0
     family = family_of(nodeid)
+    file = nodeid.partition("::")[0]
     if family is None:
-        return 2, 0, 0
-    return 1, _ORDER.index(_first_of_vocabulary(family)), _ORDER.index(family)
+        return (1, LONGEST.index(file), 0) if file in LONGEST else (3, 0, 0)
+    return 2, _ORDER.index(_first_of_vocabulary(family)), _ORDER.index(family)
 
 
 def is_quick(nodeid: str, fixtures: Iterable[str]) -> bool:

@@ -45,7 +45,7 @@ def children_of(pid: int) -> Iterator[tuple[int, str]]:
 
 def none_left(folder: str) -> bool:
     """Whether all of a Ray is gone; its workers take a moment to notice that it is."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while processes_of(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
     return not processes_of(folder)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.support import byte_tokenizer_json
+from tests.support import byte_tokenizer_json, examples
 from tokentrace import InputError, TemplateError, TokentraceError, create_renderer, create_renderer_pool, load_tokenizer
 from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
 from tokentrace.tokens import Tokenizer
@@ -61,7 +61,7 @@ SURROGATE = "a\ud800b"
         (b"hi", None, None, "not a bytes"),
         (USER, None, None, "not a dict"),
         (None, None, None, "not None"),
-        (5, None, None, "not a int"),
+        (5, None, None, "not an int"),
         ({1, 2}, None, None, "not a set"),
         (iter([USER]), None, None, "must be a list"),
         ([], None, None, "is empty"),
@@ -83,31 +83,31 @@ SURROGATE = "a\ud800b"
         ([{"role": "user", "content": None}], 0, "content", "is None"),
         ([{"role": "system"}], 0, "content", "is missing"),
         ([{"role": "tool", "content": None}], 0, "content", "is None"),
-        ([{"role": "user", "content": 5}], 0, "content", "not a int"),
+        ([{"role": "user", "content": 5}], 0, "content", "not an int"),
         ([{"role": "user", "content": 1.5}], 0, "content", "not a float"),
         ([{"role": "user", "content": True}], 0, "content", "not a bool"),
         ([{"role": "user", "content": {"text": "hi"}}], 0, "content", "not a dict"),
         ([{"role": "user", "content": b"hi"}], 0, "content", "not a bytes"),
         ([{"role": "user", "content": {"hi"}}], 0, "content", "not a set"),
-        ([{"role": "user", "content": ["a", 5]}], 0, "content.1", "not a int"),
+        ([{"role": "user", "content": ["a", 5]}], 0, "content.1", "not an int"),
         ([{"role": "user", "content": [None]}], 0, "content.0", "not None"),
         ([{"role": "user", "content": [["a"]]}], 0, "content.0", "not a list"),
-        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], 0, "content.0.text", "not a int"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], 0, "content.0.text", "not an int"),
         ([{"role": "user", "content": [{"type": "text", "text": None}]}], 0, "content.0.text", "not None"),
-        ([USER, {"role": "assistant", "content": 5}], 1, "content", "not a int"),
-        ([USER, {"role": "assistant", "content": "", "reasoning_content": 5}], 1, "reasoning_content", "not a int"),
+        ([USER, {"role": "assistant", "content": 5}], 1, "content", "not an int"),
+        ([USER, {"role": "assistant", "content": "", "reasoning_content": 5}], 1, "reasoning_content", "not an int"),
         ([USER, {"role": "assistant", "content": "", "thinking": ["x"]}], 1, "thinking", "not a list"),
         ([USER, {"role": "assistant", "content": "", "tool_calls": "f"}], 1, "tool_calls", "not a str"),
         ([USER, {"role": "assistant", "content": "", "tool_calls": {"a": 1}}], 1, "tool_calls", "not a dict"),
-        ([USER, {"role": "assistant", "content": "", "tool_calls": 5}], 1, "tool_calls", "not a int"),
+        ([USER, {"role": "assistant", "content": "", "tool_calls": 5}], 1, "tool_calls", "not an int"),
         (calls("f"), 1, "tool_calls.0", "must be a mapping"),
         (calls(call(), None), 1, "tool_calls.1", "must be a mapping"),
         (calls({"function": "f"}), 1, "tool_calls.0.function", "must be a mapping"),
         (calls({}), 1, "tool_calls.0.name", "is missing"),
         (calls({"function": {"arguments": {}}}), 1, "tool_calls.0.function.name", "is missing"),
-        (calls(call(name=5)), 1, "tool_calls.0.function.name", "not a int"),
+        (calls(call(name=5)), 1, "tool_calls.0.function.name", "not an int"),
         (calls(call(arguments=[1])), 1, "tool_calls.0.function.arguments", "not a list"),
-        (calls(call(arguments=5)), 1, "tool_calls.0.function.arguments", "not a int"),
+        (calls(call(arguments=5)), 1, "tool_calls.0.function.arguments", "not an int"),
         (calls(call(), call(arguments=True)), 1, "tool_calls.1.function.arguments", "not a bool"),
         ([USER, {"role": "user", "content": SURROGATE}], 1, "content", "surrogate"),
         ([{"role": "user", "content": [{"type": "text", "text": SURROGATE}]}], 0, "content.0.text", "surrogate"),
@@ -139,7 +139,7 @@ def test_conversations_that_are_none(messages: Any, message: int | None, field: 
     [
         ("f", "tools", "not a str"),
         ({"name": "f"}, "tools", "not a dict"),
-        (5, "tools", "not a int"),
+        (5, "tools", "not an int"),
         (["f"], "tools.0", "must be a tool schema"),
         ([{"name": "f"}, None], "tools.1", "must be a tool schema"),
         ([{}], "tools.0.name", "needs a name"),
@@ -412,7 +412,7 @@ almost = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     messages=st.lists(almost | junk, max_size=3) | junk,
     tools=st.none() | junk | st.lists(shaped(junk), max_size=2),

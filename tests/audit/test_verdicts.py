@@ -6,6 +6,7 @@ import pytest
 
 from tokentrace.audit import AuditReport, Grade, audit_template
 from tokentrace.audit.cases import Append
+from tokentrace.audit.verdicts import sentence
 from tokentrace.errors import TemplateLimitError
 from tokentrace.pocket import POCKET
 
@@ -124,3 +125,10 @@ def test_a_template_that_does_too_much_is_refused_at_once(much: str, monkeypatch
     monkeypatch.setattr("tokentrace.template.budget.MAX_STEPS", 100_000)
     with pytest.raises(TemplateLimitError, match=r"steps|characters"):
         audited(much)
+
+
+def test_what_goes_wrong_is_said_of_one_thing_and_of_several() -> None:
+    both = [Append.PARALLEL, Append.TOOL_USER]
+    assert sentence(both, "", "why") == "where a turn is followed by two results or a result with a user after it: why"
+    assert sentence([Append.USER], "turns with calls", "why") == "where turns with calls are followed by a user: why"
+    assert sentence([], "turns with calls", "why") == "turns with calls: why"

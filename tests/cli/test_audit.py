@@ -10,8 +10,26 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tokentrace import Renderer
+from tokentrace.audit import AuditReport, audit_template
 from tokentrace.cli import main
 from tokentrace.pocket import POCKET
+
+
+@pytest.fixture(autouse=True)
+def each_audited_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of an audit is tried here, of the same few templates: they are audited once."""
+
+    def audited(renderer: Renderer, *, name: str, progress: Any) -> AuditReport:
+        key = (name, str(renderer.template_digests()), str(renderer.template_kwargs))
+        if key not in AUDITS:
+            AUDITS[key] = audit_template(renderer, name=name, progress=progress)
+        return AUDITS[key]
+
+    monkeypatch.setattr("tokentrace.audit.certify.audit_template", audited)
+
+
+AUDITS: dict[tuple[str, str, str], AuditReport] = {}
 
 
 def run(*args: Any) -> Result:

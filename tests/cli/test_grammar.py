@@ -122,13 +122,13 @@ def test_template_variables_and_templates_reach_the_grammar(tmp_path: Path) -> N
 
 
 def test_a_dialect_can_be_named() -> None:
-    result = run("-t", family_dir("gemma-3"), "--tool-parser", "pythonic", "--reasoning-parser", "think")
+    result = run("-t", family_dir("qwen2.5"), "--tool-parser", "pythonic", "--reasoning-parser", "think")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0].endswith("dialect: pythonic")
     assert "each call ⟨name⟩(⟨key⟩=⟨value⟩, …)" in lines
     assert "reasoning <think>⟨reasoning⟩</think>" in lines
     assert "name the function that is called" in lines
-    assert "<think> opens reasoning text" in lines  # gemma has no such token
+    assert "<think> opens reasoning text" in lines  # qwen2.5 has no such token
     wrong = run("-t", POCKET, "--tool-parser", "klingon")
     assert wrong.exit_code == 2
     assert wrong.stderr.startswith("error: there is no tool parser 'klingon'; known are ")

@@ -21,6 +21,7 @@ from tests.compare.two_requests import (
     weather,
 )
 from tests.conversations import assistant, user
+from tests.support import examples
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import Break, Cause, explain_break
 from tokentrace.compare.texts import DiffOp
@@ -149,7 +150,7 @@ SMALL = st.integers(0, 12)
 
 
 @given(st.lists(TOKENS | SMALL, max_size=40), st.lists(TOKENS | SMALL, max_size=40), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_never_raises_and_none_iff_extension(stream: list[int], prompt: list[int], data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         prompt = stream[: data.draw(st.integers(0, len(stream)))] + prompt
@@ -178,7 +179,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=30), st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
     tokenizer = renderer_of("pocket").tokenizer
     edited = [*pieces]
@@ -197,7 +198,7 @@ def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
 
 
 @given(st.text(min_size=1, max_size=60), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.DataObject) -> None:
     tokenizer = renderer_of("pocket").tokenizer
     whole = tokenizer.encode_plain([text])[0]
@@ -217,7 +218,7 @@ def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.D
 
 
 @given(st.lists(SMALL, max_size=60), st.lists(SMALL, max_size=60))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_hunks_meet_again_where_they_say(stream: list[int], prompt: list[int]) -> None:
     hunk = next_hunk(np.asarray(stream, np.int32), np.asarray(prompt, np.int32), 0, 0)
     a, b = hunk.stop, hunk.other_stop

@@ -8,7 +8,7 @@ import pytest
 
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, assistant, call, result, system, tool, user
-from tests.support import make_renderer, rendered, some
+from tests.support import FULL, make_renderer, rendered, rotating, some
 from tokentrace import InputError, RenderedTokens, Renderer
 from tokentrace.compare.splicing import splice_prefix
 from tokentrace.rendering.bridged import BridgedTokens
@@ -151,7 +151,7 @@ def test_canonical_ids_give_the_rendering_itself_where_it_extends_them(any_famil
     """For every family: what is spliced is what the template writes, id for id, wherever it keeps the past."""
     renderer = make_renderer(any_family)
     equal, failures = 0, []
-    for name, conversation in CONVERSATIONS.items():
+    for name, conversation in rotating(CONVERSATIONS.items(), any_family, 3):
         messages, tools = conversation.messages, conversation.tools
         whole = rendered(renderer, conversation, prompt=True)
         said = [at for at, message in enumerate(messages) if message["role"] == "assistant" and at]
@@ -167,7 +167,7 @@ def test_canonical_ids_give_the_rendering_itself_where_it_extends_them(any_famil
             failures.append(f"{name}: {found}")
         equal += 1
     assert not failures, some(failures)
-    assert equal >= FEW.get(any_family, 40), "the test compared too little"
+    assert equal >= (FEW.get(any_family, 40) if FULL else FEW.get(any_family, 40) // 6), "the test compared too little"
 
 
 FEW = dict.fromkeys(["qwen3-thinking-2507", "qwen3.5", "qwen3.6", "glm-4.7", "glm-4.7-flash", "glm-5", "minimax-m2"], 9)

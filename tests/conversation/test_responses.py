@@ -12,6 +12,7 @@ from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
 from tests.parsing.test_shapes import RESPONSES
+from tests.support import examples
 from tokentrace import InputError, TokentraceError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.responses import from_responses, item_id, response_of_item, sealed, unsealed
@@ -327,7 +328,7 @@ ITEMS = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(items=st.lists(ITEMS, max_size=4) | ITEMS, open_calls=st.booleans())
 def test_whatever_is_sent_is_messages_or_refused(items: Any, open_calls: bool) -> None:
     try:

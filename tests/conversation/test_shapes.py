@@ -31,6 +31,7 @@ from tests.conversation.blocks import (
     use,
     user,
 )
+from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import check_messages, check_tools
 from tokentrace.conversation.shapes import (
@@ -246,7 +247,7 @@ def attempt(convert: Callable[..., Any], *given: Any, **settings: Any) -> Any:
 
 
 @given(messages=HOSTILE, system=st.none() | st.lists(BLOCK, max_size=2) | JSON)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_any_json_becomes_messages_or_an_input_error(messages: Any, system: Any) -> None:
     for convert in (from_anthropic, from_sharegpt):
         made = attempt(convert, messages, system)
@@ -262,7 +263,7 @@ def test_any_json_becomes_messages_or_an_input_error(messages: Any, system: Any)
 
 
 @given(tools=JSON | st.lists(NEARLY, max_size=3), wrap=st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_any_json_becomes_tools_or_an_input_error(tools: Any, wrap: bool) -> None:
     for given_as in (tools, json.dumps(tools)):
         made = attempt(openai_tools, given_as, wrap=wrap)

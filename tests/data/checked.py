@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from tests.conversations import (
@@ -15,7 +14,7 @@ from tests.conversations import (
     assistant,
     user,
 )
-from tests.support import load_family
+from tests.support import load_family, per_family
 from tokentrace.data.check.dataset import CheckedRow, RowChecker
 from tokentrace.data.chunks import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
@@ -33,9 +32,13 @@ MESSAGES = [
 CONVERSATION: dict[str, Any] = {"messages": MESSAGES, "tools": SIMPLE}
 
 
-@lru_cache(maxsize=2)
 def checker(family: str | None = None, **options: Any) -> RowChecker:
-    return RowChecker(make_settings(family, **options))
+    return _checker(family or "pocket", **options)
+
+
+@per_family
+def _checker(family: str, **options: Any) -> RowChecker:
+    return RowChecker(make_settings(None if family == "pocket" else family, **options))
 
 
 def make_settings(family: str | None = None, **options: Any) -> TokenizeSettings:
@@ -44,13 +47,13 @@ def make_settings(family: str | None = None, **options: Any) -> TokenizeSettings
     return TokenizeSettings(tokenizer=str(POCKET) if family is None else load_family(family), **chosen)
 
 
-@lru_cache(maxsize=2)
-def _tokenizer(family: str | None, options: tuple[tuple[str, Any], ...]) -> RowTokenizer:
-    return RowTokenizer(make_settings(family, **dict(options)))
+@per_family
+def _tokenizer(family: str, **options: Any) -> RowTokenizer:
+    return RowTokenizer(make_settings(None if family == "pocket" else family, **options))
 
 
 def samples_of(conversation: dict[str, Any], family: str | None = None, **options: Any) -> tuple[Sample, ...]:
-    made = _tokenizer(family, tuple(options.items())).tokenize(Row(1, None, conversation), "rows")
+    made = _tokenizer(family or "pocket", **options).tokenize(Row(1, None, conversation), "rows")
     assert made.bad is None, made.bad
     return made.samples
 

@@ -30,7 +30,7 @@ from tests.data.checked import (
     samples_of,
 )
 from tests.data.generate import conversations, write_conversations
-from tests.support import PYTHON_FORMATS, make_renderer
+from tests.support import PYTHON_FORMATS, examples, make_renderer
 from tokentrace import InputError, TokentraceError
 from tokentrace.compare.causes import Cause
 from tokentrace.data.check.columns import RowColumns, ready_row
@@ -78,7 +78,7 @@ def test_own_rows_are_the_same_whatever_becomes_of_the_past(family: str, past: s
 def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
     tmp_path: Path, overlong: str, past: str | None
 ) -> None:
-    write_conversations(tmp_path / "chats.jsonl", 30, seed=2)
+    write_conversations(tmp_path / "chats.jsonl", 15, seed=2)
     settings = make_settings(samples=SampleSettings(past=past), max_length=700, overlong=Overlong(overlong))
     tokenize_files([str(tmp_path / "chats.jsonl")], tmp_path / "rows.parquet", settings, workers=1)
     report = check_dataset(
@@ -150,7 +150,7 @@ def test_samples_of_an_expanded_conversation_are_matched_by_number_or_by_likenes
 # -- what is wrong is found, where it is
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(at=st.integers(0, len(IDS) - 1), other=st.integers(0, 4095), masked=st.booleans())
 def test_one_other_id_is_always_found_at_its_place(at: int, other: int, masked: bool) -> None:
     if other == IDS[at]:
@@ -163,7 +163,7 @@ def test_one_other_id_is_always_found_at_its_place(at: int, other: int, masked: 
     assert found.causes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(at=st.integers(0, len(IDS) - 1), labelled=st.booleans())
 def test_one_flipped_bit_of_the_mask_is_always_found_at_its_place(at: int, labelled: bool) -> None:
     mask = MASK.copy()

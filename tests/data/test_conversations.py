@@ -29,6 +29,7 @@ from tests.conversation.test_shapes import (
     use,
 )
 from tests.conversations import CONVERSATIONS
+from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import Message
 from tokentrace.conversation.shapes import Shape
@@ -409,7 +410,7 @@ COLUMNS = st.builds(Columns, messages=st.none() | NAMES, tools=st.none() | NAMES
 
 
 @given(row=JSON | ROW | HOSTILE, columns=st.just(Columns()) | COLUMNS, encoded=st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_any_row_is_a_conversation_or_an_input_error(row: Any, columns: Columns, encoded: bool) -> None:
     if encoded and isinstance(row, dict):
         row = {name: json.dumps(value) for name, value in row.items()}

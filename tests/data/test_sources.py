@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.generate import conversations
+from tests.support import examples
 from tokentrace import InputError
 from tokentrace.data import chunks as chunking
 from tokentrace.data.chunks import Row, plan, read_rows
@@ -227,7 +228,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(rows=st.lists(JSON, min_size=1, max_size=12), indent=st.sampled_from([None, 0, 1, 3]), ascii_only=st.booleans())
 def test_an_array_is_taken_apart_as_json_reads_it(
     rows: list[Any], indent: int | None, ascii_only: bool, tmp_path_factory: pytest.TempPathFactory

@@ -315,7 +315,7 @@ def test_closing_a_stream_closes_the_connection() -> None:
         engine = SGLangEngine(Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), TINY)
         async with aclosing(engine.stream(STREAM["request"]["json"]["input_ids"], SamplingParams(3))) as deltas:
             assert (await anext(deltas)).ids.tolist() == [131]
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
         await engine.close()
         server.close()
         await server.wait_closed()
@@ -368,7 +368,7 @@ def test_the_server_sees_that_nobody_wants_the_answer_any_more(when: str, how: s
             with pytest.raises(asyncio.CancelledError):
                 await task
             await deltas.aclose()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
         await engine.close()
         server.close()
         await server.wait_closed()

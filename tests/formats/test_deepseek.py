@@ -37,6 +37,7 @@ from tests.conversations import (
     tool,
     user,
 )
+from tests.support import examples
 from tokentrace.errors import TemplateError
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32, TASKS
 from tokentrace.template import KEY, PythonFormat, Rendering, wrap_tools, wrap_variables
@@ -529,7 +530,7 @@ def conversations(draw: st.DrawFn, family: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_conversation_is_written_as_the_reference_does(family: str, data: st.DataObject) -> None:
     messages = data.draw(conversations(family))
     if family == "deepseek-v3.2" and messages[0]["role"] == "tool":

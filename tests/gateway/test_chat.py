@@ -29,6 +29,7 @@ from tests.gateway.answers import (
     written,
 )
 from tests.gateway.bodies import JSON, check_read, fields_of
+from tests.support import examples
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.dialect import QUIET, Head
 from tokentrace.gateway.requests import Request, RequestError
@@ -121,7 +122,7 @@ def test_a_stream_is_the_answer_that_was_cut_off(name: str, allowed: bool) -> No
     assert ("tool_calls" in answer["choices"][0]["message"]) == (allowed and name in CALLS_CUT_OFF)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     ids=st.lists(st.integers(0, 4095), max_size=40), size=st.integers(1, 9), allowed=st.booleans(), stops=st.booleans()
 )
@@ -436,7 +437,7 @@ def test_what_cannot_be_served_is_refused_by_name(field: str, body: dict[str, An
     assert said["type"] == "invalid_request_error"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(body=JSON | fields_of(ASK, "chat"))
 def test_no_body_is_more_than_refused(body: Any) -> None:
     check_read(CHAT, body)

@@ -103,7 +103,7 @@ def dead_end() -> Iterator[tuple[str, list[str]]]:
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
         listening.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,7 +17,7 @@ from tests.support import FULL
 from tokentrace.gateway.store import Store, StoreError, open_store
 from tokentrace.trajectory import Trajectory
 
-ROUNDS = 100 if FULL else 5
+ROUNDS = 100 if FULL else 3
 
 
 def killed_writer(where: str, round: int, lines: int) -> list[list[str]]:

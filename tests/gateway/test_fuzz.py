@@ -195,7 +195,7 @@ def mutated(draw: st.DrawFn, good: dict[str, Any]) -> Any:
 
 
 def sent(served: Served, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, str, bytes]:
-    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
     try:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
@@ -440,7 +440,7 @@ def raw_sent(
     served: Served, method: str, path: str, headers: dict[str, str], body: bytes | None
 ) -> tuple[int, str, bytes]:
     """As it is, whatever Python's client thinks of it."""
-    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
     try:
         connection._validate_path = lambda url: None  # type: ignore[attr-defined]
         connection._encode_request = lambda request: request.encode("latin-1")  # type: ignore[attr-defined]
@@ -482,7 +482,7 @@ MALFORMED = [
 @pytest.mark.parametrize("at", range(len(MALFORMED)))
 def test_what_is_not_http_harms_nobody(served: Served, errors: list[str], at: int) -> None:
     address = urlsplit(served.url)
-    with socket.create_connection((address.hostname or "", address.port or 0), timeout=10) as connection:
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as connection:
         try:
             connection.sendall(MALFORMED[at])
             connection.shutdown(socket.SHUT_WR)

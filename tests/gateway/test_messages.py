@@ -29,6 +29,7 @@ from tests.gateway.answers import (
     written,
 )
 from tests.gateway.bodies import JSON, check_read, fields_of
+from tests.support import examples
 from tokentrace.conversation.shapes import from_anthropic
 from tokentrace.gateway.dialect import QUIET, Head
 from tokentrace.gateway.messages import MESSAGES, count_answer, read_count, signature
@@ -143,7 +144,7 @@ def test_a_stream_is_the_answer_that_was_cut_off(name: str, allowed: bool) -> No
     assert inputs == (CUT_OFF_INPUTS.get(name, []) if allowed else [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ids=st.lists(st.integers(0, 4095), max_size=40), size=st.integers(1, 9), allowed=st.booleans())
 def test_whatever_ids_are_sampled(ids: list[int], size: int, allowed: bool) -> None:
     known = [one for one in ids if one not in pocket().get_stop_token_ids()]
@@ -418,7 +419,7 @@ def test_what_cannot_be_served_is_refused_by_name(field: str, body: dict[str, An
     assert said["error"].get("details") == (threads if field == "thread" else None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(body=JSON | fields_of(ASK, "messages") | fields_of(claude_code(), "messages"))
 def test_no_body_is_more_than_refused(body: Any) -> None:
     check_read(MESSAGES, body)

@@ -109,7 +109,7 @@ def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
     url = own.fresh()
 
     async def test() -> None:
-        store = postgres_store(url, patience=3)
+        store = postgres_store(url)
         trajectory = Trajectory()
         await store.create(session("a"))
         await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
@@ -120,7 +120,7 @@ def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
                 with pytest.raises(StoreError, match="postgresql://"):
                     await work
             with pytest.raises(StoreError):
-                postgres_store(url, patience=3)
+                postgres_store(url)
         finally:
             await asyncio.to_thread(own.start)
         assert await check_whole(store, "a") == 1
@@ -174,8 +174,8 @@ def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postg
     url = postgres.fresh()
 
     async def test() -> None:
-        store = postgres_store(url, connections=2, patience=0.3)
-        await store.create(session("a"))
+        store, patient = postgres_store(url, connections=2, patience=1), postgres_store(url)
+        await patient.create(session("a"))
         with psycopg.connect(url) as other:
             other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
             outcomes = await asyncio.gather(*(store.session("a") for _ in range(8)), return_exceptions=True)
@@ -187,6 +187,7 @@ def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postg
         await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
         assert await check_whole(store, "a") == 1
         await store.close()
+        await patient.close()
 
     asyncio.run(test())
 

@@ -124,7 +124,7 @@ def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> N
         again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", x_stainless_retry_count="1")
         until(lambda: other.app.gateway.under_way)
         one.run(gates[0].open())
-        assert first.result(30) == again.result(30)
+        assert first.result(60) == again.result(60)
         assert not other.prompts
         assert one.state("s")["turns"] == 1
 
@@ -132,7 +132,7 @@ def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> N
 def until(holds: Callable[[], Any]) -> None:
     """Wait for something that another thread brings about."""
     pause = threading.Event()
-    for _ in range(3000):
+    for _ in range(6000):
         if holds():
             return
         pause.wait(0.01)
@@ -211,7 +211,7 @@ def test_a_session_that_is_ended_while_the_other_gateway_samples_takes_no_turn(
         assert other.call(method, path)[0] == 200
         one.run(gates[0].open())
         with pytest.raises(Refused) as refused:
-            result.result(30)
+            result.result(60)
         status, kind = (409, "invalid_request_error") if end == "seal" else (404, "not_found_error")
         assert refused.value.status == (200 if stream else status)
         assert refused.value.body["error"]["type"] == kind

@@ -35,6 +35,7 @@ from tests.gateway.bodies import JSON, check_read, fields_of
 from tests.parsing.forms import families
 from tests.parsing.test_responses_sse import put_together
 from tests.parsing.test_shapes import assert_no_extras
+from tests.support import examples
 from tokentrace.conversation.responses import from_responses, unsealed
 from tokentrace.engines.protocol import FinishReason
 from tokentrace.gateway.dialect import Head
@@ -482,7 +483,7 @@ def test_ids_of_responses() -> None:
         assert bare_id(foreign) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(body=JSON | fields_of({**ASK, "tools": [FLAT]}, "responses"))
 def test_whatever_is_sent_is_read_or_refused(body: Any) -> None:
     check_read(RESPONSES, body)

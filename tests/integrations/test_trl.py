@@ -385,7 +385,7 @@ def test_a_worker_that_cannot_go_on_says_why() -> None:
     running = worker._running
     assert running is not None
     with pytest.raises(EngineDown, match="the engine is gone"):
-        running.result(30)
+        running.result(60)
     with pytest.raises(EngineDown, match="the engine is gone"):
         worker.check_health(60)
     with pytest.raises(InputError, match="leave weight_transfer to TRL"):
@@ -398,9 +398,9 @@ def test_a_worker_that_ends_no_group_is_stale_once_the_trainer_has_all(run: Run)
     worker = RolloutWorker(agent, map(Task, PROMPTS[:2]), weights_to=None, num_generations=2, groups=1)
     worker.update_model_version(7)
     worker.start()
-    assert agent.begun.wait(30)
+    assert agent.begun.wait(60)
     worker.check_health(-1)  # four samples wait for the trainer
-    samples = [worker.rollout_buffer.get(timeout=30) for _ in range(4)]
+    samples = [worker.rollout_buffer.get(timeout=60) for _ in range(4)]
     assert [(sample.group_id, sample.model_version) for sample in samples] == [(0, 7), (0, 7), (1, 7), (1, 7)]
     assert [task.metadata["group"] for task in agent.tasks[:5]] == [f"grpo-{at:06d}" for at in (0, 0, 1, 1, 2)]
     assert [task.messages for task in agent.tasks[:5]] == [PROMPTS[at] for at in (0, 0, 1, 1, 0)]
@@ -434,7 +434,7 @@ def test_a_worker_whose_groups_teach_nothing_says_why(run: Run, sampled: bool) -
         warnings.simplefilter("always")
         worker.start()
         began = worker._moved
-        assert agent.third.wait(30)
+        assert agent.third.wait(60)
     what = "no rollout of a group has a reward" if sampled else "nothing was sampled in a group"
     texts = {str(one.message) for one in said}
     assert len(texts) == 1

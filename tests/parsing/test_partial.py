@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.parsing.test_sse import ARGUMENTS
+from tests.support import examples
 from tokentrace.parsing.partial import PartialObject
 
 JUNK = ['"', ",", "}", "]", "{", "x", "\n", "\\", "0", "-", "\\ud800", ":", "NaN", " ", "1e999", "\\u12"]
@@ -39,7 +40,7 @@ TEXTS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=TEXTS, seed=st.integers(0, 2**32))
 def test_whole_objects_pass_whole(text: str, seed: int) -> None:
     read = passed(text, seed)
@@ -48,7 +49,7 @@ def test_whole_objects_pass_whole(text: str, seed: int) -> None:
     assert read.value() == json.loads(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=TEXTS, share=st.floats(0, 1), seed=st.integers(0, 2**32))
 def test_cut_off_objects_are_not_broken(text: str, share: float, seed: int) -> None:
     read = passed(text[: int(share * len(text))], seed)
@@ -56,14 +57,14 @@ def test_cut_off_objects_are_not_broken(text: str, share: float, seed: int) -> N
     assert read.closed == (share == 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=TEXTS, share=st.floats(0, 1), junk=st.sampled_from(JUNK), seed=st.integers(0, 2**32))
 def test_whatever_is_wrong_the_client_reads_on(text: str, share: float, junk: str, seed: int) -> None:
     at = int(share * len(text))
     passed(text[:at] + junk + text[at + seed % 2 :], seed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(text=st.text('{}[]":,\\ntrue1.5e-u0d8 ', max_size=40), seed=st.integers(0, 2**32))
 def test_any_text(text: str, seed: int) -> None:
     passed(text, seed)

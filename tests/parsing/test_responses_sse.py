@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from tests.parsing.test_shapes import RESPONSES, TRUNCATED, Said, assert_no_extras, call, respond, say, think
 from tests.parsing.test_sse import SAID, tell
+from tests.support import examples
 from tokentrace.parsing.events import Event
 from tokentrace.parsing.response import Finish, ParsedResponse
 from tokentrace.parsing.responses_sse import ResponsesEvents
@@ -101,7 +102,7 @@ def test_events_are_the_items(name: str, seed: int) -> None:
     check_client(wire)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(said=SAID, finish=st.sampled_from(Finish), seed=st.integers(0, 2**32), hold=st.booleans())
 def test_whatever_a_parser_says(said: list[Said], finish: Finish, seed: int, hold: bool) -> None:
     response = told_response(respond(*said, finish=finish))

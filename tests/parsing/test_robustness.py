@@ -23,7 +23,7 @@ from tokentrace.parsing.parser import StreamingParser
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind
 from tokentrace.parsing.values import Tools
 
-SEQUENCES = 10_000 if FULL else 2_000
+SEQUENCES = 10_000 if FULL else 1_000
 """Random completions for each family."""
 
 

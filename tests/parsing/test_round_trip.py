@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import support
+from tests.support import examples
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse
 from tokentrace.parsing.unreadable import Unreadable, UnreadableKind
@@ -160,7 +161,7 @@ def differences(message: Message, parsed: ParsedResponse, unreadable: list[Unrea
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(message=assistants(), with_tools=st.booleans())
 def test_what_is_rendered_is_read_back(any_family: str, message: Message, with_tools: bool) -> None:
     renderer = make_renderer(any_family, trusted=())

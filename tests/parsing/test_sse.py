@@ -20,6 +20,7 @@ from openai.types.chat import ChatCompletionChunk
 from pydantic import TypeAdapter
 
 from tests.parsing.test_shapes import RESPONSES, TRUNCATED, Said, assert_no_extras, call, respond, say, think
+from tests.support import examples
 from tokentrace.parsing.events import (
     ArgumentsDelta,
     CallFinished,
@@ -207,7 +208,7 @@ def attempts(draw: st.DrawFn) -> Said:
 SAID = st.lists(st.builds(think, st.text()) | st.builds(say, st.text()) | attempts(), max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(said=SAID, finish=st.sampled_from(Finish), seed=st.integers(0, 2**32))
 def test_whatever_a_parser_says_the_clients_put_together(said: list[Said], finish: Finish, seed: int) -> None:
     response = respond(*said, finish=finish)
@@ -215,7 +216,7 @@ def test_whatever_a_parser_says_the_clients_put_together(said: list[Said], finis
     check_anthropic(response, seed)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(said=SAID, seed=st.integers(0, 2**32))
 def test_frames_are_the_payload(said: list[Said], seed: int) -> None:
     for payload in openai_stream(respond(*said), seed):

@@ -17,6 +17,7 @@ from tests.parsing.test_render_back import BAD
 from tests.parsing.test_shapes import RESPONSES, Said, call, respond, say
 from tests.parsing.test_sse import SAID, tell
 from tests.parsing.test_streaming import renderer
+from tests.support import examples
 from tokentrace import Renderer
 from tokentrace.parsing.events import ArgumentsDelta, CallNamed, ContentDelta, Done, Event, ReasoningDelta
 from tokentrace.parsing.response import CallStatus, ParsedResponse, PartKind
@@ -111,7 +112,7 @@ def test_events_are_the_whole(name: str) -> None:
     check(RESPONSES[name])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(said=SAID, seed=st.integers(0, 2**32))
 def test_whatever_was_said(said: list[Said], seed: int) -> None:
     check(respond(*said), seed)

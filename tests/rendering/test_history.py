@@ -11,7 +11,7 @@ import pytest
 
 from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, Conversation
-from tests.support import JINJA_FAMILIES, SPECIAL, per_family, rendered, some, tokenizer_json_for
+from tests.support import JINJA_FAMILIES, SPECIAL, per_family, rendered, rotating, some, tokenizer_json_for
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
 from tokentrace.conversation import Change
 from tokentrace.tokens import Tokenizer
@@ -61,7 +61,7 @@ def is_subsequence(short: str, long: str) -> bool:
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_all_reasoning_is_kept_and_nothing_but_added(family: str) -> None:
     wrong, thoughts = [], 0
-    for name, conversation in CONVERSATIONS.items():
+    for name, conversation in rotating(CONVERSATIONS.items(), f"kept {family}", 3):
         plain = render_whole(family, "", conversation)
         kept = render_whole(family, "preserve_all_thinking", conversation)
         if plain is None or kept is None:
@@ -121,7 +121,7 @@ def test_kept_reasoning_is_sampled() -> None:
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> None:
     wrong, proven = [], 0
-    for name, conversation in CONVERSATIONS.items():
+    for name, conversation in rotating(CONVERSATIONS.items(), f"patched {family}", 3):
         whole = render_whole(family, "use_patched", conversation)
         for count in range(2, len(conversation.messages)) if whole else ():
             part = render(family, "use_patched", conversation.messages[:count], conversation.tools)

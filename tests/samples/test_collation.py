@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import examples
 from tokentrace.errors import SampleError
 from tokentrace.samples.collation import collate
 from tokentrace.samples.packing import flatten, pack
@@ -57,7 +58,7 @@ def test_the_example_of_prompt_and_response() -> None:
     assert set(batch) == set(INTEGERS)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(batches(), st.sampled_from(["right", "left"]), st.integers(0, 9), st.sampled_from([None, 1, 4, 8]))
 def test_each_row_is_its_sample_and_the_rest_is_padding(
     samples: list[Sample], side: Any, pad_id: int, multiple_of: int | None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import examples
 from tokentrace.errors import SampleError
 from tokentrace.samples.collation import collate
 from tokentrace.samples.packing import Pack, first_fit_decreasing, flatten, pack, unpack
@@ -55,7 +56,7 @@ def naive(lengths: list[int], capacity: int) -> list[list[int]]:
 # -- bins
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.integers(1, 40).flatmap(lambda c: st.tuples(st.lists(st.integers(0, c), max_size=60), st.just(c))))
 def test_bins_are_those_of_the_plain_first_fit_decreasing(case: tuple[list[int], int]) -> None:
     lengths, capacity = case
@@ -144,7 +145,7 @@ def assert_holds(row: Pack, samples: list[Sample], pad_id: int) -> None:
         assert getattr(row, name).shape == (len(row),)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(many(), st.integers(2, 6), st.sampled_from([None, 2, 4]), st.booleans())
 def test_packing_loses_and_duplicates_nothing(
     samples: list[Sample], quarters: int, multiple_of: int | None, pad_to_length: bool
@@ -168,7 +169,7 @@ def test_packing_loses_and_duplicates_nothing(
     assert trained == int(collate(samples, pad_id=7)["loss_mask"].sum())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(many())
 def test_a_flat_row_holds_all_samples_in_order_without_padding(samples: list[Sample]) -> None:
     row = flatten(samples)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import examples
 from tokentrace.errors import SampleError
 from tokentrace.samples.sample import Sample
 from tokentrace.samples.trajectories import trajectory_samples
@@ -137,7 +138,7 @@ def expected(
 # -- laws
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(anything, st.integers(1, 50), st.sampled_from([Overlong.DROP, *CUTTING]))
 def test_what_is_kept_is_one_run_of_the_sample_that_fits(sample: Sample, length: int, policy: Overlong) -> None:
     result = truncate(sample, length, policy)
@@ -159,7 +160,7 @@ def test_what_is_kept_is_one_run_of_the_sample_that_fits(sample: Sample, length:
     )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(anything, st.integers(1, 50), st.sampled_from(CUTTING))
 def test_a_completion_is_never_emptied_in_silence(sample: Sample, length: int, policy: Overlong) -> None:
     result = truncate(sample, length, policy)
@@ -169,7 +170,7 @@ def test_a_completion_is_never_emptied_in_silence(sample: Sample, length: int, p
         assert result.sample.trained == 0
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(anything, st.integers(1, 50))
 def test_a_cut_on_the_right_is_never_inside_scaffold_of_one_message(sample: Sample, length: int) -> None:
     kept = truncate(sample, length, "right").sample
@@ -180,7 +181,7 @@ def test_a_cut_on_the_right_is_never_inside_scaffold_of_one_message(sample: Samp
         assert not (sample.kinds[cut - 1] == sample.kinds[cut] and sample.kinds[cut] in (Kind.SCAFFOLD, Kind.SYNTHETIC))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(anything, st.integers(1, 50))
 def test_a_cut_on_the_left_begins_a_message_and_no_sampled_token(sample: Sample, length: int) -> None:
     kept = truncate(sample, length, "left").sample
@@ -193,7 +194,7 @@ def test_a_cut_on_the_left_begins_a_message_and_no_sampled_token(sample: Sample,
     assert before != after or (before == -1 and sample.kinds[start - 1] == Kind.SYNTHETIC != sample.kinds[start])
 
 
-@settings(deadline=None, max_examples=800)
+@settings(deadline=None, max_examples=examples(800))
 @given(conversations(), st.integers(1, 60), st.sampled_from(CUTTING))
 def test_of_a_rollout_exactly_as_much_is_kept_as_the_policy_promises(
     made: tuple[Sample, list[tuple[int, int, int]]], length: int, policy: Overlong

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jinja2.ext import LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tokentrace.study.holes import Given, Made, Observed, observe
+from tokentrace.study.holes import Given, Made, Observed, Watched, observe
 
 FOLLOWED = [
     "{{ a }}",
@@ -142,3 +142,35 @@ def test_the_date_is_not_taken_for_a_constant() -> None:
     observed = held("{{ strftime_now('%Y') }}{{ a }}", ["x", ""])
     assert observed is not None
     assert [recipe for _, recipe in observed.pieces] == [Given(-1), Given(0)]
+
+
+@pytest.mark.parametrize(
+    ("source", "read"),
+    [
+        ("{{ messages[0].content }}", {"content"}),
+        ("{% if messages[0].name is defined %}{{ messages[0]['name'] }}{% endif %}", {"name"}),
+        ("{% if 'name' in messages[0] or messages[0].get('id') %}x{% endif %}", {"name", "id"}),
+        ("{% for m in messages if m.role == 'x' %}{{ m.name }}{% endfor %}", {"role"}),
+        ("{{ messages | map(attribute='name') | list | length }}", {"name"}),
+    ],
+)
+def test_fields_that_are_looked_up_are_known_also_where_there_are_none(source: str, read: set[str]) -> None:
+    seen: set[tuple[int, str]] = set()
+    message = Watched({"role": "tool", "content": "x"}, 7, seen)
+    assert observe(source, lambda _: [message], {}) is not None
+    assert seen == {(7, name) for name in read}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for key in messages[0] %}x{% endfor %}",
+        "{{ messages[0] }}",
+        "{{ messages[0] | tojson }}",
+        "{{ messages[0] | length }}",
+        "{{ messages[0].items() | list | length }}",
+        "{% if messages[0] == {} %}x{% endif %}",
+    ],
+)
+def test_a_message_as_a_whole_is_not_followed(source: str) -> None:
+    assert observe(source, lambda _: [Watched({"role": "tool", "content": "x"}, 0, set())], {}) is None

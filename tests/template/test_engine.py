@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
 
 from tests.assets import family_dir
-from tests.support import JINJA_FAMILIES, rotating, templates_of_trl
+from tests.support import JINJA_FAMILIES, examples, rotating, templates_of_trl
 from tests.template.boxed import rendered
 from tests.template.test_same_text import STATEMENTS
 from tokentrace import TemplateError
@@ -168,7 +168,7 @@ def test_families(family: str) -> None:
 
 
 def test_templates_of_trl() -> None:
-    for name, source in templates_of_trl().items():
+    for name, source in rotating(templates_of_trl().items(), "engine", 3):
         for seed in rotating(range(3), name, 3):
             chance = random.Random(f"{name} {seed}")
             same(source, conversation(chance, string_arguments=False), [TOOL], seed % 2 == 0)
@@ -293,7 +293,7 @@ turns = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(turns, max_size=4))
 def test_any_messages(messages: list[dict[str, Any]]) -> None:
     same(LANGUAGE["any messages"], messages)

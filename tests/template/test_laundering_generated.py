@@ -21,6 +21,7 @@ from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 from markupsafe import Markup
 from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
 
+from tests.support import rotating
 from tokentrace import TemplateError, create_renderer
 from tokentrace.template import ChatTemplate, Rendering
 from tokentrace.template.environment import TracingEnvironment
@@ -198,7 +199,7 @@ def cases(name: str, consumers: int, each: int) -> Iterator[Case]:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_no_operation_makes_a_users_text_the_templates_own(name: str) -> None:
-    for case in cases(name, len(CONSUMERS), 2):
+    for case in rotating(cases(name, len(CONSUMERS), 2), name, 3):
         rendering = ours(case)
         if rendering is None or None not in rendering.origins:
             continue

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.assets import family_dir
 from tests.support import byte_tokenizer_json, load_family
-from tokentrace.tokens import Tokenizer, checks
+from tokentrace.tokens import Tokenizer, checks, tokenizer, vocabulary
 from tokentrace.tokens.loading import load_tokenizer
 
 numbers = itertools.count()
@@ -190,3 +190,52 @@ def test_the_ids_are_the_same_by_whichever_library(remembered: Tokenizer, text: 
     [plain], [expected] = remembered.encode_plain([text]), full.encode_plain([text])
     assert plain.tolist() == expected.tolist()
     assert not full.vocabulary.is_control[expected].any()
+
+
+# -- tables
+
+
+def tables(folder: Path) -> list[Path]:
+    return sorted(folder.glob("vocabularies/*"))
+
+
+def told(loaded: Tokenizer) -> Any:
+    """All that a vocabulary says."""
+    facts, lengths, ends, spelled = loaded.vocabulary.tables
+    return facts, lengths.tolist(), ends.tolist(), spelled, lengths.dtype, ends.dtype
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\n", None, b"more"])
+def test_tables_are_the_same_from_memory_and_damaged_ones_are_written_anew(
+    damage: bytes | None, folder: Path, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "_LARGE", 0)
+    expected = told(Tokenizer(spec))
+    gc.collect()
+    [record] = tables(folder)
+    kept = record.read_bytes()
+    if damage is not None:
+        record.write_bytes(kept + damage if damage == b"more" else damage)
+    reads: list[Any] = []
+    real = vocabulary._tables_of
+    monkeypatch.setattr(vocabulary, "_tables_of", lambda spec: reads.append(1) or real(spec))
+    assert told(Tokenizer(spec)) == expected
+    assert len(reads) == (damage is not None)
+    assert [record.read_bytes() for record in tables(folder)] == [kept]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma-3"])
+def test_tables_of_families_are_the_same_from_memory(family: str, folder: Path) -> None:
+    own = load_family(family).vocabulary
+    checks.remember_tables("some", own.tables)
+    again = checks.remembered_tables("some")
+    assert again is not None
+    kept = vocabulary.Vocabulary(own._raw, again)
+    assert (kept.byte_lengths == own.byte_lengths).all()
+    assert all(kept.token_bytes(index) == own.token_bytes(index) for index in range(-1, own.size + 1))
+    assert kept.tables.facts == own.tables.facts
+
+
+def test_small_vocabularies_are_not_remembered(folder: Path, spec: str) -> None:
+    Tokenizer(spec)
+    assert not tables(folder)

@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tests.support import examples
 from tokentrace import create_renderer
 from tokentrace.errors import ControlTokenError
 from tokentrace.template import Rendering
@@ -150,7 +151,7 @@ pieces_of = st.lists(st.tuples(texts, st.booleans()), max_size=6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(pieces=pieces_of, policy=st.sampled_from([LITERAL, COMPAT]))
 def test_counted_control_tokens_are_where_adding_up_finds_them(
     kind: str, pieces: list[tuple[str, bool]], policy: ControlPolicy
@@ -192,7 +193,7 @@ def test_what_is_counted(kind: str, pieces: list[tuple[str, bool]], is_counted: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(pieces=pieces_of)
 def test_what_is_trusted_becomes_what_tokenizers_makes_of_it(kind: str, pieces: list[tuple[str, bool]]) -> None:
     text = "".join(text for text, _ in pieces)
@@ -203,7 +204,7 @@ def test_what_is_trusted_becomes_what_tokenizers_makes_of_it(kind: str, pieces: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(pieces=pieces_of)
 def test_what_is_not_trusted_makes_no_control_token(kind: str, pieces: list[tuple[str, bool]]) -> None:
     tokenizer = made(kind)[0]
@@ -228,7 +229,7 @@ def without(kind: str, names: frozenset[str]) -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(("byte_level", "normalized", "white"))])
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_a_forged_token_is_as_if_there_were_none_of_that_name(kind: str, data: st.DataObject) -> None:
     """The oracle is ``tokenizers`` itself, with the tokens renamed that only untrusted text spells."""
@@ -275,7 +276,7 @@ def test_white_space_tokens_keep_their_ids_in_plain_text() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(parts=st.lists(texts | st.just("\0<s>") | st.just("\0</think>"), max_size=4))
 def test_plain_encoding_makes_no_control_token(kind: str, parts: list[str]) -> None:
     vocabulary = made(kind)[0].vocabulary
@@ -316,7 +317,7 @@ def check_layout(encoded: Encoded) -> None:
 
 
 @pytest.mark.parametrize("kind", EXACT)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(pieces=pieces_of, everything=st.booleans())
 def test_each_token_belongs_to_the_span_it_begins_in(
     kind: str, pieces: list[tuple[str, bool]], everything: bool
@@ -354,7 +355,7 @@ def strips(kind: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=texts)
 def test_positions_are_those_that_tokenizers_reports(kind: str, text: str) -> None:
     """Where `tokenizers` is right: on text that no normalizer changes and no character of which is split."""

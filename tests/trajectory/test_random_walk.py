@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support import FULL
 from tests.trajectory.walk import Walk, illegal_operations, walk
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if FULL else 2))
 def test_random_walk(seed: int) -> None:
     walk(seed, 2_500)
 

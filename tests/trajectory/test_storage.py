@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import examples
 from tests.trajectory.model import assert_same
 from tests.trajectory.stored import payload, record, small, walked
 from tokentrace.errors import TrajectoryError
@@ -30,7 +31,7 @@ from tokentrace.trajectory.storage import MAGIC, VERSION, RecordType, preamble, 
 # -- exact
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 80))
 def test_what_is_saved_is_loaded_exactly(seed: int, steps: int) -> None:
     walk = walked(seed, steps)
@@ -158,7 +159,7 @@ def test_every_cut_off_gives_everything_up_to_the_last_whole_record() -> None:
             assert to_bytes(loaded.trajectory) == data[: ends[whole - 1]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32), st.data())
 def test_a_flipped_bit_is_never_loaded(seed: int, data: st.DataObject) -> None:
     original = to_bytes(walked(seed, 12).trajectory)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import examples
 from tests.trajectory.walk import Walk
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.tokens.alignment import common_prefix
@@ -322,7 +323,7 @@ def test_fewer_messages_than_the_shared_prefix_holds_are_refused() -> None:
     assert trajectory.message_count() == 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 120))
 def test_each_sampled_token_is_trained_exactly_once(seed: int, steps: int) -> None:
     walk = Walk(seed)
@@ -389,7 +390,7 @@ def test_the_first_branch_is_not_copied_to_be_read() -> None:
 _NUMBERS = st.integers(0, 200_000) | st.sampled_from([0, 9, 99, 100, 999, 1000, 1001, 10_000, 999_999])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40) | st.lists(_NUMBERS, min_size=60, max_size=90),

@@ -363,3 +363,16 @@ def test_a_table_of_steps_fits_a_window_of_900_and_its_links_stand_as_their_cell
     links = page.evaluate(f"[...document.querySelectorAll('td .link')].map({aligned})")
     assert links
     assert all(links)
+
+
+def test_words_between_backticks_are_code_and_words_have_the_page_to_themselves_where_it_is_narrow(
+    opened: Callable[..., Tab],
+) -> None:
+    rows = [["use", "fails", Cell("line 2: `loop.last`", small="as `it` is")]]
+    plain = Table("T", ["a", "b", "c"], rows, words=3)
+    page = opened(Document(title="words", tracks=[], tables=[plain, Table("U", ["a", "b", "c"], rows, "", 3, True)]))
+    assert page.evaluate("[...document.querySelectorAll('td code')].map((one) => one.textContent)") == ["loop.last"]
+    texts = page.evaluate("[...document.querySelectorAll('td:last-child')].map((one) => one.textContent)")
+    assert texts == ["line 2: `loop.last`as `it` is", "line 2: loop.lastas `it` is"]
+    narrow = opened(Document(title="words", tracks=[], tables=[plain]), width=400)
+    assert narrow.evaluate("document.querySelector('td:last-child').getBoundingClientRect().width") > 300

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..rendering.lost import find_lost
 from ..study.sampling import turn_end
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import ChatTemplate, wrap_tools
+from ..template.chat_template import wrap_tools
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from .blame import Blame, find_blame, find_writers
@@ -123,10 +123,20 @@ class Cell:
         return frozenset(name for name, there in found.items() if there)
 
 
+class _Written(NamedTuple):
+    """A conversation as the template writes it; `encoded` may be cut where a turn ends."""
+
+    messages: Messages
+    tools: bool
+    prompt: bool
+    """Whether it ends with the prompt for a reply."""
+    encoded: Encoded
+
+
 class AppendMatrix:
     """The matrix of one template with one set of variables."""
 
-    def __init__(self, study: TemplateStudy, tracer: LineTracer | None) -> None:
+    def __init__(self, study: TemplateStudy, tracer: LineTracer) -> None:
         self._study = study
         self._tracer = tracer
         self._tools = wrap_tools(TOOLS)
@@ -164,29 +174,31 @@ class AppendMatrix:
 
     def _named(self, cell: Cell) -> Cell:
         """A cell whose breaks name their lines; which costs too much for those that are not told."""
-        return self._tried(cell.case, self._tracer) if cell.breaks and self._tracer is not None else cell
+        return self._tried(cell.case, named=True) if cell.breaks and self._tracer.has_lines else cell
 
     def _adapted(self, case: Case) -> Messages:
         """The conversation of a case in the form that the template reads."""
         as_is = case.turn.arguments is Arguments.TEXT
         return case.messages if as_is else tuple(adapt(case.messages, self._study.forms).messages)
 
-    def _tried(self, case: Case, tracer: LineTracer | None = None) -> Cell:
+    def _tried(self, case: Case, *, named: bool = False) -> Cell:
         study = self._study
         try:
             messages = self._adapted(case)
             before = len(case.past)
-            asked = self._encoded(messages[:before], case.tools, True)
-            turned = self._encoded(messages[: before + 1], case.tools, False)
-            appended = self._encoded(messages, case.tools, case.turn.append is not Append.ASSISTANT)
+            asked = self._written(messages[:before], case.tools, True)
+            turn = self._written(messages[: before + 1], case.tools, False)
+            appended = self._written(messages, case.tools, case.turn.append is not Append.ASSISTANT)
         except TokentraceError as error:
             return Cell(case.turn, Outcome.REFUSED, case, case.messages, reason=_refusal(error))
+        turned = turn.encoded
         lost, _ = find_lost(turned.rendering, messages[: before + 1], study.forms, first=before)
         missing = _missing(turned.rendering, case, [one.field for one in lost])
-        after, _ = find_lost(appended.rendering, messages, study.forms, first=before + 1)
+        after, _ = find_lost(appended.encoded.rendering, messages, study.forms, first=before + 1)
         stop, ends = self._stop(case, messages[: before + 1], turned)
-        stream = study.encode(turned.rendering.until(turned.position(stop))) if stop < len(turned.ids) else turned
-        breaks = tuple(self._breaks(case, messages, asked, stream, appended, tracer))
+        if stop < len(turned.ids):
+            turn = turn._replace(encoded=study.encode(turned.rendering.until(turned.position(stop))))
+        breaks = tuple(self._breaks(asked, turn, appended, named))
         outcome = Outcome.BREAKS if breaks else Outcome.LOSES if missing or after else Outcome.HOLDS
         gone_after = tuple(_lost_words(one, messages) for one in after)
         return Cell(case.turn, outcome, case, messages, breaks, missing, gone_after, ends=ends)
@@ -198,6 +210,9 @@ class AppendMatrix:
             return cell
         reason = "arguments that are JSON text are not read as arguments; tokentrace parses them first"
         return replace(cell, outcome=Outcome.LOSES, reason=reason)
+
+    def _written(self, messages: Messages, tools: bool, prompt: bool) -> _Written:
+        return _Written(messages, tools, prompt, self._encoded(messages, tools, prompt))
 
     def _encoded(self, messages: Messages, tools: bool, prompt: bool) -> Encoded:
         """A conversation's text and ids, made once. Raises what the template raises, each time."""
@@ -215,27 +230,16 @@ class AppendMatrix:
 
     # -- comparing
 
-    def _breaks(
-        self,
-        case: Case,
-        messages: Messages,
-        asked: Encoded,
-        stream: Encoded,
-        appended: Encoded,
-        tracer: LineTracer | None,
-    ) -> Iterator[AppendBreak]:
-        before = len(case.past)
-        past, turn = (messages[:before], True), (messages[: before + 1], False)
-        at = _parting(asked, stream)
+    def _breaks(self, asked: _Written, stream: _Written, appended: _Written, named: bool) -> Iterator[AppendBreak]:
+        at = _parting(asked.encoded, stream.encoded)
         if at is not None:
-            prompt = asked.rendering
-            same = common_prefix(prompt.text, stream.rendering.text)
+            prompt = asked.encoded.rendering
+            same = common_prefix(prompt.text, stream.encoded.rendering.text)
             where = Where.SEAM if same == len(prompt.text) else Where.PROMPT if same >= prompt.tail else Where.PAST
-            yield replace(self._parted(case, where, asked, stream, at, past, turn, tracer), at_turn=True)
-        at = _parting(stream, appended)
+            yield replace(self._parted(where, asked, stream, at, named), at_turn=True)
+        at = _parting(stream.encoded, appended.encoded)
         if at is not None:
-            after = (messages, case.turn.append is not Append.ASSISTANT)
-            yield self._parted(case, Where.PAST, stream, appended, at, turn, after, tracer)
+            yield self._parted(Where.PAST, stream, appended, at, named)
 
     def _stop(self, case: Case, messages: Messages, encoded: Encoded) -> tuple[int, bool]:
         """How many tokens the stream has: all up to the end of the turn, its stop token included, if it has one."""
@@ -248,49 +252,37 @@ class AppendMatrix:
         end = turn_end(encoded, own[-1], study.endings(case.tools))
         return end.stop, end.stop_token is not None
 
-    def _parted(
-        self,
-        case: Case,
-        where: Where,
-        one: Encoded,
-        other: Encoded,
-        token: int,
-        first: tuple[Messages, bool],
-        second: tuple[Messages, bool],
-        tracer: LineTracer | None,
-    ) -> AppendBreak:
+    def _parted(self, where: Where, first: _Written, second: _Written, token: int, named: bool) -> AppendBreak:
+        one, other = first.encoded, second.encoded
         texts = one.rendering, other.rendering
         fields = tuple(_changed_fields(*texts)) if where is Where.PAST else ()
         at = common_prefix(texts[0].text, texts[1].text)
-        blame = None
-        if tracer is not None and where is not Where.SEAM:
-            blame = self._blame(tracer, case, where, at, first, second)
+        blame = self._blame(where, at, first, second) if named and where is not Where.SEAM else None
         message = next((turn for end, turn in zip(texts[0].ends, texts[0].turns, strict=True) if end > at), None)
         starts = one.position(token), other.position(token)
         had, has = (text.text[start : start + _EXCERPT] for text, start in zip(texts, starts, strict=True))
         ids = tuple(one.ids.tolist()), tuple(other.ids.tolist())
         return AppendBreak(where, had, has, starts[0], message, fields, blame, ids=ids)
 
-    def _blame(
-        self,
-        tracer: LineTracer,
-        case: Case,
-        where: Where,
-        at: int,
-        first: tuple[Messages, bool],
-        second: tuple[Messages, bool],
-    ) -> Blame | None:
+    def _blame(self, where: Where, at: int, first: _Written, second: _Written) -> Blame | None:
         """The line, told of the second without a generation prompt if that parts at the same place."""
-        one = self._encoded(first[0], case.tools, first[1]).rendering.text
-        for prompt in dict.fromkeys((False, second[1])):
-            other = self._encoded(second[0], case.tools, prompt).rendering.text
+        one = self._encoded(*first[:3]).rendering.text
+        for prompt in dict.fromkeys((False, second.prompt)):
+            other = self._encoded(second.messages, second.tools, prompt).rendering.text
             if common_prefix(one, other) == at:
-                given = {"tools": TOOLS if case.tools else None, "variables": _plain(self._study.variables)}
-                left = {"messages": first[0], "add_generation_prompt": first[1], **given}
-                right = {"messages": second[0], "add_generation_prompt": prompt, **given}
                 find = find_blame if where is Where.PAST else find_writers
-                return find(tracer, left, right, at, (one, other))
+                left, right = self._given(first), self._given(second._replace(prompt=prompt))
+                return find(self._tracer, left, right, at, (one, other))
         return None
+
+    def _given(self, written: _Written) -> dict[str, Any]:
+        """A conversation as the instrumented copy takes it."""
+        return {
+            "messages": written.messages,
+            "tools": TOOLS if written.tools else None,
+            "add_generation_prompt": written.prompt,
+            "variables": self._study.variables,
+        }
 
 
 def _missing(rendering: Rendering, case: Case, lost: Sequence[str]) -> tuple[str, ...]:
@@ -344,13 +336,3 @@ def _refusal(error: TokentraceError) -> str:
 def _lost_words(lost: Any, messages: Messages) -> str:
     role = messages[lost.message]["role"] if lost.message is not None else "tool schema"
     return f"{lost.field} of the {role} message that follows"
-
-
-def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables for plain Jinja."""
-    return {name: str(value) if isinstance(value, str) else value for name, value in variables.items()}
-
-
-def line_tracer(study: TemplateStudy) -> LineTracer | None:
-    """The instrumented copy of a study's template; None for a format that is written in Python."""
-    return LineTracer(study.template.source) if isinstance(study.template, ChatTemplate) else None

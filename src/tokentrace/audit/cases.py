@@ -171,16 +171,14 @@ def _result(number: int, ids: Sequence[str]) -> Message:
 
 
 def _appended(append: Append, ids: Sequence[str]) -> tuple[Message, ...]:
-    match append:
-        case Append.TOOL:
-            return (_result(1, ids),)
-        case Append.PARALLEL:
-            return _result(1, ids), _result(2, ids)
-        case Append.TOOL_USER:
-            return _result(1, ids), USER
-        case Append.USER:
-            return (USER,)
-        case Append.SYSTEM:
-            return (SYSTEM,)
-        case _:
-            return ({"role": "assistant", "content": ANSWER},)
+    results = tuple(_result(number + 1, ids) for number in range(CALLS.get(append, 0)))
+    return *results, *_SAID_NEXT.get(append, ())
+
+
+_SAID_NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
+    Append.TOOL_USER: (USER,),
+    Append.USER: (USER,),
+    Append.SYSTEM: (SYSTEM,),
+    Append.ASSISTANT: ({"role": "assistant", "content": ANSWER},),
+}
+"""What comes after the results of calls, if there are any."""

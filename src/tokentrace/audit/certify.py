@@ -11,7 +11,8 @@ from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 from ..study.probes import USER
 from ..study.study import TemplateStudy
-from .appends import AppendMatrix, Cell, Outcome, line_tracer
+from ..template.chat_template import ChatTemplate
+from .appends import AppendMatrix, Cell, Outcome
 from .cases import Arguments, turns
 from .facts import Stops, find_forging, find_prompting, find_reading, find_stops
 from .lines import LineTracer
@@ -55,7 +56,8 @@ class _Audit:
         self.name = name or PurePath(renderer.tokenizer.name).name or renderer.family
         self.progress = progress
         self.study = _study(renderer)
-        self.tracer = line_tracer(self.study)
+        template = self.study.template
+        self.tracer = LineTracer(template.source if isinstance(template, ChatTemplate) else None)
 
     def _check_size(self) -> None:
         """Refuse a template that is too much work for one question: an audit asks hundreds of them."""
@@ -72,7 +74,7 @@ class _Audit:
     def report(self) -> AuditReport:
         self._check_size()
         renderer, study, tracer = self.renderer, self.study, self.tracer
-        cells = tuple(self._cells(study, tracer))
+        cells = tuple(self._cells())
         self.progress("facts", 0, 1)
         reading, prompting = find_reading(study), find_prompting(study)
         defaults = find_defaults(study, tracer)
@@ -109,8 +111,8 @@ class _Audit:
             **facts,  # type: ignore[arg-type]
         )
 
-    def _cells(self, study: TemplateStudy, tracer: LineTracer | None) -> Iterator[Cell]:
-        matrix, kinds = AppendMatrix(study, tracer), list(turns())
+    def _cells(self) -> Iterator[Cell]:
+        matrix, kinds = AppendMatrix(self.study, self.tracer), list(turns())
         for done, turn in enumerate(kinds):
             self.progress("appends", done, len(kinds))
             yield matrix.cell(turn)
@@ -128,7 +130,7 @@ class _Audit:
             self.progress("settings", done, len(given))
             renderer = self.renderer.with_variables(setting).silent()
             study = _study(renderer)
-            matrix = AppendMatrix(study, None)
+            matrix = AppendMatrix(study, LineTracer(None))  # the lines of each setting would cost too much
             own = tuple(matrix.cell(turn) for turn in turns((Arguments.OBJECT,)))
             if all(cell.outcome is Outcome.REFUSED for cell in own):
                 found.append(SettingAudit(setting, None, None))
@@ -148,7 +150,7 @@ class _Audit:
         names = sorted(other_than_truths(self.renderer) - printed.keys())
         if names:
             yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
-        if self.tracer is None:
+        if not self.tracer.has_lines:
             yield "the format is written in Python: there are no template lines to name"
         elif any(one.blame is None and one.where != "seam" for cell in cells for one in cell.breaks):
             yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"

@@ -124,7 +124,7 @@ def find_prompting(study: TemplateStudy) -> Prompting:
     return Prompting(prompt, prefill, grammar.opens_reasoning)
 
 
-def find_forging(study: TemplateStudy, tracer: LineTracer | None) -> Forging:
+def find_forging(study: TemplateStudy, tracer: LineTracer) -> Forging:
     """Each control token that the template writes, spelled in a user message and encoded as transformers does it."""
     vocabulary = study.tokenizer.vocabulary
     written: dict[int, None] = {}
@@ -142,14 +142,13 @@ def find_forging(study: TemplateStudy, tracer: LineTracer | None) -> Forging:
     return Forging(tuple(forged), len(vocabulary.added) - len(forged), tuple(_words(study, tracer)))
 
 
-def _words(study: TemplateStudy, tracer: LineTracer | None) -> Iterator[str]:
+def _words(study: TemplateStudy, tracer: LineTracer) -> Iterator[str]:
     """Of the words that a template may look for in texts, those whose being there some condition turns on."""
-    variables = {name: str(value) if isinstance(value, str) else value for name, value in study.variables.items()}
 
     def answers(text: str) -> Iterator[list[tuple[int, Any]] | None]:
         for probe in ((SYSTEM, USER), (USER, ANSWER), RETURNED):
             said = [{**one, "content": text} for one in probe]
-            run = None if tracer is None else tracer.run(said, add_generation_prompt=True, variables=variables)
+            run = tracer.run(said, add_generation_prompt=True, variables=study.variables)
             yield None if run is None else [(one.place, one.value) for one in run.events if one.kind is Kind.TEST]
 
     words = searched_words(study)

@@ -13,7 +13,7 @@ from ..engines.protocol import Engine
 from ..tokens.tokenizer import Tokenizer
 from .dumps.calls import DumpedRollout, Unreadable
 from .dumps.reading import Progress, read_rollouts
-from .inspect_calls import inspect_rollout
+from .inspect_calls import InspectedRollout, inspect_rollout
 from .inspect_report import Inspection
 from .inspect_scores import Scores
 from .shown_turns import ShownTurns
@@ -43,7 +43,7 @@ def inspect_rollouts(
     digest = None if known is None else (known if isinstance(known, Tokenizer) else known.tokenizer).digest
     shown = ShownTurns.of(known)
     with contextlib.ExitStack() as stack:
-        scoring = None if engine is None else stack.enter_context(_Scoring(engine))
+        add_scores = None if engine is None else _scoring(engine, report, stack)
         for found in read_rollouts(inputs, shape=shape, progress=progress, told=report.notes.append):
             if limit is not None and report.rollouts == limit:
                 report.stopped = True
@@ -54,9 +54,8 @@ def inspect_rollouts(
             _note(report, found, digest)
             inspected = inspect_rollout(found, known, shown)
             report.add(inspected)
-            if scoring is not None:
-                scoring.add(inspected)
-        report.scores = None if scoring is None else scoring.scores
+            if add_scores is not None:
+                add_scores(inspected)
     return report
 
 
@@ -67,35 +66,21 @@ def _note(report: Inspection, found: DumpedRollout, digest: str | None) -> None:
     report.notes += [one for one in said if one not in report.notes]
 
 
-class _Scoring:
-    """An engine in an event loop of its own."""
+def _scoring(
+    connect: Callable[[], Any], report: Inspection, stack: contextlib.ExitStack
+) -> Callable[[InspectedRollout], None]:
+    """Adds the scores of a rollout to a report, from an engine in an event loop of its own; the stack closes both."""
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect = connect
-        self._runner = asyncio.Runner()
-        self.scores = Scores()
+    async def opened() -> Engine:
+        made = connect()
+        engine: Engine = await made if hasattr(made, "__await__") else made
+        return engine
 
-    def __enter__(self) -> _Scoring:
-        async def opened() -> Engine:
-            made = self._connect()
-            engine: Engine = await made if hasattr(made, "__await__") else made
-            return engine
-
-        try:
-            self._engine = self._runner.run(opened())
-        except BaseException:
-            self._runner.close()
-            raise
-        return self
-
-    def add(self, found: Any) -> None:
-        self._runner.run(self.scores.add(found, self._engine))
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._runner.run(self._engine.close())
-        finally:
-            self._runner.close()
+    runner = stack.enter_context(asyncio.Runner())
+    engine = runner.run(opened())
+    stack.callback(lambda: runner.run(engine.close()))
+    scores = report.scores = Scores()
+    return lambda found: runner.run(scores.add(found, engine))
 
 
 def recorded_tokenizer(inputs: Sequence[str]) -> str | None:

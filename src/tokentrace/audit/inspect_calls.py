@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -22,11 +21,11 @@ from ..gateway.causes import GIVEN_TASK, BranchCause, changed_tools, find_cause
 from ..gateway.causes import Cause as HistoryCause
 from ..gateway.matching import chain, meaning
 from ..tokens.alignment import common_prefix, hunks
+from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .dumps.calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Floats, Mask, Request
-from .dumps.rows import runs
 from .shown_turns import ShownTurns
-from .streams import Streams, in_order
+from .streams import Streams, digest, in_order
 
 _OTHERS: Final = 3
 """Among so many of the last conversations the one is looked for that a request was made of."""
@@ -41,6 +40,8 @@ class Step(StrEnum):
     EXTENDS = "extends"
     REPEATS = "repeats"
     """The prompt of an earlier call again, or one that goes back to an earlier point."""
+    TWICE = "there twice"
+    """The same call again, in a file whose lines may be there twice: nothing is made of it."""
     OTHER = "another conversation"
     """As the messages show: a sub-agent, a title."""
     BREAKS = "breaks"
@@ -152,6 +153,7 @@ class _Inspector:
         """The streams that nothing goes on from. A stream that something does is the beginning of one of these."""
         self._streams: Streams[Tip] = Streams(np.zeros(0, np.int32))
         self._prompts: set[bytes] = set()
+        self._calls: dict[tuple[int, bytes], Call] = {}
         self._breaks: list[FoundBreak] = []
         self._findings: list[Finding] = []
         self._tokens = self._trained = 0
@@ -161,6 +163,7 @@ class _Inspector:
     def result(self) -> InspectedRollout:
         calls = self._each_once()
         steps = [self._take(number, call) for number, call in enumerate(calls, 1)]
+        own = [call for call, step in zip(calls, steps, strict=True) if step is not Step.TWICE]
         for row in self._rollout.rows:
             self._check_row(row)
         return InspectedRollout(
@@ -171,8 +174,8 @@ class _Inspector:
             self._findings,
             list(self._tips),
             self._tokens,
-            sum(len(call.stream) - call.start for call in calls),
-            [call.start for call in calls],
+            sum(len(call.stream) - call.start for call in own),
+            [call.start for call in own],
             self._trained if self._masked else None,
             self._witnessed,
         )
@@ -186,10 +189,14 @@ class _Inspector:
             return calls if self._rollout.ordered else in_order(calls)
         found: dict[tuple[int, bytes], Call] = {}
         for call in calls:
-            found.setdefault((call.start, _digest(call.stream)), call)
+            found.setdefault((call.start, digest(call.stream)), call)
         return list(found.values())
 
     def _take(self, number: int, call: Call) -> Step:
+        before = call if self._rollout.ordered else self._calls.setdefault((call.start, digest(call.stream)), call)
+        if before is not call and _same(before.logprobs, call.logprobs):
+            self._findings.append(Finding(Fault.TWICE, call.where, f"the same as {before.where}", len(call.stream)))
+            return Step.TWICE
         self._findings += call.findings
         if call.start == len(call.stream):
             self._findings.append(Finding(Fault.NOTHING_SAMPLED, call.where, "the completion is empty"))
@@ -204,7 +211,7 @@ class _Inspector:
         sampled[call.start :] = True
         self._tokens += len(call.stream) - shared
         self._check_mask(call, sampled, shared)
-        self._prompts.add(_digest(call.prompt))
+        self._prompts.add(digest(call.prompt))
         told = []
         if step is Step.EXTENDS and tip is not None and shared == len(tip.stream):
             del self._tips[tip]
@@ -225,7 +232,7 @@ class _Inspector:
             return Step.FIRST, None, 0
         if whole is not None:
             return Step.EXTENDS, whole, len(whole.stream)
-        if _digest(prompt) in self._prompts:
+        if digest(prompt) in self._prompts:
             return Step.REPEATS, tip, shared
         if end and not _goes_on(tip, prompt, shared, end):
             return Step.EXTENDS, tip, shared
@@ -385,7 +392,7 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
         return False
     if tip.sampled[end : shared + 1].any():
         return True
-    start, stop = next(runs(tip.sampled[shared:]), (0, 0))
+    start, stop = next(iter(runs(tip.sampled[shared:])), (0, 0))
     answer = tip.stream[shared + start : shared + stop]
     return any(_holds(prompt[shared:], trace) for trace in (answer[:_TRACE], answer[-_TRACE:]))
 
@@ -398,5 +405,5 @@ def _holds(ids: Ids, few: Ids) -> bool:
     return bool(np.logical_and.reduce([ids[at : at + places] == one for at, one in enumerate(few)]).any())
 
 
-def _digest(ids: Ids) -> bytes:
-    return blake2b(np.ascontiguousarray(ids).data, digest_size=16).digest()
+def _same(one: Floats | None, other: Floats | None) -> bool:
+    return one is other if one is None or other is None else np.array_equal(one, other, equal_nan=True)

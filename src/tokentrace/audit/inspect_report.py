@@ -213,18 +213,8 @@ class Inspection(ShowsItself):
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
         plain = (
-            *(
-                "rollouts",
-                "broken",
-                "calls",
-                "compared",
-                "breaks",
-                "samples",
-                "samples_per_rollout",
-                "tokens",
-                "sampled",
-            ),
-            *("row_tokens", "prompted", "unreadable", "stopped", "explained"),
+            *("rollouts", "broken", "calls", "compared", "breaks", "samples", "samples_per_rollout", "tokens"),
+            *("sampled", "row_tokens", "prompted", "unreadable", "stopped", "explained"),
         )
         return {
             "verdict": self.verdict,

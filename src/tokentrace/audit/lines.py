@@ -24,6 +24,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..study.holes import tojson
 from ..template.budget import Budget
 from ..template.chat_template import REASONING_FIELDS
 from .expressions import written_out
@@ -78,11 +79,14 @@ class Run:
 
 
 class LineTracer:
-    """A template that tells what it does. For one thread."""
+    """A template that tells what it does. For one thread.
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.lines = source.split("\n")
+    A format that is written in Python has no source: nothing is known of its runs.
+    """
+
+    def __init__(self, source: str | None) -> None:
+        self.has_lines = source is not None
+        self.lines = (source or "").split("\n")
         self.places: list[Place] = []
         self._run = Run()
         self._budget = Budget(steps=_STEPS)
@@ -90,7 +94,7 @@ class LineTracer:
         self._messages: list[int] = []
         environment = chat_environment()
         environment.globals[_HOOK] = self._saw
-        tree = environment.parse(source)
+        tree = environment.parse(source or "")
         _Instrument(self.places).body(tree)
         code = environment.compile(tree)
         self._template = jinja2.Template.from_code(environment, code, environment.globals)
@@ -113,6 +117,8 @@ class LineTracer:
 
         `forced` are tests, by their number, that get another answer.
         """
+        if not self.has_lines:
+            return None
         given = [_named_reasoning(json.loads(json.dumps(message))) for message in messages]
         self._run, self._forced, self._messages = Run(), forced or {}, list(map(id, given))
         self._budget = Budget(steps=_STEPS)
@@ -122,7 +128,7 @@ class LineTracer:
             "tools": [dict(tool) for tool in tools] if tools is not None else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            **(variables or {}),
+            **{name: str(value) if isinstance(value, str) else value for name, value in (variables or {}).items()},
         }
         state, run, pieces = random.getstate(), self._run, []
         random.seed(0)
@@ -250,19 +256,9 @@ def chat_environment() -> jinja2.Environment:
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension]
     )
-    made.filters["tojson"] = _tojson
+    made.filters["tojson"] = tojson
     made.globals["raise_exception"] = _raise_exception
     return made
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

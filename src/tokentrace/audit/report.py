@@ -148,13 +148,8 @@ def grade(cells: Sequence[Cell]) -> Grade | None:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    turn = cell.turn
     return {
-        "append": str(turn.append),
-        "reasoning": turn.reasoning,
-        "content": turn.content,
-        "arguments": str(turn.arguments),
-        "said": str(turn.said),
+        **_plain(cell.turn),
         "outcome": str(cell.outcome),
         "messages": _plain(cell.messages),
         "appended": len(cell.case.appended),

@@ -62,7 +62,7 @@ class Cost:
         return None if self.steps is None else math.log(self.steps[1] / self.steps[0], 8)
 
 
-def find_defaults(study: TemplateStudy, tracer: LineTracer | None) -> Defaults:
+def find_defaults(study: TemplateStudy, tracer: LineTracer) -> Defaults:
     found: dict[str, str] = {}
     for name in sorted(study.template.variables - set(study.tokenizer.variables)):
         for tools in (False, True):
@@ -89,17 +89,15 @@ def _system(study: TemplateStudy) -> str:
     return said if any(char.isalpha() for char in said) else ""
 
 
-def changes_by_itself(study: TemplateStudy, tracer: LineTracer | None) -> tuple[bool, bool]:
+def changes_by_itself(study: TemplateStudy, tracer: LineTracer) -> tuple[bool, bool]:
     """Whether the clock, and whether chance, changes what is written."""
-    if tracer is None:
-        return False, False
     times = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
-    variables = dict(study.variables)
     clock = chance = False
     for messages, tools in itertools.product(_TRIED, (None, TOOLS)):
         if study.probe(messages, tools is not None, True) is None:
             continue
-        runs = [tracer.run(messages, tools, add_generation_prompt=True, variables=variables, now=now) for now in times]
+        given: dict[str, Any] = {"add_generation_prompt": True, "variables": study.variables}
+        runs = [tracer.run(messages, tools, **given, now=now) for now in times]
         texts = [None if run is None else run.text for run in runs]
         clock |= texts[0] != texts[1]
         chance |= any(run is not None and run.drew for run in runs)
@@ -121,7 +119,7 @@ class _Counted:
         return self._template.render(*given, **named)
 
 
-def find_cost(renderer: Renderer, tracer: LineTracer | None) -> Cost:
+def find_cost(renderer: Renderer, tracer: LineTracer) -> Cost:
     template = renderer.study().template
     source = getattr(template, "source", "")
     counted = _Counted(template)
@@ -153,11 +151,9 @@ def find_cost(renderer: Renderer, tracer: LineTracer | None) -> Cost:
     return Cost(lines, len(source), asked, answered, bridged, later, _steps(renderer.study(), tracer))
 
 
-def _steps(study: TemplateStudy, tracer: LineTracer | None) -> tuple[int, int] | None:
-    if tracer is None:
-        return None
+def _steps(study: TemplateStudy, tracer: LineTracer) -> tuple[int, int] | None:
     asked = [[USER, ANSWER] * (count // 2) for count in (8, 64)]
     if any(study.probe(messages, False, False) is None for messages in asked):
         return None
-    runs = [tracer.run(messages, variables=dict(study.variables)) for messages in asked]
+    runs = [tracer.run(messages, variables=study.variables) for messages in asked]
     return None if None in runs else (len(runs[0].events), len(runs[1].events))  # type: ignore[union-attr]

@@ -139,7 +139,7 @@ def in_order(calls: Sequence[Asked]) -> list[Asked]:
     ends: dict[bytes, int] = {}
     for kind in ("prompt", "stream"):
         for at, one in enumerate(calls):
-            ends.setdefault(_key(getattr(one, kind)), at)
+            ends.setdefault(digest(getattr(one, kind)), at)
     lengths = sorted({len(ids) for one in calls for ids in (one.prompt, one.stream)} - {0})
     placed: dict[int, None] = {}
     for at in range(len(calls)):
@@ -162,5 +162,6 @@ def _before(prompt: Ids, lengths: Sequence[int], ends: Mapping[bytes, int]) -> i
     return found
 
 
-def _key(ids: Ids) -> bytes:
+def digest(ids: Ids) -> bytes:
+    """What stands for ids where they are looked up."""
     return blake2b(np.ascontiguousarray(ids).data, digest_size=16).digest()

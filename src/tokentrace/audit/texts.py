@@ -94,7 +94,7 @@ def call_ids(study: TemplateStudy) -> tuple[str, str]:
     return ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
 
 
-def find_altered(study: TemplateStudy, tracer: LineTracer | None, unread: Sequence[str] = ()) -> tuple[Altered, ...]:
+def find_altered(study: TemplateStudy, tracer: LineTracer, unread: Sequence[str] = ()) -> tuple[Altered, ...]:
     """The fields that do not arrive as given, each once, with the first kind of texts that shows it.
 
     `unread` says which arguments are not read back as they were given, though the template writes them. What the matrix
@@ -162,7 +162,7 @@ class _Place:
     """A field of a message in a small conversation."""
 
     study: TemplateStudy
-    tracer: LineTracer | None
+    tracer: LineTracer
     role: str
     field: str
     said: Callable[[str], Said]
@@ -213,8 +213,6 @@ class _Place:
         text; of a text that is left out, the last condition which, turned round, would have it written.
         """
         tracer = self.tracer
-        if tracer is None:
-            return None, "", ""
         given_to, other = self._given(given), self._given(_SIMPLE)
         run, plain = tracer.run(**given_to), tracer.run(**other)
         if run is None or plain is None:
@@ -241,7 +239,7 @@ class _Place:
         return {
             "messages": adapt(messages, self.study.forms).messages,
             "tools": TOOLS if self._tools(messages) else None,
-            "variables": {n: str(v) if isinstance(v, str) else v for n, v in self.study.variables.items()},
+            "variables": self.study.variables,
         }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from ..tokens.visible import listed
 from .appends import Cell, Outcome
 from .cases import Append, Arguments, Said, Turn
 from .facts import Prompting, Reading, Stops
@@ -187,7 +188,7 @@ def _against(by_append: Mapping[Append, Sequence[Cell]], fits: Callable[[Cell], 
 _FOLLOWS: Final[Mapping[Append, str]] = {
     Append.TOOL: "a tool's result",
     Append.PARALLEL: "two results",
-    Append.TOOL_USER: "a result and a user",
+    Append.TOOL_USER: "a result with a user after it",
     Append.USER: "a user",
     Append.SYSTEM: "a system message",
     Append.ASSISTANT: "another turn",
@@ -196,10 +197,9 @@ _FOLLOWS: Final[Mapping[Append, str]] = {
 
 def sentence(appends: Sequence[Append], turns: str, why: str) -> str:
     """What goes wrong, where these are appended to these turns."""
-    *first, last = [_FOLLOWS[append] for append in appends] or [""]
-    follows = f"{', '.join(first)} or {last}" if first else last
-    if follows:
-        return f"where {follows} follows {turns or 'a turn'}: {why}"
+    if appends:
+        follows = listed((_FOLLOWS[append] for append in appends), "or")
+        return f"where {f'{turns} are' if turns else 'a turn is'} followed by {follows}: {why}"
     return f"{turns}: {why}" if turns else why
 
 
@@ -227,7 +227,7 @@ def _cause(cell: Cell, in_turn: bool) -> str:
     said = [_broken(one.where, one.blame, one.fields) for one in cell.breaks if one.at_turn or not in_turn]
     if said and cell.case.given:
         said[-1] += f", {cell.case.given}"
-    lost = [*_lost(cell.lost), *(() if in_turn else cell.lost_after)]
+    lost = dict.fromkeys([*_lost(cell.lost), *(() if in_turn else cell.lost_after)])
     said += [f"{', '.join(lost)} reaches no token"] if lost else []
     said += [_NO_END] * (in_turn and not cell.ends)
     return "; ".join(dict.fromkeys(said))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +78,20 @@ def check(
       tokentrace check theirs.jsonl -t ./Qwen3-8B --json | jq .causes
       tokentrace check ./saved_dataset -t ./Qwen3-8B --limit 1000 -o report.txt
     """
+    from click.core import ParameterSource
+
     from ..data.check.columns import RowColumns
     from ..data.check.dataset import check_dataset
     from ..show.checks import plain_view, text_view
-    from .inputs import chosen_tokenizer
+    from .inputs import chosen_tokenizer, row_settings
 
     name = chosen_tokenizer(tokenizer)
+    given = [option for option in options if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE]
     with ProgressBars(transient=True) as bars:
         report = check_dataset(
             rows,
             tokenizer=name,
-            changes=_changes(ctx, options),
+            changes=row_settings({option: options[option] for option in given}),
             sources=sources,
             columns=RowColumns(ids_column, mask_column),
             pad_token=pad_token,
@@ -108,26 +110,3 @@ def check(
         write_page(html, report)
     allowed = report.rows and allow_unchecked and not report.differing
     ctx.exit(0 if (report.rows and report.clean) or allowed else 1)
-
-
-def _changes(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The settings that options were given for, by name."""
-    from click.core import ParameterSource
-
-    from ..conversation.messages import check_tools
-    from .inputs import parse_kwargs, read_template, read_tools, split_list
-
-    readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "parts": ("parts", split_list),
-        "roles": ("roles", split_list),
-        "kwargs": ("template_kwargs", parse_kwargs),
-        "chat_template": ("chat_template", read_template),
-        "tools": ("tools", lambda path: check_tools(read_tools(path))),
-        "messages_column": ("columns", lambda name: {"messages": name}),
-    }
-    changes: dict[str, Any] = {}
-    for name, value in options.items():
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            setting, read = readers.get(name, (name, lambda given: given))
-            changes[setting] = read(value)
-    return changes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -164,3 +164,24 @@ def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
 def split_list(names: str) -> list[str]:
     """Names between commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What options say of how rows are made, by the names of `TokenizeSettings.described`."""
+    from ..conversation.messages import check_tools
+
+    readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "parts": ("parts", split_list),
+        "roles": ("roles", split_list),
+        "kwargs": ("template_kwargs", parse_kwargs),
+        "chat_template": ("chat_template", read_template),
+        "tools": ("tools", lambda path: check_tools(read_tools(path))),
+        "max_row_bytes": ("row_bytes", int),
+    }
+    columns = {name.removesuffix("_column"): value for name, value in options.items() if name.endswith("_column")}
+    found: dict[str, Any] = {"columns": columns} if columns else {}
+    for name, value in options.items():
+        if not name.endswith("_column"):
+            setting, read = readers.get(name, (name, lambda given: given))
+            found[setting] = read(value)
+    return found

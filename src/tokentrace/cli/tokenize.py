@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +125,8 @@ def tokenize(
       tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --for axolotl
       tokentrace tokenize big/ -o /shared/rows.parquet -t /shared/Qwen3-8B --ray
     """
+    from ..data.tokenizing import TokenizeSettings
+    from .inputs import chosen_tokenizer, row_settings
 
     if output is None and show is None and html is None:
         raise click.UsageError("name the file to write with -o, or look at rows with --show")
@@ -134,7 +135,8 @@ def tokenize(
     if trainer is not None and (output is None or stats):
         what = "it has no columns for --stats" if stats else "name it with -o"
         raise click.UsageError(f"--for {trainer} is about the file that is written: {what}")
-    job = _settings(options)
+    name = chosen_tokenizer(options.pop("tokenizer"))
+    job = TokenizeSettings.read(row_settings(options), name)
     bad = 0
     if output is not None:
         how = {"workers": workers, "split": split, "overwrite": overwrite, "restart": restart, "trainer": trainer}
@@ -158,35 +160,6 @@ def tokenize(
     if show is not None or html is not None:
         _show_rows(inputs, split, job, show or 10, html)
     ctx.exit(1 if bad else 0)
-
-
-def _settings(options: Mapping[str, Any]) -> TokenizeSettings:
-    """What the options say, as settings."""
-    from ..conversation.messages import check_tools
-    from ..data.conversations import Columns
-    from ..data.tokenizing import TokenizeSettings
-    from ..samples.supervised import SampleSettings
-    from ..samples.truncation import Overlong
-    from .inputs import chosen_tokenizer, parse_kwargs, read_template, read_tools, split_list
-
-    columns = ("messages_column", "tools_column", "system_column", "prompt_column", "completion_column")
-    kept = ("renderer", "control_tokens", "messages", "lost", "use_patched", "parse_arguments", "max_length", "labels")
-    tools = check_tools(read_tools(options["tools"]))
-    return TokenizeSettings(
-        tokenizer=chosen_tokenizer(options["tokenizer"]),
-        chat_template=read_template(options["chat_template"]),
-        template_kwargs=parse_kwargs(options["kwargs"]),
-        samples=SampleSettings(
-            parts=split_list(options["parts"]),
-            roles=split_list(options["roles"]),
-            **{name: options[name] for name in ("turns", "past", "final_stop")},
-        ),
-        columns=Columns(*(options[name] for name in columns)),
-        tools=None if tools is None else tuple(tools),
-        overlong=Overlong(options["overlong"]),
-        row_bytes=options["max_row_bytes"],
-        **{name: options[name] for name in kept},
-    )
 
 
 def _with_options(error: Exception) -> Exception:

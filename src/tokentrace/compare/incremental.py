@@ -25,13 +25,13 @@ from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import RendererError, TemplateError, TemplateLimitError
 from ..rendering.renderer import Renderer
 from ..settings import choose
+from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids, Tokenizer
 from .causes import Cause
 from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
-from .texts import shared_start
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
@@ -172,7 +172,7 @@ class _Added:
 
     def _detail(self, cause: NoteCause) -> str:
         if cause is NoteCause.REWRITTEN:
-            at = shared_start(self.before, self.after.text)
+            at = common_prefix(self.before, self.after.text)
             was, now = short_text(self.before[at:]), short_text(self.after.text[at:])
             return (
                 f"the template writes what stands before it otherwise once it is there: at character {at}, {was} "

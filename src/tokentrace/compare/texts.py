@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from ..study.turns import common_prefix as same_start
 from ..tokens.alignment import Hunk, align, common_prefix
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import visible
@@ -59,19 +60,6 @@ def quoted(text: str, most: int = 48) -> str:
     return f"`{text}`" if len(text) <= most else f"`{text[:most]}…`"
 
 
-def shared_start(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
-    size, at, step = min(len(first), len(second)), 0, 256
-    while at < size:
-        if first[at : at + step] == second[at : at + step]:
-            at, step = at + step, step * 4
-        elif step == 1:
-            return at
-        else:
-            step = max(1, step // 4)
-    return size
-
-
 @dataclass(frozen=True, slots=True)
 class TextWindow:
     """A difference as text: what comes before it on both sides, and how each goes on from the first other token."""
@@ -94,7 +82,7 @@ class TextWindow:
         ours = (begun + spell(vocabulary, stream[hunk.start : hunk.start + forward])).decode("utf-8", "replace")
         theirs = begun + spell(vocabulary, prompt[hunk.other_start : hunk.other_start + forward])
         other = theirs.decode("utf-8", "replace")
-        return cls(lead, ours, other, shared_start(ours, other), hunk.start + forward >= len(stream))
+        return cls(lead, ours, other, same_start(ours, other), hunk.start + forward >= len(stream))
 
 
 def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:

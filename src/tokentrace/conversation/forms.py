@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from ..errors import kind_of
 from .messages import RESULT_ROLES, ROLES, TEXT_OR_NONE, THOUGHTS
-from .place import Place, kind_of
+from .place import Place
 from .values import check_depth, finite, is_usual, no_constant, plain_json, unique
 
 TEXT_PARTS: Final[Mapping[str, str]] = {

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .functions import known_schema
-from .place import Place, is_list, kind_of
+from .place import Place, is_list
 from .values import check_depth, is_plain, is_usual
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 
 
 class Place(NamedTuple):
@@ -37,10 +37,6 @@ class Place(NamedTuple):
         if callable(getattr(value, "model_dump", None)):
             return dict(value.model_dump(exclude_none=True))
         raise self.wrong(value, "a mapping")
-
-
-def kind_of(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def is_list(value: Any) -> bool:

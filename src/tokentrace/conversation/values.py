@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .place import Place
 
 MAX_DEPTH: Final = 128
@@ -20,6 +20,7 @@ MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_TEXT: Final = frozenset({str})
 _USUAL: Final = 100
 """How many values `is_usual` looks at, so that none is nested too deeply; larger ones are counted."""
 
@@ -46,19 +47,16 @@ def is_usual(value: Any) -> bool:
     """Whether a value is a dict as nearly all arguments are: JSON all the way down, and not much of it."""
     if type(value) is not dict:
         return False
-    left, containers = _USUAL, [value]
+    left = _USUAL
+    containers: list[Any] = [value]
     for one in containers:  # which grows meanwhile
         left -= len(one)
-        if left < 0:
+        keys, items = (one, one.values()) if type(one) is dict else ((), one)
+        if left < 0 or not _TEXT.issuperset(map(type, keys)):
             return False
-        if type(one) is dict:
-            for key in one:
-                if type(key) is not str:
-                    return False
-        for item in one.values() if type(one) is dict else one:
-            kind = type(item)
-            if kind not in _SCALARS:
-                if kind is not dict and kind is not list:
+        for item in items:
+            if type(item) not in _SCALARS:
+                if type(item) is not dict and type(item) is not list:
                     return False
                 containers.append(item)
     return True
@@ -122,12 +120,12 @@ class _Plain:
         if found is not self:
             return self.value(found, path)
         hint = "; give its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._refused(f"holds a {type(value).__name__}, which JSON does not have{hint}", path)
+        raise self._refused(f"holds {kind_of(value)}, which JSON does not have{hint}", path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, (str, int, float)) or key is None:
             return key
-        raise self._refused(f"has a key that is not a string but a {type(key).__name__}", path)
+        raise self._refused(f"has a key that is not a string but {kind_of(key)}", path)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:

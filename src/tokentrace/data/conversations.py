@@ -14,7 +14,7 @@ import numpy as np
 
 from ..conversation.place import Place
 from ..conversation.shapes import Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
-from ..errors import InputError
+from ..errors import InputError, kind_of
 
 MESSAGES: Final = ("messages", "conversations", "conversation")
 COMPLETIONS: Final = ("completion", "response")
@@ -73,7 +73,7 @@ def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | No
             raise InputError("columns are named, but the row is a list of messages")
         row = {"messages": row}
     if not isinstance(row, Mapping):
-        raise InputError(f"a row must be a mapping of columns or a list of messages, not a {type(row).__name__}")
+        raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     first, second = _message_columns(row, columns)
     said = [_listed(row, first)] if second is None else [_said(row, first), _said(row, second)]
     shape = shape or shape_of([message for part in said if isinstance(part, list) for message in part])
@@ -164,7 +164,7 @@ def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
     if isinstance(value, str):
         value = parsed_json(value, Place(field=column))
     if not isinstance(value, (list, tuple)):
-        raise InputError(f"must be a list of messages, not {_kind(value)}", field=column)
+        raise InputError(f"must be a list of messages, not {kind_of(value)}", field=column)
     if not value:
         raise InputError("holds no message", field=column)
     return list(value)
@@ -194,11 +194,7 @@ def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InputError(f"must be a mapping of template variables, not {_kind(value)}", field=VARIABLES)
+        raise InputError(f"must be a mapping of template variables, not {kind_of(value)}", field=VARIABLES)
     if taken := [name for name in value if not isinstance(name, str) or name in _RESERVED]:
         raise InputError(f"{str(taken[0])[:80]!r} is not a variable that a row can set", field=VARIABLES)
     return value
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

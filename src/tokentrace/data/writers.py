@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from .sources import pyarrow
 
 SUFFIXES: Final = (".parquet", ".arrow", ".jsonl", ".jsonl.gz")
@@ -230,5 +230,5 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(row, dict):
-        raise InputError(f"{where}: a sample is an object, not a {type(row).__name__}")
+        raise InputError(f"{where}: a sample is an object, not {kind_of(row)}")
     return row

@@ -28,8 +28,9 @@ from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.sample import Sample
-from ..samples.trajectories import report_rollouts, trajectory_samples
+from ..samples.trajectories import owned_turns, report_rollouts, trajectory_samples
 from ..tokens.alignment import align
+from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids
 from .rollouts import FollowUps, question_reward, question_tasks
 
@@ -193,12 +194,10 @@ def score_row(rollout: Rollout, row: Row, model: Scorer) -> Scored:
     one side, foreign on the other.
     """
     ids, mask = row
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
-    runs = list(zip(edges[::2], edges[1::2], strict=True))
     turns = sampled_turns(rollout)
     sampled = sum(len(turn) for turn, _ in turns)
     found: list[tuple[int, float]] = []
-    for (turn, logprobs), (start, stop) in zip(turns, runs, strict=False):
+    for (turn, logprobs), (start, stop) in zip(turns, runs(mask), strict=False):
         found += [(start + theirs, float(logprobs[ours])) for ours, theirs in _paired(turn, ids[start:stop])]
     positions = np.asarray([position for position, _ in found], np.int64)
     engine = np.asarray([logprob for _, logprob in found], np.float64)
@@ -211,9 +210,7 @@ def score_row(rollout: Rollout, row: Row, model: Scorer) -> Scored:
 def sampled_turns(rollout: Rollout) -> list[tuple[Ids, npt.NDArray[np.float32]]]:
     """Ids and logprobs of every turn that was sampled, in order, each once."""
     trajectory = rollout.trajectory
-    turns = [turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k]
-    turns.sort(key=lambda turn: turn.write)
-    return [(trajectory.completion(turn), trajectory.completion_logprobs(turn)) for turn in turns]
+    return [(trajectory.completion(one), trajectory.completion_logprobs(one)) for one in owned_turns(trajectory)]
 
 
 def _paired(one: Ids, other: Ids) -> list[tuple[int, int]]:

@@ -16,12 +16,13 @@ from ..compare.breaks import Break, Cause
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..rollout.loop import Rollout
-from ..show.contrasts import break_contrast
+from ..show.contrasts import Differences
 from ..show.documents import document_of
 from ..tokens.alignment import Hunk, align
+from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted, visible
-from ..viewer.document import HUES, Cell, Contrast, Document, Lanes, Track, token_columns
+from ..viewer.document import HUES, Cell, Document, Lanes, Track, token_columns
 from ..viewer.document import Table as PageTable
 from ..viewer.page import page_html
 from .paths import ABOUT, TEMPERATURE, ClientPath, PathReport
@@ -288,13 +289,10 @@ def demo_page(demo: Demo, renderer: Renderer) -> str:
 
 def demo_document(demo: Demo, renderer: Renderer) -> Document:
     reports = demo.paths
-    tracks: list[Track] = []
-    contrasts: list[Contrast] = []
+    differences = Differences()
     for found, place in _page_examples(demo):
-        sides, contrast = break_contrast(found, len(tracks), f"{found.cause}: {place}", renderer.tokenizer)
-        tracks += sides
-        contrasts.append(contrast)
-    _add_whole(reports, renderer, tracks, contrasts)
+        differences.add_break(f"{found.cause}: {place}", found, renderer.tokenizer)
+    _add_whole(reports, renderer, differences)
     rollouts = counted(len(reports[0].rollouts), "rollout")
     return Document(
         "Three ways to the next turn",
@@ -306,9 +304,7 @@ def demo_document(demo: Demo, renderer: Renderer) -> Document:
         tables=[_measures_table(reports), _causes_table(demo)],
         lanes=[_lanes(report) for report in reports],
         notes=remarks(demo),
-        tracks=tracks,
-        contrasts=contrasts,
-        start="diff=0" if contrasts else "track=0",
+        **differences.shown(),
     )
 
 
@@ -338,8 +334,7 @@ def _lanes(report: PathReport) -> Lanes:
     streams = []
     for rollout in report.rollouts:
         trajectory = rollout.trajectory
-        edges = np.flatnonzero(np.diff(trajectory.loss_mask(once=False), prepend=False, append=False)).tolist()
-        sampled = list(zip(edges[::2], edges[1::2], strict=True))
+        sampled = runs(trajectory.loss_mask(once=False))
         streams.append((len(trajectory), sampled, [one.start for one in trajectory.branches[1:]]))
     return Lanes(
         str(report.path), f"{counted(report.num_breaks, 'break')}, {counted(report.samples, 'sample')}", streams
@@ -359,9 +354,7 @@ def _page_examples(demo: Demo) -> list[tuple[Break, str]]:
 # -- one rollout
 
 
-def _add_whole(
-    reports: Sequence[PathReport], renderer: Renderer, tracks: list[Track], contrasts: list[Contrast]
-) -> None:
+def _add_whole(reports: Sequence[PathReport], renderer: Renderer, differences: Differences) -> None:
     """A rollout of tokentrace, and where a render of its final messages has other tokens; one that has, if any does."""
     ours = [one for report in reports if report.path is ClientPath.TOKENTRACE for one in report.rollouts]
     if not ours:
@@ -370,15 +363,13 @@ def _add_whole(
     chosen, ids, hunks = min(found, key=lambda each: (not each[2], each[0].turns < 3, len(each[0].trajectory)))
     made = document_of(chosen.trajectory, tokenizer=renderer).tracks[0]
     name = f"{chosen.task.name} by tokentrace, whole"
-    tracks.append(replace(made, name=name, roles=[str(message["role"]) for message in chosen.messages]))
-    if hunks:
-        hues = np.full(len(ids), HUES["scaffold"], np.uint8)
-        tracks.append(Track("", ids, hues, **token_columns(renderer.tokenizer, ids)))
-        base, names = len(tracks) - 2, ("sampled", "encoded again")
-        about = "what encoding its text again would replace"
-        contrasts.append(
-            Contrast(f"{name}, and encoded again", base, len(made.ids), base + 1, hunks, names, about=about)
-        )
+    whole = replace(made, name=name, roles=[str(message["role"]) for message in chosen.messages])
+    if not hunks:
+        differences.tracks.append(whole)
+        return
+    again = Track("", ids, np.full(len(ids), HUES["scaffold"], np.uint8), **token_columns(renderer.tokenizer, ids))
+    about = "what encoding its text again would replace"
+    differences.add(f"{name}, and encoded again", whole, again, hunks, ("sampled", "encoded again"), about)
 
 
 def _encoded_again(rollout: Rollout, renderer: Renderer) -> tuple[Ids, list[Hunk]]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import TrajectoryError, shown
+from ..tokens.alignment import common_prefix
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import POSITIVE_NOISE, as_ids
@@ -248,14 +249,11 @@ def answered_count(value: Any, what: str) -> int | None:
 def check_prompt_echo(value: Any, ids: Ids) -> None:
     """The prompt that the engine says it read must be the one that was sent."""
     echoed = answered_ids(value, "prompt_token_ids", None)
-    if np.array_equal(echoed, ids):
-        return
-    shared = min(len(echoed), len(ids))
-    differ = np.flatnonzero(echoed[:shared] != ids[:shared])
-    at = int(differ[0]) if len(differ) else shared
-    raise EngineAnswerError(
-        f"the engine read another prompt than was sent: {len(echoed)} ids of {len(ids)}, different from {at} on"
-    )
+    at = common_prefix(echoed, ids)
+    if not at == len(echoed) == len(ids):
+        raise EngineAnswerError(
+            f"the engine read another prompt than was sent: {len(echoed)} ids of {len(ids)}, different from {at} on"
+        )
 
 
 # -- whole and in pieces

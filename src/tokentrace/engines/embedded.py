@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..pocket import POCKET
 from ..pocket.model import Cache, PocketModel, load_pocket
 from ..pocket.weights import weights_from
+from ..tokens.alignment import common_prefix
 from ..tokens.ids import check_ids
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
@@ -410,9 +411,7 @@ def _step(model: PocketModel, batch: Sequence[tuple[_Sequence, int]]) -> list[_D
 
 def _shared(ids: Ids, prompt: Ids) -> int:
     """How many ids a prompt begins with that are cached; its last one is read in any case."""
-    limit = min(len(ids), len(prompt) - 1)
-    same = ids[:limit] == prompt[:limit]
-    return limit if same.all() else int(np.argmin(same))
+    return common_prefix(ids, prompt[:-1])
 
 
 def _pocket_bytes(token: int) -> bytes:

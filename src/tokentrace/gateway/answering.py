@@ -28,7 +28,6 @@ from .causes import text_of
 from .dialect import Dialect, Head, Reply
 from .dialect import told as told_response
 from .names import call_ids_of, response_name, written_ids
-from .packing import pack_channels
 from .requests import Request, RequestError
 from .stops import StopTexts, cut_response
 from .store import Closed, Conflict, Missing, StoreError, Taken
@@ -49,24 +48,20 @@ UnderWay: TypeAlias = dict[tuple[str, str], "asyncio.Future[Answered]"]
 """Answers that are being sampled, by session and the names of their requests."""
 
 
-def _future() -> asyncio.Future[Answered]:
-    future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody has to wait for it
-    return future
-
-
 @dataclass(slots=True, eq=False)
 class Claim:
     """One request that is being answered. Whoever makes a claim has to `end` it, whatever happens."""
 
     under_way: UnderWay
     keys: list[tuple[str, str]]
-    future: asyncio.Future[Answered] = field(default_factory=_future)
+    future: asyncio.Future[Answered]
 
     @classmethod
     def make(cls, under_way: UnderWay, session: str, names: Iterable[str]) -> Claim:
         """Say that the request of these names is being answered from now on."""
-        claim = cls(under_way, [(session, name) for name in names])
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody has to wait for it
+        claim = cls(under_way, [(session, name) for name in names], future)
         under_way.update(dict.fromkeys(claim.keys, claim.future))
         return claim
 
@@ -301,7 +296,6 @@ class Answer:
                         notes=notes,
                         sampling=self.sampling.described(),
                     )
-                    record = replace(record, channels=pack_channels(reply.completion.channels))
                     began = time.perf_counter()
                     last = choice == self.request.n - 1  # only then is the request ended
                     request = self.head.id if last else f"{self.head.id}#{choice}"

@@ -108,12 +108,14 @@ class App:
     async def _caller(self, request: HTTPRequest, public: bool) -> Caller:
         return Caller(Role.AGENT) if public else await self.access.caller(_headers(request))
 
+    async def _session(self, request: HTTPRequest, caller: Caller) -> str:
+        return await self.access.session(caller, request.path_params.get("session"), _headers(request))
+
     # -- the dialects' routes
 
     def _sampling(self, dialect: Dialect) -> Answering:
         async def endpoint(request: HTTPRequest, caller: Caller) -> Response:
-            headers = _headers(request)
-            session = await self.access.session(caller, request.path_params.get("session"), headers)
+            headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
             names, retry = _names(dialect, raw, headers)
@@ -137,14 +139,13 @@ class App:
         return endpoint
 
     async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
-        headers = _headers(request)
-        session = await self.access.session(caller, request.path_params.get("session"), headers)
+        session = await self._session(request, caller)
         body = parse_json(await read_body(request, self.gateway.limits.body_bytes))
-        asked = read_count(body, headers)
+        asked = read_count(body, _headers(request))
         return json_response(count_answer(await self.gateway.count(session, asked)))
 
     async def _stored_response(self, request: HTTPRequest, caller: Caller) -> Response:
-        session = await self.access.session(caller, request.path_params.get("session"), _headers(request))
+        session = await self._session(request, caller)
         head, replies = await self.gateway.stored(session, request.path_params["response"])
         return json_response(RESPONSES.answer(head, replies))
 

@@ -24,7 +24,7 @@ from ..parsing.events import Done, Event
 from ..parsing.shapes import CallId, openai_message
 from ..parsing.sse import OPENAI_END, OpenAIChunks, encode_sse
 from .dialect import Dialect, Head, Reply, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
-from .requests import Body, Request, RequestError, refusing, structure_of, thinking_hints
+from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
 from .token_fields import TokenFields, asked_fields, asks, carried
 
 _HARMLESS: Final = (
@@ -122,10 +122,7 @@ def _check_choice(name: str, choice: Mapping[str, Any], tools: Sequence[Mapping[
     if choice.get("type") == "allowed_tools":
         return
     function = choice.get("function", choice)
-    called = function.get("name") if isinstance(function, Mapping) else None
-    names = [(tool.get("function") or tool).get("name") for tool in tools or ()]
-    if not isinstance(called, str) or called not in names:
-        raise RequestError("names no tool of this request", field=name)
+    offered(name, function.get("name") if isinstance(function, Mapping) else None, tools)
 
 
 def _continued(said: Body, messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -288,9 +288,7 @@ class Gateway:
         async with self.sessions.held(live.info.id) as now:
             turns = [now.session.turns[number] for number in numbers if number is not None]
             replies = [self._reply_of(now, turn) for turn in turns]
-            first = turns[0]
-            prompt_ids = now.session.trajectory.stream(first.branch)[: first.start]
-        head = self._head(request, prompt_ids, str(first.notes["response"]), first.notes.get("created"))
+            head = self._head_of(now, turns[0], request)
         self.metrics.replayed.inc()
         return Answer(self, live.info.id, dialect, request, head, replies=replies)
 
@@ -301,6 +299,11 @@ class Gateway:
             if not any(each["ended"] is None and name in each.get("names", ()) for each in noted):
                 return
             await asyncio.sleep(_POLL)
+
+    def _head_of(self, live: Live, turn: Recorded, request: Request) -> Head:
+        """What was known of a recorded answer before its first token."""
+        prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
+        return self._head(request, prompt_ids, str(turn.notes["response"]), turn.notes.get("created"))
 
     def _reply_of(self, live: Live, turn: Recorded) -> Reply:
         """A reply, read again from its tokens."""
@@ -339,9 +342,7 @@ class Gateway:
                 instructions=int(notes.get("instructions") or 0),
                 echo=notes.get("echo") or {},
             )
-            reply = self._reply_of(live, turn)
-            prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
-        return self._head(request, prompt_ids, str(notes["response"]), notes.get("created")), [reply]
+            return self._head_of(live, turn, request), [self._reply_of(live, turn)]
 
     # -- weights, shutting down
 

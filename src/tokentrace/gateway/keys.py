@@ -15,7 +15,7 @@ from typing import Final
 from ..errors import InputError
 from ..files import owned
 
-_LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+(\S.*))?")
+_LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
 
 
 class Role(StrEnum):
@@ -36,7 +36,6 @@ class Caller:
     role: Role
     session: str | None = None
     """The one session that a session's key is for."""
-    name: str = ""
 
 
 def hash_key(key: str) -> str:
@@ -52,56 +51,57 @@ def new_key() -> str:
 class Keys:
     """The keys of a file: a line each, ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments.
 
-    A file that changes is read again. While it is not there, or not a file of keys, no key counts.
+    InputError where there is no such file, or it is not one of keys. A file that changes is
+    read again; while it cannot be read, no key counts.
     """
 
-    def __init__(self, callers: dict[str, Caller], path: Path | None = None) -> None:
-        self._callers, self._path = callers, path
-        self._seen = _changed(path)
-
-    @classmethod
-    def read(cls, path: Path) -> Keys:
-        """Read a file of keys; InputError names the line that is wrong."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise InputError(f"{path} is not a file of keys: it is not text") from None
-        except OSError as error:
-            problem = f"{path}: {error.strerror}; make a file of keys with: tokentrace keys {path} --admin"
-            raise InputError(problem) from error
-        callers: dict[str, Caller] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            match = _LINE.fullmatch(line.strip())
-            if match is None:
-                raise InputError(
-                    f"{path}, line {number}: a key is written as 'admin sha256:…' or 'agent sha256:…', with 64 digits "
-                    f"of its hash; tokentrace keys {path} --agent adds one"
-                )
-            callers["sha256:" + match[2]] = Caller(Role(match[1]), name=match[3] or "")
-        if not any(caller.role is Role.ADMIN for caller in callers.values()):
-            raise InputError(f"{path}: has no admin key, so nobody could read what is recorded; add one with --admin")
-        return cls(callers, path)
+    def __init__(self, path: Path) -> None:
+        self._path, self._seen = path, _changed(path)
+        self._callers = _read(path)
 
     def caller(self, hashed: str) -> Caller | None:
         """Who a key belongs to, by its hash."""
         changed = _changed(self._path)
-        if self._path is not None and changed != self._seen:
+        if changed != self._seen:
             self._callers = {}
             with contextlib.suppress(InputError):
-                self._callers = Keys.read(self._path)._callers
+                self._callers = _read(self._path)
             self._seen = changed
         return self._callers.get(hashed)
 
 
-def _changed(path: Path | None) -> tuple[int, ...] | None:
+def _read(path: Path) -> dict[str, Caller]:
+    """Who the keys of a file belong to, by their hashes; InputError names the line that is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a file of keys: it is not text") from None
+    except OSError as error:
+        problem = f"{path}: {error.strerror}; make a file of keys with: tokentrace keys {path} --admin"
+        raise InputError(problem) from error
+    callers: dict[str, Caller] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise InputError(
+                f"{path}, line {number}: a key is written as 'admin sha256:…' or 'agent sha256:…', with 64 digits "
+                f"of its hash; tokentrace keys {path} --agent adds one"
+            )
+        callers["sha256:" + match[2]] = Caller(Role(match[1]))
+    if not any(caller.role is Role.ADMIN for caller in callers.values()):
+        raise InputError(f"{path}: has no admin key, so nobody could read what is recorded; add one with --admin")
+    return callers
+
+
+def _changed(path: Path) -> tuple[int, ...] | None:
     """What tells whether a file is another than before."""
     try:
-        found = None if path is None else path.stat()
+        found = path.stat()
     except OSError:
         return None
-    return None if found is None else (found.st_ino, found.st_ctime_ns, found.st_size)
+    return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def add_key(path: Path, role: Role, name: str = "") -> str:

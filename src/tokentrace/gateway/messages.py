@@ -41,7 +41,7 @@ from ..parsing.partial import PartialObject
 from ..parsing.shapes import CallId, anthropic_message
 from ..parsing.sse import AnthropicEvents, encode_sse
 from .dialect import Dialect, Head, Reply, Telling, finish_reason, told, usage_of
-from .requests import Body, Request, RequestError, refusing, structure_of, thinking_hints
+from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
 from .token_fields import TokenFields, asked_fields, carried
 
 BILLING: Final = "x-anthropic-billing-header:"
@@ -212,8 +212,8 @@ def _tool_choice(said: Body, tools: Sequence[Mapping[str, Any]], wishes: list[st
     kind = choice.get("type")
     if kind not in ("auto", "any", "tool", "none"):
         raise RequestError("must be auto, any, tool or none", field="tool_choice.type")
-    if kind == "tool" and choice.get("name") not in [tool["function"]["name"] for tool in tools]:
-        raise RequestError("names no tool of this request", field="tool_choice.name")
+    if kind == "tool":
+        offered("tool_choice.name", choice.get("name"), tools)
     if kind in ("any", "tool"):
         wishes.append("tool_choice")
     if choice.get("disable_parallel_tool_use") is True:

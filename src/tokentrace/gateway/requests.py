@@ -172,13 +172,25 @@ class Request:
 
 
 class Body:
-    """A request's body, read field by field; what was not read at the end is `unread`."""
+    """A request's body, or the object `within` a field of it, read field by field; what was not read is `unread`."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, within: str = "") -> None:
         if not isinstance(body, Mapping):
-            raise RequestError(f"the body must be a JSON object, not {shown(body)}")
-        self._body = body
+            problem = f"must be a JSON object, not {shown(body)}"
+            raise RequestError(problem, field=within) if within else RequestError(f"the body {problem}")
+        self._body, self._within = body, within
         self._read: set[str] = set()
+
+    def wrong(self, name: str, problem: str, **more: Any) -> RequestError:
+        """The error for a field."""
+        return RequestError(problem, field=self._full(name), **more)
+
+    def _full(self, name: str) -> str:
+        return f"{self._within}.{name}" if self._within else name
+
+    def inside(self, name: str) -> Body:
+        """The object in a field, to be read field by field itself; an empty one where there is none."""
+        return Body(self.get(name, Mapping, "an object", {}), self._full(name))
 
     def get(self, name: str, kind: type | tuple[type, ...], words: str, default: Any = None) -> Any:
         """A field, of one of these types. None and a field that is not there are the default."""
@@ -187,21 +199,21 @@ class Body:
         if value is None:
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise RequestError(f"must be {words}, not {shown(value)}", field=name)
+            raise self.wrong(name, f"must be {words}, not {shown(value)}")
         return value
 
     def number(self, name: str, least: float, most: float) -> float | None:
         """A number within these bounds; None where there is none."""
         value = self.get(name, (int, float), "a number")
         if value is not None and not least <= value <= most:
-            raise RequestError(f"must be a number from {least:g} to {most:g}, not {shown(value)}", field=name)
+            raise self.wrong(name, f"must be a number from {least:g} to {most:g}, not {shown(value)}")
         return value  # type: ignore[no-any-return]
 
     def whole(self, name: str, least: int, most: int = 2**31 - 1) -> int | None:
         """An integer within these bounds; None where there is none."""
         value = self.get(name, int, "an integer")
         if value is not None and not least <= value <= most:
-            raise RequestError(f"must be an integer from {least} to {most}, not {shown(value)}", field=name)
+            raise self.wrong(name, f"must be an integer from {least} to {most}, not {shown(value)}")
         return value  # type: ignore[no-any-return]
 
     def sampling(self) -> dict[str, Any]:
@@ -227,14 +239,14 @@ class Body:
         value = self.number("temperature", 0, 2)
         if value is not None and 0 < value < COLDEST:
             problem = f"must be 0, for greedy sampling, or at least {COLDEST}: engines do not keep to a lower one"
-            raise RequestError(problem, field="temperature")
+            raise self.wrong("temperature", problem)
         return value
 
     def top_p(self) -> float | None:
         """The share of the likeliest tokens that is sampled from."""
         value = self.number("top_p", 0, 1)
         if value == 0:
-            raise RequestError("must be above 0: no token would be left; temperature 0 is greedy", field="top_p")
+            raise self.wrong("top_p", "must be above 0: no token would be left; temperature 0 is greedy")
         return value
 
     def top_k(self) -> int | None:
@@ -246,9 +258,7 @@ class Body:
         """Min-p and penalties, where they are not the value that does nothing."""
         found = {name: self.number(name, *bounds) for name, bounds in _SHAPING.items()}
         if found["repetition_penalty"] == 0:
-            raise RequestError(
-                "must be above 0: logits are divided by it; 1 changes nothing", field="repetition_penalty"
-            )
+            raise self.wrong("repetition_penalty", "must be above 0: logits are divided by it; 1 changes nothing")
         return {name: value for name, value in found.items() if value not in (None, PENALTIES.get(name, 0))}
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -260,7 +270,7 @@ class Body:
         value = self.get(name, (str, list), "a string or a list of strings", ())
         value = (value,) if isinstance(value, str) else tuple(value)
         if len(value) > most or not all(isinstance(each, str) and each for each in value):
-            raise RequestError(f"must be at most {most} strings, none of them empty", field=name)
+            raise self.wrong(name, f"must be at most {most} strings, none of them empty")
         return value
 
     def refuse(self, name: str, harmless: Sequence[Any], why: str, details: Mapping[str, Any] | None = None) -> None:
@@ -268,7 +278,7 @@ class Body:
         self._read.add(name)
         value = self._body.get(name)
         if value is not None and value not in harmless:
-            raise RequestError(f"{why}; leave it out", field=name, code="unsupported_parameter", details=details)
+            raise self.wrong(name, f"{why}; leave it out", code="unsupported_parameter", details=details)
 
     def refuse_unserved(self, served: Collection[str] = ()) -> None:
         """Refuse every setting of other servers that is not `served` here."""
@@ -282,7 +292,7 @@ class Body:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        return tuple(sorted(str(name)[:80] for name in self._body if name not in self._read))
+        return tuple(sorted(self._full(str(name)[:80]) for name in self._body if name not in self._read))
 
 
 def one_of(field: str, value: Any, options: Sequence[str]) -> str:
@@ -290,6 +300,13 @@ def one_of(field: str, value: Any, options: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in options:
         raise RequestError(f"must be one of {', '.join(options)}, not {shown(value)}", field=field)
     return value
+
+
+def offered(field: str, name: Any, tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """The name of a function that is among the tools, which are in the shape of chat completions."""
+    if not isinstance(name, str) or all((tool.get("function") or tool).get("name") != name for tool in tools or ()):
+        raise RequestError(f"no function {shown(name)} is among the tools", field=field)
+    return name
 
 
 def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:

@@ -19,7 +19,7 @@ from ..conversation.place import Place
 from ..conversation.responses import from_responses, in_namespace
 from ..conversation.values import check_depth
 from ..errors import shown
-from .requests import Body, Request, RequestError, one_of, refusing, structure_of, thinking_hints
+from .requests import Body, Request, RequestError, offered, one_of, refusing, structure_of, thinking_hints
 from .token_fields import TokenFields, asked_fields
 
 PREFIX: Final = "resp_"
@@ -227,27 +227,20 @@ def _tool_choice(said: Body, tools: list[dict[str, Any]], wishes: list[str]) -> 
         if choice == "required":
             wishes.append("tool_choice")
         return choice
-    names = {tool["function"]["name"] for tool in tools}
     wishes.append("tool_choice")
     match choice.get("type"):
         case "function":
-            return {"type": "function", "name": _offered("tool_choice.name", choice.get("name"), names)}
+            return {"type": "function", "name": offered("tool_choice.name", choice.get("name"), tools)}
         case "allowed_tools":
             mode = one_of("tool_choice.mode", choice.get("mode", "auto"), ("auto", "required"))
             allowed = choice.get("tools")
             if not isinstance(allowed, list) or not all(isinstance(one, Mapping) for one in allowed):
                 raise RequestError("must be a list of tools", field="tool_choice.tools")
-            found = [_offered("tool_choice.tools", one.get("name"), names) for one in allowed]
+            found = [offered("tool_choice.tools", one.get("name"), tools) for one in allowed]
             return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": n} for n in found]}
     raise RequestError(
         f"{shown(choice.get('type'))} is not served; use none, auto, required or a function", field="tool_choice.type"
     )
-
-
-def _offered(field: str, name: Any, names: set[str]) -> str:
-    if not isinstance(name, str) or name not in names:
-        raise RequestError(f"no function {shown(name)} is among the tools", field=field)
-    return name
 
 
 def _included(said: Body) -> tuple[str, ...]:
@@ -259,29 +252,29 @@ def _included(said: Body) -> tuple[str, ...]:
 
 def _reasoning(said: Body, wishes: list[str], ignored: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings as the answer repeats them, and what they hint to a template. Reasoning is never summarised."""
-    given = said.get("reasoning", dict, "an object", {})
-    hints = thinking_hints(None, given.get("effort"), field="reasoning.effort")
-    for name in ("summary", "generate_summary"):
-        if given.get(name) is not None:
-            one_of(f"reasoning.{name}", given[name], _SUMMARIES)
+    given = said.inside("reasoning")
+    effort = given.get("effort", str, "a string")
+    hints = thinking_hints(None, effort, field="reasoning.effort")
+    summaries = {name: given.get(name, str, "a string") for name in ("summary", "generate_summary")}
+    for name, wanted in summaries.items():
+        if wanted is not None:
+            one_of(f"reasoning.{name}", wanted, _SUMMARIES)
             wishes.append(f"reasoning.{name}")
-    ignored += [f"reasoning.{_short(name)}" for name in given if name not in ("effort", "summary", "generate_summary")]
-    return {"effort": given.get("effort"), "summary": given.get("summary")}, hints
+    ignored += given.unread
+    return {"effort": effort, "summary": summaries["summary"]}, hints
 
 
 def _text(said: Body, wishes: list[str], ignored: list[str]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
     """The settings as the answer repeats them, and the structure that the content has to have."""
-    given = said.get("text", dict, "an object", {})
+    given = said.inside("text")
     echo: dict[str, Any] = {"format": {"type": "text"}}
-    if given.get("verbosity") is not None:
-        echo["verbosity"] = one_of("text.verbosity", given["verbosity"], ("low", "medium", "high"))
+    verbosity, form = given.get("verbosity", str, "a string"), given.get("format", Mapping, "an object")
+    if verbosity is not None:
+        echo["verbosity"] = one_of("text.verbosity", verbosity, ("low", "medium", "high"))
         wishes.append("text.verbosity")
-    ignored += [f"text.{_short(name)}" for name in given if name not in ("format", "verbosity")]
-    form = given.get("format")
+    ignored += given.unread
     if form is None:
         return echo, None
-    if not isinstance(form, Mapping):
-        raise RequestError(f"must be an object, not {shown(form)}", field="text.format")
     kind, schema, name = form.get("type"), form.get("schema"), form.get("name")
     structure = structure_of(kind, schema, "text.format")
     if structure is not None:
@@ -302,7 +295,3 @@ def _metadata(said: Body) -> Mapping[str, str]:
             "must be at most 16 strings, none longer than 512, under names of at most 64", field="metadata"
         )
     return metadata
-
-
-def _short(name: Any) -> str:
-    return str(name)[:80]

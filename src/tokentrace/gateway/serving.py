@@ -66,7 +66,7 @@ async def open_gateway(
 ) -> AsyncIterator[App]:
     """A gateway with its store, warmed up; the store is closed at the end, the engine is not."""
     tracing = tracing or configured_tracing()
-    keys = None if settings.keys is None else Keys.read(settings.keys)
+    keys = None if settings.keys is None else Keys(settings.keys)
     store = open_store(settings.store)
     try:
         await asyncio.to_thread(warm_up, renderer)

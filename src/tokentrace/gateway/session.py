@@ -28,6 +28,7 @@ from .broken_calls import readable_calls, render_readably
 from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
 from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, next_key, reasoning, strict_meaning
 from .names import with_written_ids
+from .packing import pack_channels
 from .store import TurnRecord
 from .turns import Asked, Message, Messages, Placement, Recorded
 
@@ -60,7 +61,7 @@ class Session:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
         if asked.prompt_ids is not None:
             self._check_open_end(asked.prompt_ids, "token_ids")
-            return self._given(asked, asked.prompt_ids)
+            return _whole(asked, [asked.root], asked.prompt_ids, [])
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
         edited: int | None = None
@@ -204,7 +205,7 @@ class Session:
             np.concatenate([stream, bridged.new_ids]),
             bridged.new_ids,
             bridged.kinds,
-            owner_spans(bridged.messages, len(bridged.new_ids)),
+            bridged.message_spans,
             self._wire(base, bridged.new_ids),
             ambiguous=ambiguous,
             repairs=repairs,
@@ -219,11 +220,8 @@ class Session:
         if asked.continued:
             self._check_open_end(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        spans = owner_spans(rendered.messages, len(ids))
-        wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
-        return Placement(
-            asked, keys, None, ids, ids, Kind.PROMPT, spans, wire, False, ambiguous, refusal, notes=notes
-        )  # fmt: skip
+        placed = _whole(asked, keys, ids, owner_spans(rendered.messages, len(ids)))
+        return replace(placed, ambiguous=ambiguous, refusal=refusal, notes=notes)
 
     def _check_open_end(self, ids: Ids, field: str) -> None:
         """InputError for a prompt that is a recorded stream to its end, where the model had ended its turn itself."""
@@ -235,10 +233,6 @@ class Session:
         last = self.trajectory.turns(branch)[-1]
         if len(last) and last.finish_reason not in _UNFINISHED:
             raise InputError("is a recorded turn to its end, which the model ended itself: add a message", field=field)
-
-    def _given(self, asked: Asked, ids: Ids) -> Placement:
-        """A prompt of ids: it is what it is."""
-        return Placement(asked, [asked.root], None, ids, ids, Kind.PROMPT, [], lambda: (b"[", _numbers(ids), b"]"))
 
     def _wire(self, base: Recorded, new_ids: Ids) -> tuple[bytes, ...]:
         """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written.
@@ -356,8 +350,9 @@ class Session:
         turn = self._add(len(self.turns), info, keys)
         info |= {"matcher": self.matcher, "keys": [key.hex() for key in (*keys, turn.key)]}
         records = tuple(write_records(self.trajectory, first))
-        sampled = len(completion.ids)
-        return turn, TurnRecord(turn.number, first, records, info, sampled=sampled, prompted=len(placed.ids))
+        channels = pack_channels(completion.channels)
+        sizes = {"sampled": len(completion.ids), "prompted": len(placed.ids)}
+        return turn, TurnRecord(turn.number, first, records, info, channels, **sizes)
 
     def _open(self, placed: Placement, base: Recorded | None, extends: int, cause: str) -> int:
         """Write the prompt's new tokens; returns the branch they are in."""
@@ -456,6 +451,11 @@ def _differences(at: int, said: Message, recorded: Message) -> Iterator[str]:
     for name in sorted({*said, *recorded}):
         if said.get(name) != recorded.get(name) and (said.get(name) or recorded.get(name)):
             yield f"message {at}: {name} {'written another way' if said.get(name) else 'left out'}"
+
+
+def _whole(asked: Asked, keys: list[Key], ids: Ids, spans: list[tuple[int, int, int]]) -> Placement:
+    """A prompt that goes on from no recorded turn."""
+    return Placement(asked, keys, None, ids, ids, Kind.PROMPT, spans, lambda: (b"[", _numbers(ids), b"]"))
 
 
 def _numbers(ids: Ids) -> bytes:

@@ -8,15 +8,14 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from ..engines.protocol import PENALTIES, EngineError, SamplingParams
 from ..errors import shown
-from ..settings import whole
 from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, Matcher, Meaning, load_matcher
-from .requests import RequestError
+from .requests import Body, RequestError, one_of
 from .session import Session
 from .store import SessionInfo, State, Store, StoreError
 
@@ -43,29 +42,21 @@ class SessionSettings:
     @classmethod
     def read(cls, value: Any) -> SessionSettings:
         """Settings as JSON has them; RequestError names what is wrong."""
-        if not isinstance(value, Mapping):
-            raise RequestError(f"must be an object, not {shown(value)}", field="settings")
-        known = {"matcher", "sampling", "version", *_BUDGETS}
-        for name in value:
-            if name not in known:
-                raise RequestError(f"{shown(name)} is none of {', '.join(sorted(known))}", field="settings")
-        matcher = value.get("matcher", Matcher.NORMAL)
-        if matcher not in MEANINGS:
-            raise RequestError(f"must be strict or normal, not {shown(matcher)}", field="settings.matcher")
-        version = value.get("version")
-        if not (version is None or isinstance(version, str | int)) or isinstance(version, bool):
-            raise RequestError(f"must be a string or an integer, not {shown(version)}", field="settings.version")
-        budgets = {
-            name: None
-            if value.get(name) is None
-            else whole(f"settings.{name}", value[name], least=0, most=2**53, error=RequestError)
-            for name in _BUDGETS
-        }
-        return cls(matcher, _sampling(value.get("sampling") or {}), **budgets, version=version)
+        said = Body(value, "settings")
+        settings = cls(
+            one_of("settings.matcher", said.get("matcher", str, "a string", Matcher.NORMAL), tuple(MEANINGS)),
+            _sampling(said.get("sampling", Mapping, "an object", {})),
+            **{name: said.whole(name, 0, 2**53) for name in _BUDGETS},
+            version=said.get("version", (str, int), "a string or an integer"),
+        )
+        if said.unread:
+            known = ", ".join(field.name for field in fields(cls))
+            raise RequestError(f"may have {known}, not {', '.join(said.unread)}", field="settings")
+        return settings
 
 
-def _sampling(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not set(value) <= set(_SAMPLING):
+def _sampling(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not set(value) <= set(_SAMPLING):
         raise RequestError(f"may have {', '.join(_SAMPLING)}, not {shown(value)}", field="settings.sampling")
     hottest = value.get("temperature")
     if isinstance(hottest, int | float) and hottest > 2:

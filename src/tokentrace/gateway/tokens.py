@@ -30,7 +30,7 @@ def read_tokens(body: Any, headers: Mapping[str, str]) -> Request:
         raise RequestError("must be a list of at least one token id", field="token_ids")
     with refusing():
         ids = check_ids(given, "token_ids")
-    sampling = Body(said.get("sampling_params", Mapping, "an object", {}))
+    sampling = said.inside("sampling_params")
     sampling.refuse("n", (1,), "one completion a request is sampled here")
     sampling.refuse("stop", ([], ""), "texts are not looked for among ids: use stop_token_ids")
     stops = sampling.get("stop_token_ids", list, "a list of token ids", [])
@@ -54,7 +54,7 @@ def read_tokens(body: Any, headers: Mapping[str, str]) -> Request:
         stream=said.flag("stream"),
         usage_in_stream=bool(options.get("include_usage")),
         echo={"token_fields": [TokenFields.VLLM.value]} if said.flag("return_token_ids") else {},
-        ignored=(*said.unread, *(f"sampling_params.{name}" for name in sampling.unread)),
+        ignored=(*said.unread, *sampling.unread),
     )
 
 

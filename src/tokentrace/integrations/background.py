@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -48,16 +48,6 @@ class BackgroundLoop:
             self._thread.join()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
-
-
-async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """What coroutines return that are run at once. Where one raises, the others are cancelled, and that is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except ExceptionGroup as failed:  # the first is why, the others are the same again
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
 
 
 async def _cancel_others() -> None:

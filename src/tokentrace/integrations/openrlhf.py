@@ -17,14 +17,13 @@ import copy
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
-import numpy as np
-
 from ..engines.answers import answered_ids, answered_logprobs, checked_request, completion_kind
 from ..engines.protocol import Capabilities, Delta, Engine, EngineAnswerError, FinishReason, GenerateRequest
 from ..engines.protocol import SamplingParams as Sampling
 from ..errors import InputError
 from ..rollout.loop import Agent
 from ..rollout.record import Rollout, Task
+from ..tokens.ids import runs
 from ..trajectory.turns import LogprobKind
 from .rows import failed_row, filled_logprobs, only_sample, reward_of, without_tail
 from .sampling import sampling_of
@@ -55,7 +54,7 @@ def executed(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float 
         logprobs = [0.0] * len(ids)
     else:
         sample, reward = without_tail(only_sample(rollout.trajectory)), reward_of(rollout)
-        ids, ranges, logprobs = sample.token_ids, _runs(sample.mask), filled_logprobs(sample).tolist()
+        ids, ranges, logprobs = sample.token_ids, runs(sample.mask), filled_logprobs(sample).tolist()
     return {
         "prompt": prompt,
         "label": label,
@@ -69,12 +68,6 @@ def executed(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float 
         "scores": reward,
         "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.use.calls, "failed": int(failed is not None)},
     }
-
-
-def _runs(mask: Any) -> list[tuple[int, int]]:
-    """Where a mask is True, as ranges."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
 
 class VLLMOfTheTrainer(Engine):

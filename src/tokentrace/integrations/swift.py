@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..errors import SampleError
 from ..rollout.ends import FAILED_ENDS
 from ..rollout.record import Rollout
+from ..tokens.alignment import common_prefix
 from .rows import filled_logprobs, only_sample, prompt_response
 
 try:
@@ -64,9 +67,7 @@ def rollout_output(rollout: Rollout, *, model: str = "policy") -> RolloutOutput:
 def check_prompt(output: RolloutOutput, encoded: Sequence[int]) -> None:
     """`SampleError` where what swift encoded for training does not begin with the prompt and the ids of a rollout."""
     expected = [*output.rollout_infos["prompt_ids"], *output.response_token_ids[0]]
-    if list(encoded[: len(expected)]) != expected:
-        at = next(
-            (at for at, (one, other) in enumerate(zip(expected, encoded, strict=False)) if one != other), len(encoded)
-        )
+    at = common_prefix(np.asarray(expected), np.asarray(encoded))
+    if at < len(expected):
         part = "prompt" if at < len(output.rollout_infos["prompt_ids"]) else "response"
         raise SampleError(f"swift trains other ids than the model saw: the first at token {at}, in the {part}")

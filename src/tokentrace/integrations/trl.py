@@ -17,10 +17,11 @@ from typing import Any, Final
 from ..engines.protocol import Engine
 from ..errors import InputError, SampleError, shown
 from ..rollout.batch import rollout_seed
+from ..rollout.calling import together
 from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
-from .background import BackgroundLoop, together
+from .background import BackgroundLoop
 from .collator import Collator
 from .rows import Finished, PromptResponse, Runs, finish, prompt_response, warn_of_other_distribution
 

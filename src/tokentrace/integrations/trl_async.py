@@ -21,10 +21,11 @@ import numpy.typing as npt
 from ..engines.protocol import Engine
 from ..errors import InputError, SampleError
 from ..rollout.batch import grouped, rollout_seed
+from ..rollout.calling import together
 from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
-from .background import BackgroundLoop, together
+from .background import BackgroundLoop
 from .rows import Finished, Runs, finish
 from .trl import check_temperature
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..errors import kind_of
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from .lanes import Lane
 from .marked import MarkedBytes
@@ -314,7 +315,7 @@ def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:
         attempt.fail(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
         return None
     if not isinstance(value, dict):
-        attempt.fail(CallStatus.MALFORMED, f"the arguments are a {type(value).__name__}, not an object")
+        attempt.fail(CallStatus.MALFORMED, f"the arguments are {kind_of(value)}, not an object")
         return None
     if doubled:
         key = next(key for key, count in Counter(doubled).items() if count > 1)

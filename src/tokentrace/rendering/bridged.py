@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, cast
 
 import numpy as np
@@ -21,13 +23,23 @@ LOOK_BACK: Final = 64
 """How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
 
 
+Run = tuple[int, int, int]
+"""So many ids of one kind and one message: -1 for none."""
+
+
+def merged(runs: Iterable[Run]) -> list[Run]:
+    """The same runs, none of them empty, and no two alike one after the other."""
+    rows = groupby((run for run in runs if run[0]), itemgetter(1, 2))
+    return [(sum(count for count, _, _ in row), kind, message) for (kind, message), row in rows]
+
+
 class BridgedTokens(ShowsItself, Sequence[int]):
     """The next prompt: the stream so far, id for id, and what comes after it.
 
     `prompt` and `completion` are the stream as it was given, `new_ids` (int32) is what was added; `kinds` (uint8, see
     `Kind`) and `messages` (int32, indices into the new messages, -1 for none) have one entry for each new id. As a
-    sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array, made when asked
-    for.
+    sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array. All but
+    `new_ids` are made when asked for.
     """
 
     def __init__(
@@ -35,22 +47,50 @@ class BridgedTokens(ShowsItself, Sequence[int]):
         prompt: Sequence[int] | Ids,
         completion: Sequence[int] | Ids,
         new_ids: Ids,
-        kinds: Kinds,
-        messages: npt.NDArray[np.int32],
+        runs: Sequence[Run],
         new_count: int,
         lost: Sequence[Lost] = (),
     ) -> None:
         self.prompt = prompt
         self.completion = completion
         self.new_ids = new_ids
-        self.kinds = kinds
-        self.messages = messages
+        self._runs = runs
         self.new_count = new_count
         self.lost = list(lost)
         """Fields of the new messages of which some text, or all, reached no token. Their messages count from 0."""
         self.changes: list[Change] = []
         """What was changed in the new messages so that the template reads them."""
-        self.notes = [f"new {one}" for one in self.lost]
+        self.notes = [f"new {one}" for one in lost]
+
+    @functools.cached_property
+    def kinds(self) -> Kinds:
+        """What each new id is."""
+        return np.repeat(np.array([kind for _, kind, _ in self._runs], np.uint8), self._counts)
+
+    @functools.cached_property
+    def messages(self) -> npt.NDArray[np.int32]:
+        """The new message that each new id belongs to."""
+        return np.repeat(np.array([message for _, _, message in self._runs], np.int32), self._counts)
+
+    @property
+    def message_spans(self) -> list[tuple[int, int, int]]:
+        """The same as rows: where the ids of a message begin and end, and its number."""
+        spans: list[tuple[int, int, int]] = []
+        start = last = 0
+        for count, _, message in self._runs:
+            stop = start + count
+            if message >= 0 and count:
+                if spans and last == start and spans[-1][2] == message:
+                    spans[-1] = (spans[-1][0], stop, message)
+                else:
+                    spans.append((start, stop, message))
+                last = stop
+            start = stop
+        return spans
+
+    @property
+    def _counts(self) -> npt.NDArray[np.intp]:
+        return np.array([count for count, _, _ in self._runs], np.intp)
 
     @property
     def stream_length(self) -> int:
@@ -60,7 +100,7 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     @property
     def closed(self) -> bool:
         """Whether the completion was cut off and had to be closed."""
-        return bool((self.kinds == Kind.SYNTHETIC).any())
+        return any(kind == Kind.SYNTHETIC for count, kind, _ in self._runs if count)
 
     @functools.cached_property
     def ids(self) -> Ids:
@@ -100,6 +140,6 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
 def check_tail(ids: Any, name: str) -> None:
     """InputError if the last of many ids are not token ids. The others are not looked at: that would take too long."""
-    if not isinstance(ids, (np.ndarray, Sequence)):
+    if type(ids) is not np.ndarray and not isinstance(ids, (np.ndarray, Sequence)):
         raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
     check_ids(ids[-LOOK_BACK:], name)

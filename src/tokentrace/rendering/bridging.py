@@ -43,7 +43,8 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
 from .closing import SeamFinder, Tail, Truncation
-from .framing import Encode, Example, Frame, FrameEncoder, Frames, Shelf, learn
+from .forms import Frames
+from .framing import Encode, Example, FrameEncoder
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -93,6 +94,8 @@ class _Verdict:
     stand_in: StandIn
     real_tools: bool
     true_context: bool
+    repeats_call: bool = False
+    """Whether the template writes something of the turn's calls after it."""
     rewrites: tuple[_Rewrite, ...] = ()
 
     def tools_of(self, request: _Request) -> Any:
@@ -144,34 +147,39 @@ class Bridger:
             return BridgeRefusal(
                 RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
             )
-        results = leading_results(new)
 
         def names() -> tuple[list[str], int]:
-            return self._names(results, prompt, completion)
+            return self._names(leading_results(new), prompt, completion)
 
         place = self._frames.shelf(new, wrapped)
-        framed = None if place is None else place[0].write(place[1], names, self._encoder)
+        framed = None if place is None else place[0].write(place[1], new, names, self._encoder)
         if framed is not None and not framed[0].unchecked:
-            refusal = self._rewritten(framed[0].rewrites, prompt, completion)
+            refusal = self._rewritten(framed[0].verdict.rewrites, prompt, completion)
             return refusal if refusal is not None else self.seams.join(prompt, completion, given, framed[1])
         request = _Request(new, tools, *names())
-        ran = self._run(request, prompt, completion, messages)
-        if isinstance(ran, BridgeRefusal):
-            if framed is not None and place is not None and ran.reason is not RefusalReason.REWRITES_PAST:
-                place[0].give_up()
-            return ran
-        tail = Tail.of(ran[1], self._study.forms)
-        if place is not None:
-            self._learn(*place, framed, request, *ran, tail)
-        return self.seams.join(prompt, completion, given, tail)
-
-    def _run(
-        self, request: _Request, prompt: Sequence[int] | Ids, completion: Ids, messages: Messages | None
-    ) -> tuple[_Verdict, Continuation] | BridgeRefusal:
-        """What the template writes after the turn, and the verdict that it is the same after any other."""
+        if framed is not None and place is not None:
+            ran = self._run(framed[0].verdict, request, prompt, completion)
+            if isinstance(ran, BridgeRefusal) and ran.reason is RefusalReason.REWRITES_PAST:
+                return ran
+            if isinstance(ran, Continuation) and Tail.of(ran, self._study.forms).equals(framed[1]):
+                framed[0].unchecked = max(framed[0].unchecked - 1, 0)
+                return self.seams.join(prompt, completion, given, framed[1])
+            place[0].give_up()
         verdict = self._verdict(request, prompt, completion, messages)
         if isinstance(verdict, BridgeRefusal):
             return verdict
+        ran = self._run(verdict, request, prompt, completion)
+        if isinstance(ran, BridgeRefusal):
+            return ran
+        tail = Tail.of(ran, self._study.forms)
+        if place is not None and place[0].is_open and not tail.lost:
+            self._learn(request, wrapped, verdict, ran)
+        return self.seams.join(prompt, completion, given, tail)
+
+    def _run(
+        self, verdict: _Verdict, request: _Request, prompt: Sequence[int] | Ids, completion: Ids
+    ) -> Continuation | BridgeRefusal:
+        """What the template writes after the turn, which is what it writes after any other."""
         refusal = self._rewritten(verdict.rewrites, prompt, completion)
         if refusal is not None:
             return refusal
@@ -179,45 +187,24 @@ class Bridger:
         if isinstance(found, BridgeRefusal):
             return found
         refusal = check_continuation(found, request.known, true_context=verdict.true_context)
-        return (verdict, found) if refusal is None else refusal
+        return found if refusal is None else refusal
 
-    def _learn(
-        self,
-        shelf: Shelf,
-        texts: Sequence[str],
-        framed: tuple[Frame, Tail] | None,
-        request: _Request,
-        verdict: _Verdict,
-        found: Continuation,
-        tail: Tail,
-    ) -> None:
-        """Compare what a frame wrote with what the template wrote; where no frame fits, learn one."""
-        if framed is not None:
-            shelf.check(*framed, tail)
+    def _learn(self, request: _Request, wrapped: Any, verdict: _Verdict, found: Continuation) -> None:
+        """Learn a frame from a bridge, unless it was proven for its very context."""
+        if self._proven(request, None, self._contexts(bool(request.tools))) is not verdict:
             return
-        contexts = self._contexts(bool(request.tools))
-        if tail.lost or not shelf.wants_more or self._proven(request, None, contexts) is not verdict:
-            return  # the last: it was proven for this very context
-        results = leading_results(request.new)
-        brought = all(result.get("name") for result in results)
-        frame = learn(
-            self._study,
+        self._frames.learn(
             Example(
                 request.new,
-                texts,
-                verdict.stand_in.message(results, request.names),
-                () if brought else request.names,
+                verdict.stand_in.message(leading_results(request.new), request.names),
+                request.known,
                 check_tools(verdict.tools_of(request)),
                 found,
+                verdict,
             ),
+            wrapped,
             self._encoder,
         )
-        if frame is not None:
-            frame.rewrites = verdict.rewrites
-            unnamed = _Request(request.new, request.tools, [UNKNOWN_NAME] * len(results), 0)
-            if frame.names is not None or (not brought and self._proven(unnamed, None, contexts) != verdict):
-                frame.names = request.known
-        shelf.add(frame)
 
     def join(
         self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, found: Continuation
@@ -317,6 +304,7 @@ class Bridger:
         real_tools = bool(tools) and (true_context or not self._same_without_tools(found, context, stand_in, request))
         used = tools if real_tools or not tools else [STAND_IN_TOOL]
         rewrites: dict[_Rewrite, None] = {}
+        repeats_call = found.repeats_call
         production = self._history is History.INFERENCE
         inline = (INLINE,) if production and not stand_in.calls else ()
         for other in (*variants(stand_in), *inline):
@@ -336,11 +324,13 @@ class Bridger:
                         f"{_described(stand_in, context)}: {again.tail[:60]!r} instead of {found.tail[:60]!r}; "
                         "pass messages=, the conversation so far",
                     )
+                repeats_call = repeats_call or again.repeats_call
                 if production:
                     change = self._change(around, other, request, used, again)
                     if change is not None:
                         rewrites[change] = None
-        return _Verdict(context, stand_in, real_tools, true_context, tuple(rewrites) if production else ())
+        shown = tuple(rewrites) if production else ()
+        return _Verdict(context, stand_in, real_tools, true_context, repeats_call, shown)
 
     def _base(
         self, request: _Request, has_call: bool | None, contexts: Sequence[Messages], true_context: bool

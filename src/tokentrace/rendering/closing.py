@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..study.endings import TurnEndings
 from ..study.forms import TemplateForms
@@ -20,9 +20,9 @@ from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.origin import Origin
-from ..tokens.kinds import Kind, Kinds
+from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from .bridged import LOOK_BACK, BridgedTokens
+from .bridged import LOOK_BACK, BridgedTokens, Run, merged
 from .lost import Lost, find_lost
 from .rendered import roles_of, span_messages
 
@@ -43,8 +43,7 @@ class Tail:
     """What a template writes after an assistant's turn, with the kind and the new message (-1: none) of each id."""
 
     ids: Ids
-    kinds: Kinds
-    messages: npt.NDArray[np.int32]
+    runs: list[Run]
     new_count: int
     stop_token: int | None
     closing: str = ""
@@ -54,14 +53,18 @@ class Tail:
     @classmethod
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
-        encoded, first = found.encoded, found.first_new
-        rendering, spans = encoded.rendering, encoded.spans[found.turn.stop :]
-        owners = np.asarray(span_messages(rendering, roles_of(found.conversation)), np.int32)
+        rendering, first = found.encoded.rendering, found.first_new
+        owners = span_messages(rendering, roles_of(found.conversation))
         lost, _ = find_lost(rendering, found.conversation, forms, first=first)
         return cls(
             found.ids.copy(),
-            np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)[spans],
-            np.maximum(owners[spans] - first, -1).astype(np.int32),
+            runs_of(
+                found.encoded.spans[found.turn.stop :],
+                [
+                    (kind_of_text(one), max(owner - first, -1))
+                    for one, owner in zip(rendering.origins, owners, strict=True)
+                ],
+            ),
             len(found.conversation) - first,
             found.turn.stop_token,
             rendering.text[found.span.body_end : found.cut],
@@ -70,14 +73,28 @@ class Tail:
 
     def equals(self, other: Tail) -> bool:
         """Whether it says the same, in every id."""
-        arrays = ((self.ids, other.ids), (self.kinds, other.kinds), (self.messages, other.messages))
-        mine, theirs = ((one.new_count, one.stop_token, one.lost) for one in (self, other))
-        return mine == theirs and all(np.array_equal(one, another) for one, another in arrays)
+        mine, theirs = ((one.new_count, one.stop_token, one.lost, merged(one.runs)) for one in (self, other))
+        return mine == theirs and np.array_equal(self.ids, other.ids)
+
+
+def runs_of(spans: Ids, owners: Sequence[tuple[int, int]]) -> list[Run]:
+    """Runs of tokens, from the span that each begins in and the kind and message of each span."""
+    cuts = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), len(spans)]
+    return [(stop - start, *owners[int(spans[start])]) for start, stop in pairwise(cuts) if start < stop]
 
 
 def kind_of_text(origin: Origin | None) -> Kind:
     """Text of a message is context, and all that the template adds to it scaffold, its role as well."""
     return Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
+
+
+def after(runs: Sequence[Run], dropped: int) -> list[Run]:
+    """Runs without the first ids."""
+    kept = []
+    for count, kind, message in runs:
+        kept.append((max(count - dropped, 0), kind, message))
+        dropped = max(dropped - count, 0)
+    return kept
 
 
 class _Seam(NamedTuple):
@@ -105,15 +122,11 @@ class SeamFinder:
         seam = self._seam(prompt, completion, tail)
         if isinstance(seam, BridgeRefusal):
             return seam
-        ids, kinds, messages = tail.ids, tail.kinds, tail.messages
+        ids, runs = tail.ids, tail.runs
         if seam is not _NOTHING:
-            first = seam.dropped
-            before = [np.full(len(some), kind, np.uint8) for some, kind in seam.pieces]
-            count = sum(len(some) for some, _ in seam.pieces)
-            ids = np.concatenate([*(np.asarray(some, np.int32) for some, _ in seam.pieces), ids[first:]])
-            kinds = np.concatenate([*before, kinds[first:]])
-            messages = np.concatenate([np.full(count, -1, np.int32), messages[first:]])
-        return BridgedTokens(prompt, given, ids, kinds, messages, tail.new_count, tail.lost)
+            ids = np.concatenate([*(np.asarray(some, np.int32) for some, _ in seam.pieces), ids[seam.dropped :]])
+            runs = [*((len(some), kind, -1) for some, kind in seam.pieces), *after(runs, seam.dropped)]
+        return BridgedTokens(prompt, given, ids, runs, tail.new_count, tail.lost)
 
     def _seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail) -> _Seam | BridgeRefusal:
         last = int(completion[-1]) if len(completion) else -1

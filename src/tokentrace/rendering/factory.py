@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from ..conversation.forms import MessageForm
-from ..errors import RendererError, TemplateError, shown
+from ..errors import RendererError, TemplateError, kind_of, shown
 from ..formats import families
 from ..settings import choose, flag, instance, whole
 from ..study.outline import recognise
@@ -130,7 +130,7 @@ def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Tem
             )
         found = named_templates(given)
         if not found:
-            raise RendererError(f"chat_template is a template's source or name, not a {type(given).__name__}")
+            raise RendererError(f"chat_template is a template's source or name, not {kind_of(given)}")
         return {name: ChatTemplate(source) for name, source in found.items()}
     python_format = families.python_format(renderer, tokenizer)
     if python_format is not None:

@@ -3,19 +3,22 @@
 A frame is learned from one bridge. `study.holes` says which texts of the new messages the template printed there, how
 it made them (as they are, stripped, as JSON), and what it asked of them on its way. Other new messages of the same form
 whose texts give the same answers are then written by filling the holes. All else that decides about a bridge is the
-same by the key: the roles, the fields, the words that make a shape, and the tools.
+same by the key (`rendering.forms`): the roles, the fields, the words that make a shape, and the tools.
 
 Whoever uses a frame compares it with a run of the template the first `CHECKED` times; one that differs in an id, a kind
 or a message is given up, with all others of its form. After that it is believed.
+
+What a frame writes between control tokens of its own always has the same ids. So only what stands around a hole, from
+one control token to the next, is encoded: text is encoded between control tokens, each stretch by itself.
 """
 
 from __future__ import annotations
 
-import bisect
+import operator
 import unicodedata
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,24 +26,22 @@ import numpy.typing as npt
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
-from ..study.holes import NOW, Given, Made, Observed, Recipe, given_in, observe, tojson
-from ..study.prompts import words_in
-from ..study.seams import Continuation
+from ..study.holes import NOW, Given, Made, Observed, Recipe, Watched, given_in, observe, tojson
+from ..study.seams import Continuation, call_ids
 from ..study.study import TemplateStudy
 from ..template.chat_template import REASONING_FIELDS, ChatTemplate
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
-from ..tokens.kinds import Kind, Kinds
-from ..tokens.tokenizer import Tokenizer
-from .closing import Tail, kind_of_text
+from ..tokens.kinds import Kind
+from ..tokens.tokenizer import Ids, Tokenizer
+from .bridged import Run
+from .closing import Tail, after, kind_of_text, runs_of
+from .lost import BOOKKEEPING
 from .rendered import roles_of, span_messages
 
 CHECKED: Final = 3
 """So many uses of a frame are compared with a run of the template."""
-MOST_FRAMES: Final = 4
-"""So many frames are learned for one form: where there are more ways than that, the words themselves decide."""
-MOST_FORMS: Final = 1024
 
 _STRIPPING: Final = (str.strip, str.lstrip, str.rstrip)
 
@@ -58,6 +59,73 @@ class FrameEncoder(NamedTuple):
 Names = Callable[[], tuple[list[str], int]]
 """The names of the functions that were called, and how many of them are known, from the first on."""
 
+Owner = tuple[int, int]
+"""A kind, and a new message (-1: none)."""
+
+
+# -- frames
+
+
+class Fixed(NamedTuple):
+    """The template's own text from one control token to another: always the same ids."""
+
+    ids: Ids
+    runs: list[Run]
+
+
+class Open(NamedTuple):
+    """What stands between two control tokens of the template's own, with a hole in it or several."""
+
+    pieces: tuple[str | Recipe, ...]
+    owners: tuple[Owner, ...]
+    sides: tuple[list[int], list[int]] | None
+    """How many bytes the pieces before a single hole have, and those after it, the last first."""
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Any, Owner]]) -> Open:
+        pieces, owners = zip(*rows, strict=True)
+        sizes = [len(piece.encode("utf-8")) if isinstance(piece, str) else -1 for piece in pieces]
+        hole = sizes.index(-1)
+        return cls(pieces, owners, (sizes[:hole], sizes[:hole:-1]) if sizes.count(-1) == 1 else None)
+
+    def encoded(self, texts: Sequence[str], tokenizer: Tokenizer) -> Fixed | None:
+        """Its ids with these texts; None where a control token has a part in them, or tokens do not spell them."""
+        written = [piece if type(piece) is str else piece.of(texts) for piece in self.pieces]  # type: ignore[union-attr]
+        text = "".join(written)
+        vocabulary = tokenizer.vocabulary
+        if not text.isascii() and vocabulary.nfc and not unicodedata.is_normalized("NFC", text):
+            return None
+        ids = tokenizer.encode(text)
+        if vocabulary.has_control(ids):
+            return None
+        bounds = self._bounds(written, ids, vocabulary.byte_lengths)
+        counts = map(operator.sub, bounds, (0, *bounds))
+        return Fixed(ids, [(count, *owner) for count, owner in zip(counts, self.owners, strict=True)])
+
+    def _bounds(self, written: Sequence[str], ids: Ids, lengths: npt.NDArray[np.int32]) -> list[int]:
+        """How many tokens begin before each piece ends."""
+        if self.sides is None:
+            sizes = lengths.take(ids)
+            stops = list(accumulate(len(piece.encode("utf-8")) for piece in written))
+            if sizes.sum() != stops[-1]:
+                raise ValueError("tokens do not spell the text")
+            return (np.add.accumulate(sizes) - sizes).searchsorted(stops).tolist()  # type: ignore[no-any-return]
+        before, behind = [], [len(ids)]  # the pieces beside a hole are short
+        at = reached = edge = 0
+        for size in self.sides[0]:
+            edge += size
+            while reached < edge:
+                reached += lengths.item(ids.item(at))
+                at += 1
+            before.append(at)
+        stop, reached, edge = len(ids), 0, 0
+        for size in self.sides[1]:
+            edge += size
+            while stop > at and (more := reached + lengths.item(ids.item(stop - 1))) <= edge:
+                stop, reached = stop - 1, more
+            behind.append(stop)
+        return [*before, *behind[::-1]]
+
 
 @dataclass(slots=True)
 class Frame:
@@ -67,18 +135,19 @@ class Frame:
     """What the template asked of the texts, and the answers with which it wrote this."""
     pieces: tuple[str | Recipe, ...]
     origins: list[Origin | None]
-    kinds: Kinds
-    messages: npt.NDArray[np.int32]
+    owners: list[Owner]
     roles: Messages
     """The messages of the conversation, as far as they say whose text is trusted."""
     new_count: int
     stop_token: int
+    takes_ids: bool
+    """Whether it prints or asks for ids of calls."""
     names: int | None
     """How many names of called functions have to be known, if it prints or asks for any."""
-    controls: tuple[list[int], list[tuple[int, int]]] | None = None
-    """The control tokens of its own text, and where each ends: in which piece, and how far into it."""
-    rewrites: tuple[Any, ...] = ()
-    """What the template would write anew in production: no bridge over a stream that holds it."""
+    verdict: Any
+    """With what, and for which streams, it was proven that this is what is written."""
+    parts: tuple[Fixed | Open, ...]
+    """The same as ids; nothing where what it writes has to be encoded as a whole."""
     unchecked: int = CHECKED
     """How many more uses have to be compared with a run of the template."""
 
@@ -88,43 +157,24 @@ class Frame:
             for recipe, answer in self.asked:
                 if recipe.of(texts) != answer:
                     return None
-            written = [piece if type(piece) is str else piece.of(texts) for piece in self.pieces]  # type: ignore[union-attr]
+            return self._plainly(texts, encoder.tokenizer) or self._carefully(texts, encoder.encode)
         except (LookupError, ValueError, TypeError):
             return None  # a question that cannot be put to these texts
-        return self._plainly(written, encoder.tokenizer) or self._carefully(written, encoder.encode)
 
-    def _plainly(self, written: list[str], tokenizer: Tokenizer) -> Tail | None:
-        """Where the control tokens are the frame's own, each in its place, no other text has a part in one."""
-        if self.controls is None:
-            return None
-        vocabulary = tokenizer.vocabulary
-        text = "".join(written)
-        sizes = list(map(len, written))
-        if not text.isascii():
-            if vocabulary.nfc and not unicodedata.is_normalized("NFC", text):
+    def _plainly(self, texts: Sequence[str], tokenizer: Tokenizer) -> Tail | None:
+        """Where the control tokens are the frame's own, no other text has a part in one."""
+        ids: list[Ids] = []
+        runs: list[Run] = []
+        for part in self.parts:
+            written = part if type(part) is Fixed else part.encoded(texts, tokenizer)  # type: ignore[union-attr]
+            if written is None:
                 return None
-            try:
-                sizes = [len(piece.encode("utf-8")) for piece in written]
-            except UnicodeEncodeError:
-                return None
-        ids = tokenizer.encode(text)
-        control = vocabulary.is_control.take(ids).nonzero()[0]
-        tokens, places = self.controls
-        if ids.take(control).tolist() != tokens:
-            return None
-        ends = np.add.accumulate(vocabulary.byte_lengths.take(ids))
-        stops = list(accumulate(sizes))
-        if ends[-1] != stops[-1] or ends.take(control).tolist() != [
-            stops[span] - sizes[span] + offset for span, offset in places
-        ]:
-            return None
-        del stops[-1]
-        begun = [first + 1 for first in ends.searchsorted(np.asarray(stops, np.int32)).tolist()]  # before a piece ends
-        counts = [after - before for before, after in pairwise((*begun, len(ids)))]
-        kinds, messages = self.kinds[1:].repeat(counts), self.messages[1:].repeat(counts)
-        return Tail(ids[1:].copy(), kinds, messages, self.new_count, self.stop_token)
+            ids.append(written.ids)
+            runs += written.runs
+        return Tail(np.concatenate(ids), runs, self.new_count, self.stop_token) if ids else None
 
-    def _carefully(self, written: list[str], encode: Encode) -> Tail | None:
+    def _carefully(self, texts: Sequence[str], encode: Encode) -> Tail | None:
+        written = [piece if isinstance(piece, str) else piece.of(texts) for piece in self.pieces]
         ends = list(accumulate(map(len, written)))
         try:
             encoded = encode(Rendering("".join(written), ends, [-1] * len(ends), self.origins), self.roles)
@@ -133,142 +183,62 @@ class Frame:
         ids, spans = encoded.ids, encoded.spans
         if ids[0] != self.stop_token or spans[:2].tolist() != [0, 1][: len(ids)]:
             return None
-        spans = spans[1:]
-        return Tail(ids[1:].copy(), self.kinds[spans], self.messages[spans], self.new_count, self.stop_token)
-
-    def find_controls(self, texts: Sequence[str], encoder: FrameEncoder) -> None:
-        """Find the control tokens of its own text, if there are no others and tokens spell text byte for byte."""
-        vocabulary = encoder.tokenizer.vocabulary
-        written = [piece if isinstance(piece, str) else piece.of(texts) for piece in self.pieces]
-        text = "".join(written)
-        if not vocabulary.exact or (vocabulary.nfc and not unicodedata.is_normalized("NFC", text)):
-            return
-        ids = encoder.tokenizer.encode(text)
-        starts = list(accumulate((len(piece.encode("utf-8")) for piece in written), initial=0))
-        ends = np.cumsum(vocabulary.byte_lengths[ids])
-        tokens: list[int] = []
-        places: list[tuple[int, int]] = []
-        for at in np.flatnonzero(vocabulary.is_control[ids]).tolist():
-            end, size = int(ends[at]), int(vocabulary.byte_lengths[ids[at]])
-            span = bisect.bisect_left(starts, end) - 1
-            if not isinstance(self.pieces[span], str) or end - size < starts[span]:
-                return
-            tokens.append(int(ids[at]))
-            places.append((span, end - starts[span]))
-        self.controls = tokens, places
+        return Tail(ids[1:].copy(), runs_of(spans[1:], self.owners), self.new_count, self.stop_token)
 
 
-# -- forms
+def _parts(
+    pieces: Sequence[str | Recipe], owners: Sequence[Owner], stop_token: int, tokenizer: Tokenizer
+) -> tuple[Fixed | Open, ...]:
+    """What a frame writes after a stop token, as ids.
 
-
-def form_of(messages: Messages, words: Sequence[str]) -> tuple[Hashable, list[str]] | None:
-    """New messages without their texts, and those: equal forms have equal shapes (`study.seams.shape`).
-
-    None for messages that hold other things than texts, or that an assistant said.
+    Nothing where the tokenizer finds control tokens by more than their own text, or where text beside them could make
+    others of them.
     """
-    form: list[Hashable] = []
-    texts: list[str] = []
-    for message in messages:
-        if message["role"] == "assistant":
-            return None
-        for name, value in message.items():
-            if name == "role":
-                form += (name, value)
-            elif type(value) is str:
-                form += (name, _look(value))
-                texts.append(value)
-                if words and name == "content":
-                    form.append(words_in(value, words))
-            elif name == "content" and type(value) is list and all(map(_is_text, value)):
-                form += (name, tuple(_look(part["text"]) for part in value))
-                texts += (part["text"] for part in value)
-            else:
-                return None
-        form.append(None)
-    return tuple(form), texts
+    parts: list[Fixed | Open] = []
+    stretch: list[tuple[Any, Owner]] = []
+    rows = list(zip(pieces, owners, strict=True))
+    blocks = [(own, list(block)) for own, block in groupby(rows, lambda row: isinstance(row[0], str))]
+    for at, (own, block) in enumerate(blocks):
+        text = "".join(piece for piece, _ in block if isinstance(piece, str))
+        piece = tokenizer.scaffold.piece(text)
+        if piece is None:
+            return ()
+        if not own or not piece.found:
+            stretch += block
+            continue
+        first, last = piece.found[0][0], piece.found[-1][1]
+        core = tokenizer.scaffold.piece(text[first:last])
+        if core is None or core.before or core.after or len(core.found) != len(piece.found):
+            return ()
+        stretch += _between(block, 0, first)
+        parts += [Open.of(stretch)] if stretch else []
+        last = last if at < len(blocks) - 1 else len(text)
+        parts.append(_fixed(_between(block, first, last), tokenizer))
+        stretch = _between(block, last, len(text))
+    parts += [Open.of(stretch)] if stretch else []
+    begin = parts[0]
+    if isinstance(begin, Open) or begin.ids[0] != stop_token:
+        return ()
+    return (Fixed(begin.ids[1:], after(begin.runs, 1)), *parts[1:])
 
 
-def _look(text: str) -> int:
-    """Whether a text says something, is blank, or empty."""
-    return 0 if not text else 1 if text.isspace() else 2
-
-
-def _is_text(part: Any) -> bool:
-    return (
-        type(part) is dict and list(part) == ["type", "text"] and part["type"] == "text" and type(part["text"]) is str
+def _between(block: Sequence[tuple[Any, Owner]], start: int, stop: int) -> list[tuple[Any, Owner]]:
+    """What stands in a block of texts from one place to another."""
+    ends = list(accumulate(len(text) for text, _ in block))
+    cut = (
+        (text[max(start - end + len(text), 0) : stop - end + len(text)], owner, end)
+        for (text, owner), end in zip(block, ends, strict=True)
+        if end - len(text) < stop
     )
+    return [(text, owner) for text, owner, end in cut if text and end > start]
 
 
-@dataclass(slots=True)
-class Shelf:
-    """The frames of one form with the same tools."""
-
-    tools: Any
-    """Kept, as it is known by who it is."""
-    frames: tuple[Frame, ...] = ()
-    seen: int = 0
-
-    def write(self, texts: list[str], names: Names, encoder: FrameEncoder) -> tuple[Frame, Tail] | None:
-        """What the first frame that fits writes."""
-        for frame in self.frames:
-            given = texts
-            if frame.names is not None:
-                called, known = names()
-                if known != frame.names:
-                    continue
-                given = [*texts, *called]
-            tail = frame.write(given, encoder)
-            if tail is not None:
-                return frame, tail
-        return None
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether a frame is worth learning: not for messages that come once, nor where others did not do."""
-        self.seen += 1
-        return self.seen > 1 and len(self.frames) < MOST_FRAMES
-
-    def add(self, frame: Frame | None) -> None:
-        if frame is None:
-            self.give_up()
-        elif self.seen < MOST_FORMS:
-            self.frames = (*self.frames, frame)
-
-    def check(self, frame: Frame, written: Tail, tail: Tail) -> None:
-        """Compare what a frame wrote with what the template wrote."""
-        if written.equals(tail):
-            frame.unchecked = max(frame.unchecked - 1, 0)
-        else:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """No frame serves this form."""
-        self.frames, self.seen = (), -(2**62)
-
-
-class Frames:
-    """The frames of one template under the settings of one renderer."""
-
-    def __init__(self, study: TemplateStudy, words: Sequence[str]) -> None:
-        self._study = study
-        self._words = words
-        self._shelves: dict[Hashable, Shelf] = {}
-
-    def shelf(self, new: Messages, tools: Any) -> tuple[Shelf, list[str]] | None:
-        """The frames for new messages, and their texts; None where there can be none.
-
-        `tools` are as they are wrapped for the template: equal ones are the same object.
-        """
-        form = form_of(new, self._words) if type(self._study.template) is ChatTemplate else None
-        if form is None:
-            return None
-        key = (form[0], id(tools))
-        shelf = self._shelves.get(key)
-        if shelf is None:
-            if len(self._shelves) >= MOST_FORMS:
-                self._shelves.clear()
-            shelf = self._shelves[key] = Shelf(tools)
-        return shelf, form[1]
+def _fixed(block: Sequence[tuple[Any, Owner]], tokenizer: Tokenizer) -> Fixed:
+    ids = tokenizer.encode("".join(text for text, _ in block)).copy()
+    lengths = tokenizer.vocabulary.byte_lengths[ids]
+    stops = list(accumulate(len(text.encode("utf-8")) for text, _ in block))
+    spans = np.searchsorted(stops, np.cumsum(lengths) - lengths, "right").astype(np.int32)
+    return Fixed(ids, runs_of(spans, [owner for _, owner in block]))
 
 
 # -- learning
@@ -278,39 +248,50 @@ class Example(NamedTuple):
     """A bridge that was made by a run of the template."""
 
     new: Messages
-    texts: Sequence[str]
     reply: Mapping[str, Any]
     """The stand-in for the assistant's turn."""
-    names: Sequence[str]
-    """The names of called functions, where the results do not bring them."""
+    known: int
+    """How many names of the functions that it calls are known."""
     tools: Any
     found: Continuation
+    verdict: Any
+    """With what it was made."""
 
-    def held(self, hold: Callable[[int, str], Any]) -> list[Mapping[str, Any]]:
-        """The conversation with the texts of the new messages held, and with them the names and ids of the calls."""
-        numbers = iter(range(len(self.texts)))
+    def held(
+        self,
+        count: int,
+        watched: Sequence[tuple[int, str]],
+        read: set[tuple[int, str]],
+        hold: Callable[[int, str], Any],
+    ) -> list[Mapping[str, Any]]:
+        """The conversation with the texts of the new messages held, `count` of them, and the ids and names of calls.
+
+        What is looked up in the new messages is put into `read`.
+        """
+        numbers = iter(range(count))
         new = [_held(message, numbers, hold) for message in self.new]
-        reply = dict(self.reply)
-        calls = []
-        for at, call in enumerate(reply.get("tool_calls", ())):
-            name, own = call["function"]["name"], call["id"]
-            given, result = (self.new[at], new[at]) if at < len(new) else ({}, {})
-            if at < len(self.names):
-                name = hold(len(self.texts) + at, name)
-            elif given.get("name") == name:
-                name = result["name"]
-            own = result["tool_call_id"] if given.get("tool_call_id") == own else own
-            calls.append({**call, "id": own, "function": {**call["function"], "name": name}})
-        if calls:
-            reply["tool_calls"] = calls
+        for at, name in watched:
+            if name in new[at]:
+                new[at][name] = hold(next(numbers), new[at][name])
+        reply, named = dict(self.reply), count + len(call_ids(self.new))
+        if calls := reply.get("tool_calls"):
+            functions = [
+                {**call["function"], "name": hold(named + at, call["function"]["name"])}
+                for at, call in enumerate(calls)
+            ]
+            reply["tool_calls"] = [
+                {**call, "id": hold(count + at, call["id"]), "function": function}
+                for at, (call, function) in enumerate(zip(calls, functions, strict=True))
+            ]
         context = self.found.conversation[: self.found.first_new - 1]
-        return [*map(_offered, context), _offered(reply), *new]
+        watching = [Watched(message, at, read) for at, message in enumerate(new)]
+        return [*map(_offered, context), _offered(reply), *watching]
 
 
 def _held(message: Mapping[str, Any], numbers: Iterator[int], hold: Callable[[int, str], Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in message.items():
-        if name == "role":
+        if name in BOOKKEEPING:
             made[name] = value
         elif isinstance(value, str):
             made[name] = hold(next(numbers), value)
@@ -325,37 +306,54 @@ def _offered(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return message if value is None else {"thinking": value, **message, "reasoning_content": value}
 
 
-def learn(study: TemplateStudy, example: Example, encoder: FrameEncoder) -> Frame | None:
-    """A frame, where all that the template does with the texts can be followed, and none of them is lost."""
+def learn(
+    study: TemplateStudy,
+    example: Example,
+    texts: Sequence[str],
+    watched: Sequence[tuple[int, str]],
+    encoder: FrameEncoder,
+) -> Frame | frozenset[tuple[int, str]] | None:
+    """A frame, where all that the template does with the texts can be followed, and none of them is lost.
+
+    Or fields of messages that it looks at as well, and that are to be watched.
+    """
     found = example.found
     rendering, stop, cut = found.encoded.rendering, found.turn.stop_token, found.cut
     template = study.template
     if stop is None or not isinstance(template, ChatTemplate):
         return None
     given = {**study.plain_variables, "tools": example.tools, "documents": None, "add_generation_prompt": True}
-    observed = observe(template.source, example.held, given)
+    read: set[tuple[int, str]] = set()
+    observed = observe(template.source, lambda hold: example.held(len(texts), watched, read, hold), given)
     if observed is None or "".join(text for text, _ in observed.pieces) != rendering.text:
         return None
+    more = {(at, name) for at, name in read if name in BOOKKEEPING and name != "role"}.difference(watched)
+    if more:
+        return frozenset(more)
     spans = _tail_spans(observed, rendering, span_messages(rendering, roles_of(found.conversation)), cut)
     if spans is None:
         return None
     used = set[int]().union(*(given_in(span.piece) for span in spans), *(given_in(one) for one, _ in observed.asked))
     if NOW in used:
         return None
-    stopping = rendering.text[found.encoded.position(found.turn.stop - 1) : cut]
-    frame = Frame(
+    pieces = (rendering.text[found.encoded.position(found.turn.stop - 1) : cut], *(span.piece for span in spans))
+    owners: list[Owner] = [(Kind.SCAFFOLD, -1)]
+    owners += [(kind_of_text(span.origin), max(span.owner - found.first_new, -1)) for span in spans]
+    first_name = len(texts) + len(call_ids(example.new))
+    takes_names = example.verdict.repeats_call or max(used, default=-1) >= first_name
+    return Frame(
         observed.asked,
-        (stopping, *(span.piece for span in spans)),
+        pieces,
         [None, *(span.origin for span in spans)],
-        np.asarray([Kind.SCAFFOLD, *(kind_of_text(span.origin) for span in spans)], np.uint8),
-        np.asarray([-1, *(max(span.owner - found.first_new, -1) for span in spans)], np.int32),
+        owners,
         [{"role": message["role"]} for message in found.conversation],
         len(example.new),
         stop,
-        0 if max(used, default=0) >= len(example.texts) else None,
+        any(len(texts) <= number < first_name for number in used),
+        example.known if takes_names else None,
+        example.verdict,
+        _parts(pieces, owners, stop, encoder.tokenizer),
     )
-    frame.find_controls([*example.texts, *example.names], encoder)
-    return frame
 
 
 class _Span(NamedTuple):

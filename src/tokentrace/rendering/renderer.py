@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt, are_read_as_they_are
 from ..conversation.messages import Messages, check_messages, check_tools
-from ..errors import InputError, RendererError, TokentraceError
+from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
@@ -141,7 +141,7 @@ class Renderer:
         rendering = left_open(written.rendering, len(checked) - 1) if continued else written.rendering
         credit_content(rendering, adapted)
         encoded = self.encode_text(rendering, written.shown, tools=tools)
-        rendered = self._masked(encoded, checked, written.shown, schemas, prompt, continued)
+        rendered = self._masked(study, encoded, checked, written.shown, schemas, prompt, continued)
         rendered.changes = [*adapted.changes, *written.changes]
         rendered.notes = [*written.notes, *rendered.notes]
         held = with_given_text(adapted.messages if continued else written.shown, adapted, checked)
@@ -156,7 +156,7 @@ class Renderer:
         Errors are those of `render` and say which conversation it was.
         """
         if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(conversations, Sequence):
-            raise InputError(f"must be a list of conversations, not a {type(conversations).__name__}")
+            raise InputError(f"must be a list of conversations, not {kind_of(conversations)}")
         rendered = []
         for at, (conversation, own) in enumerate(zip(conversations, tools_of_each(conversations, tools), strict=True)):
             try:
@@ -185,7 +185,7 @@ class Renderer:
         """
         shown = self.adapt_messages(messages, tools=tools).messages
         encoded = self.encode_text(rendering, shown, tools=tools)
-        return self._masked(encoded, messages, shown, self._tools.wrap(tools))
+        return self._masked(self.study(tools), encoded, messages, shown, self._tools.wrap(tools))
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """The ids of a text with its spans, under this renderer's policy for control tokens."""
@@ -196,9 +196,9 @@ class Renderer:
 
     def say_lost(self, rendered: RenderedTokens, messages: Any, *, tools: Any = None) -> None:
         """Find what a rendering that was put together lost of these messages, and say it as `render` does."""
-        held = self.adapt_messages(messages, tools=tools).messages
-        found = functools.partial(find_lost, rendered.rendering, held, self.study(tools).forms)
-        rendered.find_lost_with(functools.partial(found, tools=self._tools.wrap(tools) or ()))
+        held, schemas = self.adapt_messages(messages, tools=tools).messages, self._tools.wrap(tools) or ()
+        forms = self.study(tools).forms
+        rendered.find_lost_with(functools.partial(find_lost, rendered.rendering, held, forms, tools=schemas))
         if self.lost is not LostPolicy.IGNORE:
             report_lost(rendered.lost, self.lost)
 
@@ -206,10 +206,10 @@ class Renderer:
 
     def study(self, tools: Any = None) -> TemplateStudy:
         """What is known of the template that serves: models may ship one of its own for tools."""
-        named = "tool_use" if tools is not None and "tool_use" in self._studies else "default"
-        if tools is not None and not isinstance(tools, Sequence):
+        if type(tools) is not list and tools is not None and not isinstance(tools, Sequence):
             check_tools(tools)  # says what is wrong with them
-        study = self._studies.get(named)
+        study = self._studies.get("tool_use") if tools is not None else None
+        study = study or self._studies.get("default")
         if study is None:
             known = ", ".join(sorted(self._studies))
             raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
@@ -248,12 +248,12 @@ class Renderer:
         **options: Any,
     ) -> WrittenText:
         """Run the template, and put into the past what the settings ask for; see `write_history`."""
-        between = self.preserve_thinking_between_tool_calls
-        policy = HistoryPolicy(self.use_patched, self.preserve_all_thinking, between)
+        policy = HistoryPolicy(self.use_patched, self.preserve_all_thinking, self.preserve_thinking_between_tool_calls)
         return write_history(functools.partial(study.run_with, tools), messages, prompt, policy, **options)
 
     def _masked(
         self,
+        study: TemplateStudy,
         encoded: Encoded,
         messages: Messages,
         shown: Messages,
@@ -262,7 +262,6 @@ class Renderer:
         continued: bool = False,
     ) -> RenderedTokens:
         """The ids with the mask of what is sampled. A last turn that was left open is not."""
-        study = self.study(tools)
         sampling = find_sampled(study, encoded, shown, tools)
         if continued:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(messages) - 1]
@@ -322,18 +321,21 @@ class Renderer:
         ids that are not valid, as `render` does. Give the tools that the first prompt was rendered with. `messages`,
         the conversation before the completion, is looked at only where the template makes what follows depend on it.
         """
-        empty = isinstance(new_messages, Sequence) and not len(new_messages)
-        adapted = Adapted(()) if empty else self.adapt_messages(new_messages, tools=tools)
+        study = self.study(tools)
+        empty = not new_messages if type(new_messages) is list else _is_empty(new_messages)
+        adapted = Adapted(()) if empty else self._read(study, new_messages, tools)[1]
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         wrapped = self._tools.wrap(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_tail(prev_prompt_ids, "prev_prompt_ids")
-        bridged = self._bridger(tools).bridge(
+        bridged = self._bridger(study, bool(tools)).bridge(
             prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, wrapped, before
         )
         if isinstance(bridged, BridgedTokens):
-            bridged.changes = list(adapted.changes)
-            report_lost(bridged.lost, self.lost)
+            if adapted.changes:
+                bridged.changes = list(adapted.changes)
+            if bridged.lost:
+                report_lost(bridged.lost, self.lost)
         return bridged
 
     def bridge_to_next_turn(
@@ -346,7 +348,8 @@ class Renderer:
         messages: Any = None,
     ) -> BridgedTokens | None:
         """As `bridge`, with None for every refusal."""
-        return self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages) or None
+        bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
+        return bridged if type(bridged) is BridgedTokens else None
 
     def bridge_after(
         self, prompt_ids: Any, completion_ids: Any, messages: Messages, message: int, *, tools: Any = None
@@ -355,15 +358,13 @@ class Renderer:
 
         What comes after that turn is rendered with all that came before it.
         """
-        bridger = self._bridger(tools)
+        bridger = self._bridger(self.study(tools), bool(tools))
         found = bridger.written_after(messages, message, tools)
         if isinstance(found, BridgeRefusal):
             return found
         return bridger.join(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids, found)
 
-    def _bridger(self, tools: Any) -> Bridger:
-        study, has_tools = self.study(tools), bool(tools)
-
+    def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
             return Bridger(
                 study,
@@ -439,10 +440,9 @@ class Renderer:
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = self._tools.schemas(tools)
         compiled = self._compiled(self.study(tools), bool(tools))
-        if prompt_ids is None:
-            return compiled, schemas, None
-        check_tail(prompt_ids, "prompt_ids")
-        return compiled, schemas, compiled.prompt_bytes(prompt_ids)
+        if prompt_ids is not None:
+            check_tail(prompt_ids, "prompt_ids")
+        return compiled, schemas, None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         def make() -> Compiled:
@@ -503,3 +503,7 @@ class Renderer:
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+def _is_empty(messages: Any) -> bool:
+    return isinstance(messages, Sequence) and not len(messages)

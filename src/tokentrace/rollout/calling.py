@@ -8,7 +8,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 Returned = TypeVar("Returned")
@@ -41,6 +41,16 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
         raise
     except BaseException as error:  # SystemExit: a tool does not end the run
         raise _harmless(error) from error
+
+
+async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Returned]:
+    """What coroutines return that are run at once. Where one raises, the others are cancelled, and that is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as failed:  # the first is why, the others are the same again
+        raise failed.exceptions[0] from failed
+    return [task.result() for task in tasks]
 
 
 async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: str, notes: list[str]) -> None:

@@ -27,6 +27,7 @@ from ..trajectory.storage import restore, to_bytes
 from ..trajectory.trajectory import Trajectory
 from ..version import __version__
 from .batch import Summary, named, rollout_seed, write_finished
+from .calling import together
 from .checks import MOST_SEED
 from .checks import count as checked_count
 from .ends import End
@@ -175,12 +176,7 @@ class _Run:
         began = time.monotonic()
         watching = asyncio.create_task(self._watch())
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(seats):
-                    group.create_task(self._seat())
-        except ExceptionGroup as failed:
-            await self._keep_unfinished()
-            raise _first(failed) from failed
+            await together(self._seat() for _ in range(seats))
         except BaseException:
             await self._keep_unfinished()
             raise
@@ -243,9 +239,7 @@ class _Run:
                 if not await self._one(worker, self.alone.popleft()):
                     return False
             elif not self.queue.is_empty:
-                async with asyncio.TaskGroup() as group:
-                    slots = [group.create_task(self._slot(worker, own)) for _ in range(self.slots)]
-                if not all(slot.result() for slot in slots):
+                if not all(await together(self._slot(worker, own) for _ in range(self.slots))):
                     for number in own:
                         self.queue.give_back(number)
                     own.clear()
@@ -324,12 +318,6 @@ class _Run:
             for number, one in told if isinstance(told, list) else ():
                 if not store.is_finished(self.tasks[number].name):
                     store.keep(_rollout(self.tasks[number], one))
-
-
-def _first(failed: BaseExceptionGroup[Any]) -> BaseException:
-    """Why a run ended: the first error; the others are the same again."""
-    first = failed.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _rollout(task: Task, told: dict[str, Any]) -> Rollout:

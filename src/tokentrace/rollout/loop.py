@@ -36,7 +36,7 @@ from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
-from .record import Budget, Rollout, Task, TurnMetrics, call_id, instance_name
+from .record import Budget, Rollout, Task, TurnMetrics, call_id, instance_name, result_message
 from .resuming import Begun, check_continues, check_goes_on, check_takes, cut_at_stop, take_up
 from .toolbox import Toolbox
 from .tools import BaseTool, ToolResult, as_tools
@@ -415,7 +415,7 @@ class Agent:
         if has_calls:
             results = await self._called(parsed.tool_calls, turn, under.box)
             answered = zip(parsed.tool_calls, results, strict=True)
-            return [self._result(call, rollout.turns, result) for call, result in answered], None
+            return [result_message(call, rollout.turns, self._cut(one.content)) for call, one in answered], None
         if user is None:
             return [], End.ANSWER
         said = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
@@ -439,11 +439,6 @@ class Agent:
         turn.reward = checked_reward(sum(result.reward or 0.0 for result in results), "the reward of a turn") or 0.0
         turn.metrics += box.use.metrics[measured:]
         return results
-
-    def _result(self, call: ParsedToolCall, turn: int, result: ToolResult) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "tool", "content": self._cut(result.content)}
-        message["tool_call_id"] = call.id or call_id(turn, call.index)
-        return {**message, "name": call.name} if call.name else message
 
     def _cut(self, text: str) -> str:
         return cut_text(text, self.budget.result_tokens, self.renderer.tokenizer, self.budget.result_keep)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -129,6 +130,8 @@ class _Session:
         self.server = server
         self.has_failed = False
         """No new trajectory should begin with it."""
+        self.tools: Counter[str] = Counter()
+        """How many tools of each trajectory have it."""
         self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._hold())
@@ -192,17 +195,11 @@ async def _client(server: MCPConfig) -> AsyncIterator[Any]:
 
 
 @dataclass(slots=True)
-class _Held:
-    session: _Session
-    tools: int = 0
-
-
-@dataclass(slots=True)
 class _Sessions:
     """The sessions of one event loop."""
 
     shared: _Session | None = None
-    held: dict[str, _Held] = field(default_factory=dict)
+    held: dict[str, _Session] = field(default_factory=dict)
     """By trajectory."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -222,8 +219,8 @@ class _Link:
         """Have a session for a trajectory; the tools of a trajectory have the same one."""
         sessions = self._sessions
         if instance_id not in sessions.held:
-            sessions.held[instance_id] = _Held(await self._session(sessions))
-        sessions.held[instance_id].tools += 1
+            sessions.held[instance_id] = await self._session(sessions)
+        sessions.held[instance_id].tools[instance_id] += 1
 
     async def _session(self, sessions: _Sessions) -> _Session:
         if self.server.session is MCPSession.TRAJECTORY:
@@ -236,13 +233,12 @@ class _Link:
     async def let_go(self, instance_id: str) -> None:
         """One tool of a trajectory less: the last one ends a session that nobody else will use."""
         sessions = self._sessions
-        held = sessions.held[instance_id]
-        held.tools -= 1
-        if held.tools:
+        session = sessions.held[instance_id]
+        session.tools[instance_id] -= 1
+        if session.tools[instance_id]:
             return
-        del sessions.held[instance_id]
-        session = held.session
-        if any(one.session is session for one in sessions.held.values()):
+        del sessions.held[instance_id], session.tools[instance_id]
+        if session.tools:
             return
         if session is sessions.shared and session.has_failed:
             sessions.shared = None
@@ -251,7 +247,7 @@ class _Link:
 
     async def call(self, instance_id: str, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call. Where there is no answer, the session is not for new trajectories."""
-        session = self._sessions.held[instance_id].session
+        session = self._sessions.held[instance_id]
         try:
             answer = await session.client.call_tool(tool, arguments)
         except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..conversation.messages import Messages, known_tools
 from ..errors import InputError, TrajectoryError, shown
+from ..parsing.response import ParsedToolCall
 from ..settings import choose, limit
 from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
@@ -116,6 +117,12 @@ def _is_text(value: str) -> bool:
 def call_id(turn: int, index: int) -> str:
     """An id for a call to which the model gave none: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
+
+
+def result_message(call: ParsedToolCall, turn: int, content: str) -> dict[str, Any]:
+    """The message that answers a call of a turn."""
+    message = {"role": "tool", "content": content, "tool_call_id": call.id or call_id(turn, call.index)}
+    return {**message, "name": call.name} if call.name else message
 
 
 @dataclass(slots=True)

@@ -19,11 +19,12 @@ from ..errors import ContinuationError
 from ..parsing.response import ParsedResponse
 from ..rendering.renderer import Renderer
 from ..study.seams import BridgeRefusal
+from ..tokens.alignment import common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import CompletionWrite, ContextWrite, Turn
-from .record import Rollout, TurnMetrics, call_id
+from .record import Rollout, TurnMetrics, call_id, result_message
 
 
 class Begun(NamedTuple):
@@ -96,10 +97,8 @@ def check_continues(trajectory: Trajectory, prompt: Ids) -> None:
     """`ContinuationError` where the loop cannot go on with a trajectory; `prompt` is what its task renders to."""
     who = f"trajectory {trajectory.name!r}"
     first = np.asarray(next(trajectory.writes()).ids)
-    if not np.array_equal(first, prompt):
-        shared = min(len(first), len(prompt))
-        differs = first[:shared] != prompt[:shared]
-        at = int(differs.argmax()) if differs.any() else shared
+    at = common_prefix(first, prompt)
+    if not at == len(first) == len(prompt):
         raise ContinuationError(
             f"{who} begins with another prompt than its task renders to, from token {at} on: the messages, the tools, "
             "the template or the tokenizer are not those that it was recorded with"
@@ -211,11 +210,8 @@ class _Reader:
                 f"trajectory {rollout.trajectory.name!r}: turn {rollout.turns} has {len(parsed.tool_calls)} calls and "
                 f"{len(texts)} results"
             )
-        out = []
-        for call, text in zip(parsed.tool_calls, texts, strict=True):
-            message = {"role": "tool", "content": text, "tool_call_id": call.id or call_id(rollout.turns, call.index)}
-            out.append({**message, "name": call.name} if call.name else message)
-        return out
+        answered = zip(parsed.tool_calls, texts, strict=True)
+        return [result_message(call, rollout.turns, text) for call, text in answered]
 
     def _is_same(
         self,

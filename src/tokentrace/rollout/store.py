@@ -25,7 +25,7 @@ from ..errors import ContinuationError, InputError, TrajectoryError, shown
 from ..files import lock, owned, write_whole
 from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
-from ..samples.trajectories import trajectory_samples
+from ..samples.trajectories import owned_turns, trajectory_samples
 from ..settings import flat
 from ..trajectory.storage import load_trajectory, save_trajectory
 from ..trajectory.trajectory import Trajectory
@@ -273,11 +273,11 @@ def _rollout_columns(rows: Sequence[tuple[Mapping[str, Any], Trajectory, Sample]
 def _turns(row: Mapping[str, Any], trajectory: Trajectory, sample: Sample) -> list[dict[str, Any]] | None:
     """The turns that a row trains, with where they stand in it; None where the journal says nothing of turns."""
     told = row.get("turns")
-    owned = [turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k]
+    owned = owned_turns(trajectory)
     if told is None or len(told) != len(owned):
         return None
     found = []
-    for turn, said in zip(sorted(owned, key=lambda turn: turn.write), told, strict=True):
+    for turn, said in zip(owned, told, strict=True):
         if turn.branch == sample.branch:
             metrics = json.dumps(said.get("metrics") or [], default=str)
             known = {key: value for key, value in said.items() if key not in ("sampled", "metrics")}

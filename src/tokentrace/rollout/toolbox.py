@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from ..parsing.response import CallStatus, ParsedToolCall
 from ..settings import nearest
 from .calling import TooLong, noted, within, words_of
@@ -168,7 +168,7 @@ class Toolbox:
             found = tool.calc_reward(self._instance, **self._settings[tool.name]["calc_reward"])
             said: Any = await within(found, self._timeout, who)
             if isinstance(tool, AdoptedTool) and isinstance(said, str | list | dict):  # as some of verl's tools have it
-                self.use.notes.append(f"{who} returned no number but a {type(said).__name__}: it counts for nothing")
+                self.use.notes.append(f"{who} returned no number but {kind_of(said)}: it counts for nothing")
                 continue
             value = reward(said, who)
             if value is not None:

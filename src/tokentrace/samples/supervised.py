@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import ROLES, Messages
-from ..errors import SampleError, shown
+from ..errors import SampleError, kind_of, shown
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
@@ -215,7 +215,7 @@ def build_prompt_response_sample(
     """
     tokenizer = renderer.tokenizer
     if not isinstance(response, str):
-        raise SampleError(f"the response is a string, not a {type(response).__name__}")
+        raise SampleError(f"the response is a string, not {kind_of(response)}")
     end = tokenizer.variables.get("eos_token") if eos is None else instance("eos", eos, str, SampleError)
     end_id = tokenizer.token_id(end) if end else None
     if end_id is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from rich.console import RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
 from ..audit.appends import AppendBreak, Cell
@@ -18,22 +18,17 @@ from ..audit.report import AuditReport, Finding, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
 from ..tokens.visible import counted, visible
-from ..viewer.document import HUES, Card, Contrast, Document, Table, Track, token_columns
+from ..viewer.document import HUES, Card, Document, Table, Track, token_columns
 from ..viewer.document import Cell as PageCell
-from .terminal import flat, laid_out, plain_lines
+from .contrasts import Differences
+from .terminal import TONES, flat, grid, laid_out, plain
 
 SIGNS: Final[Mapping[Grade | None, str]] = {Grade.HOLDS: "✓", Grade.PARTLY: "◐", Grade.FAILS: "✗", None: "−"}
 _TONES: Final[Mapping[Grade | None, str]] = {
-    Grade.HOLDS: "green",
-    Grade.PARTLY: "yellow",
-    Grade.FAILS: "red",
-    None: "dim",
-}
-_PAGE_TONES: Final[Mapping[Grade | None, str]] = {
     Grade.HOLDS: "good",
-    Grade.FAILS: "bad",
     Grade.PARTLY: "poor",
-    None: "",
+    Grade.FAILS: "bad",
+    None: "dim",
 }
 KEY: Final = "✓ holds   ◐ for some turns   ✗ for none   − refused by the template"
 _MATRIX_KEY: Final = f"{KEY}   ( ) does not count: reasoning that the template neither writes nor asks for"
@@ -44,9 +39,7 @@ def text_view(reports: Sequence[AuditReport]) -> Text:
     return laid_out(*(_parts(reports[0]) if len(reports) == 1 else _many(reports)))
 
 
-def plain_view(reports: Sequence[AuditReport]) -> str:
-    """The same without colours."""
-    return plain_lines(text_view(reports))
+plain_view = plain(text_view)
 
 
 # -- one
@@ -59,21 +52,19 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
     yield head.append(f"   {visible(' · '.join(told))}", "dim")
     yield Text()
     for one in report.verdicts:
-        line = Text(f"{SIGNS[one.grade]} ", f"bold {_TONES[one.grade]}")
-        yield (
-            line.append(f"{USES[one.use]}: ", "bold")
-            .append(str(one.grade), _TONES[one.grade])
-            .append(f"   {one.use}", "dim")
-        )
+        tone = TONES[_TONES[one.grade]]
+        line = Text(f"{SIGNS[one.grade]} ", f"bold {tone}").append(f"{USES[one.use]}: ", "bold")
+        yield line.append(str(one.grade), tone).append(f"   {one.use}", "dim")
         for words in one.against:
             yield Text(f"    {flat(words)}")
         if one.holds_with:
             yield Text(f"    holds with {flat(' or '.join(one.holds_with))}", "green")
         if one.grade is not Grade.HOLDS:
             yield Text(f"    tokentrace: {flat(one.remedy)}", "dim")
-    yield Text("\nWhat is appended, after which turn", "bold")
-    yield _matrix(report)
-    yield Text(f"  {_MATRIX_KEY}", "dim")
+    matrix = _matrix(report)
+    yield Text(f"\n{matrix.title}", "bold")
+    yield grid(matrix, of_signs=True)
+    yield Text(f"  {matrix.about}", "dim")
     if report.findings:
         yield Text("\nWhat goes wrong", "bold")
     for number, found in enumerate(report.findings, 1):
@@ -83,16 +74,6 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
         yield Text(f"  {label:<18} ", "dim").append(flat(words))
     for note in report.notes:
         yield Text(f"  note: {flat(note)}", "yellow")
-
-
-def _matrix(report: AuditReport) -> Grid:
-    table = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim")
-    table.add_column("")
-    for words in COLUMNS:
-        table.add_column(words, justify="center")
-    for append, signs in matrix_rows(report):
-        table.add_row(append, *(Text(one.text, one.tone) for one in signs))
-    return table
 
 
 COLUMNS: Final = {
@@ -106,16 +87,13 @@ COLUMNS: Final = {
 """What a turn has beside its calls: reasoning, content, and how that is given."""
 
 
-class Sign(NamedTuple):
-    """A cell of the matrix: empty where there are no such turns, in brackets where they do not count."""
-
-    text: str = ""
-    tone: str = ""
-    page_tone: str = ""
+def _sign(known: Grade | None, counts: bool = True) -> PageCell:
+    """A grade as a cell; in brackets where it does not count."""
+    return PageCell(SIGNS[known], _TONES[known]) if counts else PageCell(f"({SIGNS[known]})", "dim")
 
 
-def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[Sign]]]:
-    """For each append the grade of each kind of turn."""
+def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[PageCell]]]:
+    """For each append the grade of each kind of turn; nothing where there are no such turns."""
     counting = {cell.turn for cell in report.judged}
     for append in Append:
         signs = []
@@ -126,12 +104,14 @@ def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[Sign]]]:
                 if cell.append is append and (cell.turn.reasoning, cell.turn.content, cell.turn.said) == kind
                 if cell.turn.arguments != "JSON text"
             ]
-            known = grade(cells)
-            if any(cell.turn in counting for cell in cells):
-                signs.append(Sign(SIGNS[known], _TONES[known], _PAGE_TONES[known]))
-            else:
-                signs.append(Sign(f"({SIGNS[known]})", "dim") if cells else Sign())
+            counts = any(cell.turn in counting for cell in cells)
+            signs.append(_sign(grade(cells), counts) if cells else PageCell(""))
         yield str(append), signs
+
+
+def _matrix(report: AuditReport) -> Table:
+    rows: list[list[str | PageCell]] = [[append, *signs] for append, signs in matrix_rows(report)]
+    return Table("What is appended, after which turn", ["", *COLUMNS], rows, _MATRIX_KEY)
 
 
 def _finding(number: int, found: Finding) -> Iterator[Text]:
@@ -246,14 +226,18 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
 # -- many
 
 
+def _overview(reports: Sequence[AuditReport]) -> Table:
+    rows: list[list[str | PageCell]] = [[report.name, *_grades(report)] for report in reports]
+    return Table("All", ["", *Append, *Use], rows, KEY)
+
+
+def _grades(report: AuditReport) -> list[PageCell]:
+    grades = [*(report.outcome(append) for append in Append), *(one.grade for one in report.verdicts)]
+    return [_sign(known) for known in grades]
+
+
 def _many(reports: Sequence[AuditReport]) -> Iterator[RenderableType]:
-    table = Grid(box=None, padding=(0, 0, 0, 2), header_style="bold")
-    for head in ("", *Append, *Use):
-        table.add_column(head, justify="left" if not head else "center")
-    for report in reports:
-        grades = [*(report.outcome(append) for append in Append), *(one.grade for one in report.verdicts)]
-        table.add_row(Text(visible(report.name), "bold"), *(Text(SIGNS[one], _TONES[one]) for one in grades))
-    yield table
+    yield grid(_overview(reports), of_signs=True)
     yield Text(f"\n{KEY}", "dim")
     for report in reports:
         if report.findings:
@@ -264,8 +248,8 @@ def _many(reports: Sequence[AuditReport]) -> Iterator[RenderableType]:
 
 def markdown(reports: Sequence[AuditReport]) -> str:
     """A table of many, and below it what goes wrong with each."""
-    heads = ["", *Append, *Use]
-    lines = [f"| {' | '.join(heads)} |", f"| --- |{' :-: |' * (len(heads) - 1)}"]
+    heads = _overview(reports).head
+    lines = [f"| {' | '.join(map(str, heads))} |", f"| --- |{' :-: |' * (len(heads) - 1)}"]
     lines += [markdown_row(report) for report in reports]
     for report in reports:
         lines += ["", f"### {report.name}", "", *markdown_findings(report)]
@@ -274,8 +258,7 @@ def markdown(reports: Sequence[AuditReport]) -> str:
 
 def markdown_row(report: AuditReport) -> str:
     """The row of a table of many."""
-    grades = [*(report.outcome(append) for append in Append), *(one.grade for one in report.verdicts)]
-    return f"| {report.name} | {' | '.join(SIGNS[one] for one in grades)} |"
+    return f"| {report.name} | {' | '.join(cell.text for cell in _grades(report))} |"
 
 
 def markdown_findings(report: AuditReport) -> list[str]:
@@ -327,9 +310,7 @@ def differences_view(compared: Compared) -> Text:
     return laid_out(*lines)
 
 
-def plain_differences(compared: Compared) -> str:
-    """The same without colours."""
-    return plain_lines(differences_view(compared))
+plain_differences = plain(differences_view)
 
 
 # -- a page
@@ -337,26 +318,21 @@ def plain_differences(compared: Compared) -> str:
 
 def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
     """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
-    tracks: list[Track] = []
-    contrasts: list[Contrast] = []
-    found = [_page_findings(report, tracks, contrasts) for report in reports]
+    differences = Differences()
+    found = [_page_findings(report, differences) for report in reports]
     one = reports[0] if len(reports) == 1 else None
     tables = [] if one is not None else [_overview(reports)]
     for report, rows in zip(reports, found, strict=True):
         named = "" if one is not None else f": {report.name}"
         verdicts = [_page_verdict(verdict) for verdict in report.verdicts]
-        tables.append(Table(f"What it is safe for{named}", ["use", "", "why"], verdicts, words=3))
-        matrix: list[list[str | PageCell]] = [
-            [append, *(PageCell(one.text, one.page_tone) for one in signs)] for append, signs in matrix_rows(report)
-        ]
-        tables.append(Table(f"What is appended, after which turn{named}", ["", *COLUMNS], matrix, _MATRIX_KEY))
+        tables.append(Table(f"What it is safe for{named}", ["use", "", "why"], verdicts, words=3, code=True))
+        matrix = _matrix(report)
+        tables.append(replace(matrix, title=f"{matrix.title}{named}"))
         if rows:
-            tables.append(Table(f"What goes wrong{named}", ["what", "shown by"], rows, words=2))
+            tables.append(Table(f"What goes wrong{named}", ["what", "shown by"], rows, words=2, code=True))
         facts = [list(row) for row in fact_rows(report)]
         tables.append(Table(f"What else is known{named}", ["", ""], facts, words=2))
-    cards = (
-        [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _PAGE_TONES[v.grade]) for v in one.verdicts]
-    )
+    cards = [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _TONES[v.grade]) for v in one.verdicts]
     return Document(
         title or (one.name if one is not None else "Audit"),
         "tokentrace audit",
@@ -364,26 +340,8 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
         cards=cards,
         notes=[note for report in reports for note in report.notes],
         tables=tables,
-        tracks=tracks,
-        contrasts=contrasts,
-        start="diff=0" if contrasts else "",
+        **differences.shown(),
     )
-
-
-def _overview(reports: Sequence[AuditReport]) -> Table:
-    rows: list[list[str | PageCell]] = [
-        [
-            report.name,
-            *(_sign(report.outcome(append)) for append in Append),
-            *(_sign(verdict.grade) for verdict in report.verdicts),
-        ]
-        for report in reports
-    ]
-    return Table("All", ["", *Append, *Use], rows, KEY)
-
-
-def _sign(known: Grade | None) -> PageCell:
-    return PageCell(SIGNS[known], _PAGE_TONES[known])
 
 
 def _page_verdict(one: Verdict) -> list[str | PageCell]:
@@ -392,23 +350,24 @@ def _page_verdict(one: Verdict) -> list[str | PageCell]:
     why = "\n".join(marked) or "everything that was tried holds"
     return [
         USES[one.use],
-        PageCell(str(one.grade), _PAGE_TONES[one.grade]),
+        PageCell(str(one.grade), _TONES[one.grade]),
         PageCell(why, small=f"tokentrace: {one.remedy}.{with_them}"),
     ]
 
 
-def _page_findings(report: AuditReport, tracks: list[Track], contrasts: list[Contrast]) -> list[list[str | PageCell]]:
-    """A row for each finding; where tokens differ, they are added to the tracks, side by side."""
+def _page_findings(report: AuditReport, differences: Differences) -> list[list[str | PageCell]]:
+    """A row for each finding; tokens that differ are added, side by side."""
     rows: list[list[str | PageCell]] = []
     for found in report.findings:
         said = "\n".join(f"{sign} {role}: {text}" for sign, role, text in conversation_lines(found.smallest))
         told = "\n".join(words for one in found.breaks for words in _told(one))
-        link = f"diff={len(contrasts)}" if found.breaks else ""
+        links = []
         for one in found.breaks:
-            name = f"{report.name}: {found.why}"
-            contrasts.append(_contrast(report, one, name, len(tracks)))
-            tracks += [_track(report, ids) for ids in one.ids]
-        rows.append([PageCell(found.why, "bad", told, link), said])
+            before, now = (_track(report, ids) for ids in one.ids)
+            names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
+            hunks = align(before.ids, now.ids)
+            links.append(differences.add(f"{report.name}: {found.why}", before, now, hunks, names, str(one)))
+        rows.append([PageCell(found.why, "bad", told, links[0] if links else ""), said])
     return rows
 
 
@@ -416,9 +375,3 @@ def _track(report: AuditReport, given: Sequence[int]) -> Track:
     ids = np.array(given, np.int32)
     known = {} if report.tokenizer is None else token_columns(report.tokenizer, ids)
     return Track("", ids, np.full(len(ids), HUES["plain"], np.uint8), **known)
-
-
-def _contrast(report: AuditReport, one: AppendBreak, name: str, track: int) -> Contrast:
-    before, now = (np.array(ids, np.int32) for ids in one.ids)
-    names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
-    return Contrast(name, track, len(before), track + 1, list(align(before, now)), names, about=str(one))

@@ -1,33 +1,70 @@
-"""The view of a check: a verdict, the outcomes of rows and their causes, and the places where they differ."""
+"""Views of a check: a verdict, the outcomes of rows and their causes, and the places where they differ."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..data.check.deviations import Deviation
 from ..data.check.report import CheckedRow, CheckReport, Outcome
 from ..tokens.visible import counted, visible
-from .terminal import flat, laid_out, plain_lines
+from ..viewer.document import Card, Cell, Document, Table
+from .contrasts import Differences
+from .terminal import TONES, flat, grid, laid_out, plain
 
-COLOURS: Final = {
-    Outcome.SAME: "green",
-    Outcome.IDS: "red",
-    Outcome.MASK: "red",
-    Outcome.BOTH: "red",
-    Outcome.CUT: "yellow",
-    Outcome.UNCHECKED: "yellow",
-    Outcome.BAD: "magenta",
-}
-_REASONS: Final = 8
+_TONE: Final = {Outcome.SAME: "good", Outcome.CUT: "poor", Outcome.UNCHECKED: "poor"}
+"""How an outcome looks; the others are bad."""
+_REASONS: Final = 20
 """Reasons that are listed."""
 _PLACES: Final = 3
-"""Differences that are shown of a row."""
+"""Differences that are shown of a row in a terminal."""
+
+
+def _tables(report: CheckReport) -> list[Table]:
+    """The counts, those that there are."""
+    outcomes = [(one, report.outcomes[one]) for one in Outcome if report.outcomes[one]]
+    ranked = sorted(report.mask.items(), key=lambda item: (-item[1].tokens, item[0]))
+    reasons = [[why, f"{n:,}"] for why, n in report.reasons.most_common(_REASONS)]
+    if len(report.reasons) > _REASONS:
+        reasons.append([f"and {len(report.reasons) - _REASONS:,} more reasons", ""])
+    tables = [
+        Table(
+            "Outcomes",
+            ["outcome", "rows", ""],
+            [[_outcome(one), f"{n:,}", f"{100 * n / report.rows:.1f} %"] for one, n in outcomes],
+        ),
+        Table("Why", ["", "rows"], [[str(why), f"{n:,}"] for why, n in report.causes.most_common()]),
+        Table(
+            "Masks",
+            ["role", "part", "mask", "tokens", "turns", "rows"],
+            [
+                [role, part, _MASK[trained], f"{count.tokens:,}", f"{count.messages:,}", f"{count.rows:,}"]
+                for (role, part, trained), count in ranked
+            ],
+            words=3,
+        ),
+        Table("Bad, unchecked, and what else is to be known", ["", "rows"], reasons),
+    ]
+    return [table for table in tables if table.rows]
+
+
+_MASK: Final = {True: "trained, and should not be", False: "not trained, and should be"}
+
+
+def _outcome(outcome: Outcome) -> Cell:
+    return Cell(str(outcome), _TONE.get(outcome, "bad"))
+
+
+def _examples(report: CheckReport) -> Sequence[CheckedRow]:
+    """A few rows of each outcome that is not as it should be."""
+    outcomes = [one for one in Outcome if one not in (Outcome.SAME, Outcome.UNCHECKED)]
+    return [row for one in outcomes for row in report.examples.get(one, ())]
+
+
+# -- for terminals
 
 
 def text_view(report: CheckReport) -> Text:
@@ -35,9 +72,7 @@ def text_view(report: CheckReport) -> Text:
     return laid_out(*_parts(report))
 
 
-def plain_view(report: CheckReport) -> str:
-    """The same without colours."""
-    return plain_lines(text_view(report))
+plain_view = plain(text_view)
 
 
 def _parts(report: CheckReport) -> Iterator[RenderableType]:
@@ -49,25 +84,11 @@ def _parts(report: CheckReport) -> Iterator[RenderableType]:
     yield Text(f"  {_totals(report)}", "dim")
     if report.stopped:
         yield Text(f"  stopped after {counted(report.rows, 'row')}, as the limit says", "yellow")
-    if not report.rows:
-        return
-    yield Text()
-    yield _outcomes(report)
-    if report.causes:
+    for table in _tables(report):
         yield Text()
-        yield word_table(["why"], ["rows"], [(str(why), f"{rows:,}") for why, rows in report.causes.most_common()])
-    if report.mask:
-        yield Text()
-        yield _masks(report)
-    if report.reasons:
-        yield Text("\nbad, unchecked, and what else is to be known", "bold")
-        for reason, count in report.reasons.most_common(_REASONS):
-            yield Text(f"  {count:>6,}  {visible(reason)}")
-        if len(report.reasons) > _REASONS:
-            yield Text(f"          and {len(report.reasons) - _REASONS:,} more reasons", "dim")
-    for outcome, examples in sorted(report.examples.items(), key=lambda item: list(Outcome).index(item[0])):
-        for row in examples if outcome not in (Outcome.SAME, Outcome.UNCHECKED) else ():
-            yield from _example(row)
+        yield grid(table)
+    for row in _examples(report):
+        yield from _example(row)
 
 
 def _totals(report: CheckReport) -> str:
@@ -85,49 +106,10 @@ def _totals(report: CheckReport) -> str:
     return " · ".join(said)
 
 
-def _outcomes(report: CheckReport) -> Table:
-    occurring = [one for one in Outcome if report.outcomes[one]]
-    rows = [
-        (str(one), f"{report.outcomes[one]:,}", f"{100 * report.outcomes[one] / report.rows:.1f} %")
-        for one in occurring
-    ]
-    return word_table(["outcome"], ["rows", ""], rows, [COLOURS[one] for one in occurring])
-
-
-def _masks(report: CheckReport) -> Table:
-    ranked = sorted(report.mask.items(), key=lambda item: (-item[1].tokens, item[0]))
-    rows = [
-        (
-            visible(role),
-            part,
-            "trained, and should not be" if trained else "not trained, and should be",
-            f"{count.tokens:,}",
-            f"{count.messages:,}",
-            f"{count.rows:,}",
-        )
-        for (role, part, trained), count in ranked
-    ]
-    return word_table(["role", "part", "mask"], ["tokens", "turns", "rows"], rows)
-
-
-def word_table(
-    words: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[str] = ()
-) -> Table:
-    """Columns of words, then columns of numbers."""
-    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
-    for head in words:
-        table.add_column(head)
-    for head in numbers:
-        table.add_column(head, justify="right")
-    for cells, tone in itertools.zip_longest(rows, tones, fillvalue=""):
-        table.add_row(*cells, style=tone)
-    return table
-
-
 def _example(row: CheckedRow) -> Iterator[Text]:
     line = f", line {row.line}" if row.line is not None and row.line != row.row else ""
     head = Text(f"\n{visible(row.source)}, row {row.row}{line}: ", "bold")
-    yield head.append(str(row.outcome), f"bold {COLOURS[row.outcome]}")
+    yield head.append(str(row.outcome), f"bold {TONES[_outcome(row.outcome).tone]}")
     if row.reason is not None:
         yield Text(f"  {visible(row.reason)}")
     for found in row.deviations[:_PLACES]:
@@ -147,3 +129,42 @@ def _sides(found: Deviation) -> Iterator[Text]:
         line.append("│".join((*found.lead, "")))
         line.append(f"⟦{'│'.join(tokens)}⟧", style)
         yield line.append("│".join(("", *found.rest)))
+
+
+# -- for browsers
+
+
+def check_document(report: CheckReport) -> Document:
+    """A check on a page: the same tables, and the rows that differ."""
+    differences = Differences()
+    rows: list[list[str | Cell]] = []
+    for row in _examples(report):
+        name = f"{row.source}, row {row.row}"
+        links = []
+        for found in row.deviations:
+            lead, expected, other, rest = (
+                [(-1, text) for text in texts] for texts in (found.lead, found.expected, found.found, found.rest)
+            )
+            parts = [(lead, None), (expected, other), (rest, None)]
+            names = ("expected", "found")
+            links.append(differences.add_parts(f"{name}: {found.cause}", parts, names, found.detail))
+        said = row.reason or "; ".join(map(str, (*row.deviations, *row.mask)))
+        rows.append([Cell(name, link=links[0] if links else ""), _outcome(row.outcome), said])
+    differing = Table("Rows that differ", ["row", "outcome", "what"], rows, "A few of each outcome.", words=3)
+    cards = [Card("Rows", f"{report.rows:,}", "clean" if report.clean else "", "good" if report.clean else "")]
+    if report.differing:
+        cards.append(Card("Differ", f"{report.differing:,}", f"of {counted(report.rows, 'row')}", "bad"))
+    wanted = [f"{n:,} expected" if report.compared else "" for n in (report.expected_tokens, report.expected_trained)]
+    cards += [
+        Card("Tokens", f"{report.tokens:,}", wanted[0]),
+        Card("Trained", f"{report.trained:,}" if report.masks else "–", wanted[1]),
+        Card("Padding", f"{report.padding:,}", "taken off"),
+    ]
+    return Document(
+        "Rows against their template",
+        "tokentrace check",
+        said=[report.verdict, *report.findings, *report.mask_words()],
+        cards=cards,
+        tables=[*_tables(report), *([differing] if rows else ())],
+        **differences.shown(),
+    )

@@ -1,23 +1,98 @@
-"""What differs, as contrasts on a page: breaks, and the rows that a check found."""
+"""What differs, pair by pair, on a page: breaks, and whatever else is told part by part."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..compare.breaks import Break
 from ..compare.texts import DiffOp
-from ..data.check.report import CheckedRow, CheckReport, Outcome
 from ..tokens.alignment import Hunk
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
-from ..viewer.document import HUES, Card, Cell, Contrast, Document, Table, Track, token_columns
+from ..viewer.document import HUES, Card, Contrast, Document, Track, token_columns
+
+Tokens = Sequence[tuple[int, str]]
+"""Ids and texts."""
+
+
+@dataclass(slots=True)
+class Differences:
+    """The differences that a page shows: two tracks each."""
+
+    tracks: list[Track] = field(default_factory=list)
+    contrasts: list[Contrast] = field(default_factory=list)
+
+    def add(
+        self, name: str, base: Track, other: Track, hunks: Iterable[Hunk], names: tuple[str, str], about: str
+    ) -> str:
+        """One more; what a link to it says."""
+        at = len(self.tracks)
+        self.tracks += [base, other]
+        self.contrasts.append(Contrast(name, at, len(base.ids), at + 1, list(hunks), names, about=about))
+        return f"diff={len(self.contrasts) - 1}"
+
+    def add_parts(
+        self,
+        name: str,
+        parts: Iterable[tuple[Tokens, Tokens | None]],
+        names: tuple[str, str],
+        about: str,
+        first: int = 0,
+        tokenizer: Tokenizer | None = None,
+    ) -> str:
+        """One of which what each side has is told part by part, None for the other side of what both have."""
+        rows: tuple[list[tuple[int, str]], list[tuple[int, str]]] = ([], [])
+        hunks: list[Hunk] = []
+        for left, right in parts:
+            start, other_start = len(rows[0]), len(rows[1])
+            rows[0].extend(left)
+            rows[1].extend(right or ())
+            if right is None:
+                continue
+            if hunks and hunks[-1].stop == start:
+                start, _, other_start, _ = hunks.pop()
+            hunks.append(Hunk(start, len(rows[0]), other_start, len(rows[1])))
+        base, other = (_told_track(row, at, tokenizer) for row, at in zip(rows, (first, 0), strict=True))
+        return self.add(name, base, other, hunks, names, about)
+
+    def add_break(self, name: str, found: Break, tokenizer: Tokenizer | None = None) -> str:
+        """A break."""
+        first = found.tokens[0].start if found.tokens else 0
+        return self.add_parts(name, _parts(found), ("stream", "next prompt"), found.detail, first, tokenizer)
+
+    def shown(self) -> dict[str, Any]:
+        """What a document has of them: the first is shown at once."""
+        return {"tracks": self.tracks, "contrasts": self.contrasts, "start": "diff=0" if self.contrasts else ""}
+
+
+def _told_track(row: Tokens, first: int, tokenizer: Tokenizer | None) -> Track:
+    """Tokens with texts of their own."""
+    ids = np.array([index for index, _ in row], np.int32)
+    control = None if tokenizer is None else token_columns(tokenizer, ids)["control"]
+    hues = np.full(len(row), HUES["plain"], np.uint8)
+    return Track("", ids, hues, texts=[text for _, text in row], control=control, first=first)
+
+
+def _parts(found: Break) -> Iterable[tuple[Tokens, Tokens | None]]:
+    """The rows of a break. What is skipped belongs to the row before it."""
+    op = DiffOp.EQUAL
+    for part in found.tokens:
+        tokens: Tokens = list(zip(part.ids, part.texts, strict=True))
+        if part.op is DiffOp.SKIPPED:
+            tokens = [(-1, f" … {counted(part.count)} … ")]
+        else:
+            op = part.op
+        yield ([], tokens) if op is DiffOp.ADDED else (tokens, None if op is DiffOp.EQUAL else [])
 
 
 def break_document(value: Break, tokenizer: Tokenizer | None = None) -> Document:
     """A break: what was there, what came instead, why, and what to do."""
-    tracks, contrast = break_contrast(value, 0, "stream → next prompt", tokenizer)
+    differences = Differences()
+    differences.add_break("stream → next prompt", value, tokenizer)
     return Document(
         f"Break: {value.cause}",
         "tokentrace explain",
@@ -28,134 +103,5 @@ def break_document(value: Break, tokenizer: Tokenizer | None = None) -> Document
             Card("Where", value.region or "–"),
             Card("Further on", f"{len(value.later)}", ", ".join(dict.fromkeys(map(str, value.later)))),
         ],
-        tracks=tracks,
-        contrasts=[contrast],
-        start="diff=0",
+        **differences.shown(),
     )
-
-
-def break_contrast(
-    found: Break, track: int, name: str, tokenizer: Tokenizer | None = None
-) -> tuple[list[Track], Contrast]:
-    """A break as two tracks, the first of them number `track`, and what differs between them."""
-    sides = _Sides(found.tokens[0].start if found.tokens else 0)
-    last = DiffOp.EQUAL
-    for part in found.tokens:
-        op = last if part.op is DiffOp.SKIPPED else part.op
-        last = op
-        ids, texts = list(part.ids), list(part.texts)
-        if part.op is DiffOp.SKIPPED:
-            ids, texts = [-1], [f" … {counted(part.count)} … "]
-        sides.add(
-            op is DiffOp.EQUAL, [] if op is DiffOp.ADDED else (ids, texts), (ids, texts) if op is DiffOp.ADDED else []
-        )
-    return sides.tracks(tokenizer), sides.contrast(name, track, ("stream", "next prompt"), found.detail)
-
-
-class _Sides:
-    """Two short rows of tokens, told part by part."""
-
-    def __init__(self, first: int = 0) -> None:
-        self._first = first
-        self._rows: tuple[list[tuple[int, str]], list[tuple[int, str]]] = ([], [])
-        self._hunks: list[Hunk] = []
-
-    def add(self, equal: bool, left: Any, right: Any) -> None:
-        """Tokens, as ids and texts, that are on both sides, or on one."""
-        base, other = self._rows
-        start, other_start = len(base), len(other)
-        base.extend(zip(*left, strict=True) if left else ())
-        other.extend(zip(*right, strict=True) if right else ())
-        if equal:
-            return
-        hunk = Hunk(start, len(base), other_start, len(other))
-        before = self._hunks[-1] if self._hunks else None
-        if before is not None and before.stop == start:
-            self._hunks[-1] = Hunk(before.start, hunk.stop, before.other_start, hunk.other_stop)
-        else:
-            self._hunks.append(hunk)
-
-    def tracks(self, tokenizer: Tokenizer | None = None) -> list[Track]:
-        made = []
-        for row, first in zip(self._rows, (self._first, 0), strict=True):
-            ids = np.array([index for index, _ in row], np.int32)
-            texts = [text for _, text in row]
-            control = None if tokenizer is None else token_columns(tokenizer, ids)["control"]
-            made.append(
-                Track("", ids, np.full(len(row), HUES["plain"], np.uint8), texts=texts, control=control, first=first)
-            )
-        return made
-
-    def contrast(self, name: str, track: int, names: tuple[str, str], about: str) -> Contrast:
-        return Contrast(name, track, len(self._rows[0]), track + 1, self._hunks, names, about=about)
-
-
-# -- checks
-
-
-def check_document(value: CheckReport) -> Document:
-    """A check: outcomes, causes, and a few rows of each."""
-    tracks: list[Track] = []
-    contrasts: list[Contrast] = []
-    rows: list[list[str | Cell]] = []
-    for outcome, examples in value.examples.items():
-        for row in examples if outcome not in (Outcome.SAME, Outcome.UNCHECKED) else ():
-            first = len(contrasts)
-            for found in row.deviations:
-                sides = _Sides()
-                for equal, left, right in (
-                    (True, found.lead, ()),
-                    (False, found.expected, found.found),
-                    (True, found.rest, ()),
-                ):
-                    sides.add(equal, ([-1] * len(left), left), ([-1] * len(right), right))
-                contrasts.append(
-                    sides.contrast(f"{_row(row)}: {found.cause}", len(tracks), ("expected", "found"), found.detail)
-                )
-                tracks += sides.tracks()
-            link = f"diff={first}" if len(contrasts) > first else ""
-            said = row.reason or "; ".join(map(str, (*row.deviations, *row.mask)))
-            rows.append([Cell(_row(row), link=link), Cell(str(outcome), "bad"), said])
-    shares = [(one, value.outcomes[one]) for one in Outcome if value.outcomes[one]]
-    tables = [
-        Table(
-            "Outcomes",
-            ["outcome", "rows", ""],
-            [[str(one), f"{n:,}", f"{100 * n / value.rows:.1f} %"] for one, n in shares],
-        ),
-        Table("Why", ["cause", "rows"], [[str(cause), f"{n:,}"] for cause, n in value.causes.most_common()]),
-        Table(
-            "Bad, unchecked, and what else is to be known",
-            ["reason", "rows"],
-            [[why, f"{n:,}"] for why, n in value.reasons.most_common(20)],
-        ),
-        Table("Rows that differ", ["row", "outcome", "what"], rows, "A few of each outcome.", words=3),
-    ]
-    return Document(
-        "Rows against their template",
-        "tokentrace check",
-        said=[value.verdict, *value.findings, *value.mask_words()],
-        cards=[
-            Card("Rows", f"{value.rows:,}", "clean" if value.clean else "", "good" if value.clean else ""),
-            *(
-                [Card("Differ", f"{value.differing:,}", f"of {counted(value.rows, 'row')}", "bad")]
-                if value.differing
-                else ()
-            ),
-            Card("Tokens", f"{value.tokens:,}", f"{value.expected_tokens:,} expected" if value.compared else ""),
-            Card(
-                "Trained",
-                f"{value.trained:,}" if value.masks else "–",
-                f"{value.expected_trained:,} expected" if value.compared else "",
-            ),
-            Card("Padding", f"{value.padding:,}", "taken off"),
-        ],
-        tables=[table for table in tables if table.rows],
-        tracks=tracks,
-        contrasts=contrasts,
-        start="diff=0" if contrasts else "",
-    )
-
-
-def _row(row: CheckedRow) -> str:
-    return f"{row.source}, row {row.row}"

@@ -14,13 +14,13 @@ from ..audit.report import AuditReport
 from ..compare.breaks import Break
 from ..compare.histories import HistoryReport
 from ..data.check.report import CheckReport
-from ..errors import InputError
+from ..errors import InputError, kind_of
 from ..parsing.response import ParsedResponse, PartKind
 from ..rendering.bridged import BridgedTokens
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
-from ..tokens.alignment import Hunk, align
+from ..tokens.alignment import align
 from ..tokens.kinds import Kind as Origin
 from ..tokens.kinds import Part
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -32,7 +32,6 @@ from ..viewer.document import (
     OF_KIND,
     Card,
     Cell,
-    Contrast,
     Document,
     Edit,
     Lane,
@@ -42,7 +41,8 @@ from ..viewer.document import (
     token_columns,
 )
 from .audit import audit_document
-from .contrasts import break_document, check_document
+from .checks import check_document
+from .contrasts import Differences, break_document
 from .histories import history_document
 from .inspections import inspection_document
 from .pieces import edited, hue_of, listed, stops
@@ -84,7 +84,7 @@ def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
         name, value = item if isinstance(item, tuple) and len(item) == 2 else (f"row {at + 1}", item)
         made = _document(value, tokenizer)
         if len(made.tracks) != 1 or made.contrasts:
-            raise InputError(f"a {type(value).__name__} is shown on a page of its own, not in a list", field=f"[{at}]")
+            raise InputError(f"{kind_of(value)} is shown on a page of its own, not in a list", field=f"[{at}]")
         tracks.append(dataclasses.replace(made.tracks[0], name=str(name)))
     return Document(counted(len(tracks), "row"), "tokentrace rows", tracks=tracks)
 
@@ -201,19 +201,16 @@ def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document
     for value in (one, other):
         made = _document(value, tokenizer)
         if len(made.tracks) != 1 or made.contrasts:
-            raise InputError(f"a {type(value).__name__} is not one row of tokens, and cannot be shown side by side")
+            raise InputError(f"{kind_of(value)} is not one row of tokens, and cannot be shown side by side")
         tracks += made.tracks
     names = ("first", "second")
-    tracks = [dataclasses.replace(track, name=name) for track, name in zip(tracks, names, strict=True)]
-    hunks = list(align(np.asarray(tracks[0].ids, np.int32), np.asarray(tracks[1].ids, np.int32)))
-    out, new = (sum(stop - start for start, stop in sides) for sides in _sides(hunks))
+    first, second = (dataclasses.replace(track, name=name) for track, name in zip(tracks, names, strict=True))
+    hunks = list(align(np.asarray(first.ids, np.int32), np.asarray(second.ids, np.int32)))
+    out, new = sum(hunk.stop - hunk.start for hunk in hunks), sum(hunk.other_stop - hunk.other_start for hunk in hunks)
     about = f"{counted(out)} only in the first, {new:,} only in the second" if hunks else "the same tokens"
-    contrast = Contrast("difference", 0, len(tracks[0].ids), 1, hunks, names, about=about)
-    return Document("Two results compared", "tokentrace", tracks=tracks, contrasts=[contrast], start="diff=0")
-
-
-def _sides(hunks: Sequence[Hunk]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    return [hunk[:2] for hunk in hunks], [hunk[2:] for hunk in hunks]
+    differences = Differences()
+    differences.add("difference", first, second, hunks, names, about)
+    return Document("Two results compared", "tokentrace", **differences.shown())
 
 
 # -- trajectories
@@ -326,29 +323,10 @@ def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
     )
 
 
-# -- differences
+# -- what reports say
 
-
-@_document.register
-def _history(value: HistoryReport, tokenizer: Tokenizer | None) -> Document:
-    return history_document(value)
-
-
-@_document.register
-def _audit(value: AuditReport, tokenizer: Tokenizer | None) -> Document:
-    return audit_document([value])
-
-
-@_document.register
-def _break(value: Break, tokenizer: Tokenizer | None) -> Document:
-    return break_document(value, tokenizer)
-
-
-@_document.register
-def _check(value: CheckReport, tokenizer: Tokenizer | None) -> Document:
-    return check_document(value)
-
-
-@_document.register
-def _inspection(value: Inspection, tokenizer: Tokenizer | None) -> Document:
-    return inspection_document(value, tokenizer)
+_document.register(HistoryReport, lambda value, _: history_document(value))
+_document.register(AuditReport, lambda value, _: audit_document([value]))
+_document.register(Break, break_document)
+_document.register(CheckReport, lambda value, _: check_document(value))
+_document.register(Inspection, inspection_document)

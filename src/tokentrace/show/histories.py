@@ -17,7 +17,7 @@ from ..tokens.visible import counted, listed, visible
 from ..viewer.document import Card, Cell, Document, Table, Track, token_columns
 from ..viewer.document import Contrast as SideBySide
 from .pieces import hue_of
-from .terminal import flat, laid_out, plain_lines
+from .terminal import flat, grid, laid_out, plain
 
 if TYPE_CHECKING:
     from ..compare.histories.differences import Step
@@ -127,14 +127,12 @@ def _json_run(run: Run) -> dict[str, Any]:
 # -- for terminals
 
 
-def plain_view(report: HistoryReport, *, step: int | None = None) -> str:
-    """A report as plain lines: a summary, a table of the steps, and what differs at each, or at one."""
-    return plain_lines(text_view(report, step=step))
-
-
 def text_view(report: HistoryReport, *, step: int | None = None) -> Text:
-    """The same in colours."""
+    """A report for a terminal: a summary, a table of the steps, and what differs at each, or at one."""
     return laid_out(*_parts(report, step))
+
+
+plain_view = plain(text_view)
 
 
 def _parts(report: HistoryReport, only: int | None) -> Iterator[RenderableType]:
@@ -145,7 +143,7 @@ def _parts(report: HistoryReport, only: int | None) -> Iterator[RenderableType]:
             yield Text(f"note: {flat(note)}", "yellow")
         if report.steps:
             yield Text()
-            yield _table(report)
+            yield grid(_steps(report, {}))
     before: set[tuple[View, View, Run, Run]] = set()
     for step in report.steps:
         seen = set()
@@ -165,35 +163,25 @@ def _parts(report: HistoryReport, only: int | None) -> Iterator[RenderableType]:
             yield Text(f"step {step.index}, {report.place(step)}: all hold the same {counted(len(step.rollout))}")
 
 
-def _table(report: HistoryReport) -> Grid:
-    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("step", justify="right")
-    table.add_column("asks for")
-    for view in View:
-        table.add_column(str(view), justify="right")
-    for left, right in PAIRS:
-        table.add_column(f"{left} → {right}")
-    table.add_column("", style="yellow")
+def _steps(report: HistoryReport, links: Mapping[tuple[int, View], str]) -> Table:
+    """How many tokens each view holds at each step, and how many differ; `links` are what clicks show."""
+    rows: list[list[str | Cell]] = []
     for step in report.steps:
-        deltas = [_delta(step.compare(*pair)) for pair in PAIRS]
-        table.add_row(
-            str(step.index),
-            report.place(step),
-            *_sizes(step),
-            *(Text(delta, "dim" if delta == "=" else "red") for delta in deltas),
-            f"break: {step.refusal.reason}" if step.refusal is not None else "",
-        )
-    return table
+        sizes = ["none" if (found := step.shown(view)) is None else f"{len(found):,}" for view in View]
+        row: list[str | Cell] = [str(step.index), report.place(step), *sizes]
+        for left, right in PAIRS:
+            compared = step.compare(left, right)
+            other = right if left is View.ROLLOUT else left
+            link = links.get((step.index, other), "") if View.ROLLOUT in (left, right) else ""
+            equal = compared is not None and compared.equal
+            row.append(Cell("=" if equal else _changed(compared), "dim" if equal else "bad", link=link))
+        rows.append([*row, Cell("" if step.refusal is None else f"break: {step.refusal.reason}", "poor")])
+    head = ["step", "asks for", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS), ""]
+    return Table("Steps", head, rows, "A difference with the rollout can be clicked.", words=2)
 
 
-def _sizes(step: Step) -> list[str]:
-    return ["none" if (found := step.shown(view)) is None else f"{len(found):,}" for view in View]
-
-
-def _delta(compared: Comparison | None) -> str:
-    if compared is None:
-        return "?"
-    return "=" if compared.equal else f"−{compared.left_tokens:,} +{compared.right_tokens:,}"
+def _changed(compared: Comparison | None) -> str:
+    return "?" if compared is None else f"−{compared.left_tokens:,} +{compared.right_tokens:,}"
 
 
 def _contrast_head(report: HistoryReport, step: Step, contrast: Contrast, known: int) -> Text:
@@ -207,10 +195,10 @@ def _contrast_head(report: HistoryReport, step: Step, contrast: Contrast, known:
 
 
 def _differences(report: HistoryReport, fresh: Sequence[Difference]) -> Grid:
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(justify="right", min_width=9)
+    rows = Grid.grid(padding=(0, 2, 0, 0))
+    rows.add_column(justify="right", min_width=9)
     for _ in ("whose", "field", "in the turn"):
-        grid.add_column(style="dim", min_width=4)
+        rows.add_column(style="dim", min_width=4)
     for difference in fresh:
         for sign, run, style in (("−", difference.left, "red"), ("+", difference.right, "green")):
             texts = token_columns(report.tokenizer, np.asarray(run.ids, np.int32))["texts"]
@@ -219,14 +207,14 @@ def _differences(report: HistoryReport, fresh: Sequence[Difference]) -> Grid:
                 said = "│".join(repr(visible(text))[1:-1] for text in shown[:_PART])
                 more = f" … {len(shown) - _PART} more" if len(shown) > _PART else ""
                 who = "-" if part.role is None else f"{part.message} {part.role}"
-                grid.add_row(
+                rows.add_row(
                     Text(f"{part.start} {sign}", style),
                     Text(flat(who)),
                     Text(flat(part.field)),
                     "turn" if difference.in_turn else "",
                     Text(said + more, style),
                 )
-    return grid
+    return rows
 
 
 # -- for browsers
@@ -253,31 +241,26 @@ def history_document(report: HistoryReport, title: str = "Histories", *, step: i
     tracks.append(_history_track("training row", row, report, report.row.mask))
     pool = _Pool()
     contrasts: list[SideBySide] = []
-    rows: list[list[str | Cell]] = []
-    start = ""
+    links: dict[tuple[int, View], str] = {}
     for one in report.steps:
-        links = {}
         for view in (View.PRODUCTION, View.TRAINING):
             compared = one.compare(View.ROLLOUT, view)
-            if compared is None or compared.equal:
-                continue
-            links[view] = f"diff={len(contrasts)}"
-            contrasts.append(_side_by_side(report, one, compared, places[one.branch], len(tracks), pool))
-            start = links[view] if not start or (one.index == step and len(links) == 1) else start
-        rows.append(_step_row(report, one, links))
+            if compared is not None and not compared.equal:
+                links[one.index, view] = f"diff={len(contrasts)}"
+                contrasts.append(_side_by_side(report, one, compared, places[one.branch], len(tracks), pool))
+    shown_first = [link for (index, _), link in links.items() if index == step] or list(links.values())
     if contrasts:
         tracks.append(_history_track("", pool.shown(), report))
-    head = ["step", *map(str, View), *(f"{left} → {right}" for left, right in PAIRS)]
     return Document(
         title,
         "tokentrace histories",
         said=report.sentences(),
         cards=_cards(report),
         notes=report.notes,
-        tables=[Table("Steps", head, rows, "A difference with the rollout can be clicked.")] if rows else [],
+        tables=[_steps(report, links)] if report.steps else [],
         tracks=tracks,
         contrasts=contrasts,
-        start=start or "track=0",
+        start=shown_first[0] if shown_first else "track=0",
     )
 
 
@@ -341,28 +324,6 @@ def _side_by_side(
         flipped=not left,
         about=f"{report.place(step)}: {_changed(compared)} tokens",
     )
-
-
-def _changed(compared: Comparison | None) -> str:
-    if compared is None:
-        return "?"
-    counts = (("−", compared.left_tokens), ("+", compared.right_tokens))
-    return " ".join(f"{sign}{count:,}" for sign, count in counts if count)
-
-
-def _step_row(report: HistoryReport, step: Step, links: Mapping[View, str]) -> list[str | Cell]:
-    refusal = "" if step.refusal is None else f"break: {step.refusal.reason}"
-    cells: list[str | Cell] = [
-        Cell(f"{step.index}: {report.place(step)}", "poor" if refusal else "", refusal),
-        *_sizes(step),
-    ]
-    for left, right in PAIRS:
-        compared = step.compare(left, right)
-        other = right if left is View.ROLLOUT else left
-        link = links.get(other, "") if View.ROLLOUT in (left, right) else ""
-        equal = compared is not None and compared.equal
-        cells.append(Cell("equal" if equal else _changed(compared), "dim" if equal else "bad", link=link))
-    return cells
 
 
 def _cards(report: HistoryReport) -> list[Card]:

@@ -1,4 +1,4 @@
-"""The view of an inspection: a verdict, why prompts broke and how often, what that costs, and what else is wrong."""
+"""Views of an inspection: a verdict, why prompts broke and how often, what that costs, and what else is wrong."""
 
 from __future__ import annotations
 
@@ -14,63 +14,38 @@ from ..audit.inspect_report import Inspection
 from ..compare.causes import ADVICE
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted, visible
-from ..viewer.document import Card, Cell, Contrast, Document, Table, Track
-from .checks import word_table
-from .contrasts import break_contrast
-from .terminal import flat, laid_out, plain_lines
+from ..viewer.document import Card, Cell, Document, Table
+from .contrasts import Differences
+from .terminal import flat, grid, laid_out, plain
 
 
-def text_view(report: Inspection) -> Text:
-    """A report for a terminal."""
-    return laid_out(*_parts(report))
-
-
-def plain_view(report: Inspection) -> str:
-    """The same without colours."""
-    return plain_lines(text_view(report))
-
-
-def _parts(report: Inspection) -> Iterator[RenderableType]:
-    fine = report.compared and not report.failing("any")
-    tone = "green" if fine else "red" if report.breaks else "yellow"
-    yield Text(f"{'✓' if fine else '✗' if report.breaks else '•'} {report.verdict}", f"bold {tone}")
-    for note in report.notes:
-        yield Text(f"  {visible(note)}", "dim")
-    if report.stopped:
-        yield Text(f"  stopped after {counted(report.rollouts, 'rollout')}, as the limit says", "yellow")
-    if report.rollouts:
-        yield Text()
-        yield _figures(report)
-    if report.causes:
-        yield Text()
-        yield _causes(report)
-    if report.histories or report.recorded:
-        yield Text()
-        said = [(f"messages: {name.replace('_', ' ')}", f"{count:,}") for name, count in report.histories.most_common()]
-        said += [(f"recorded: {visible(name)}", f"{count:,}") for name, count in report.recorded.most_common()]
-        yield word_table(["what became of the history"], ["breaks"], said)
-    if report.breaks or report.masked:
-        yield Text()
-        yield word_table(["what was trained wrongly", ""], ["tokens"], list(training_rows(report)))
-    if report.faults:
-        yield Text()
-        yield _faults(report)
-    if report.scores is not None:
-        yield Text()
-        yield _scores(report.scores.to_json())
-    for _, count in report.ranked_causes():
-        for one in count.examples:
-            yield from _example(one)
-    for fault, found in report.faults.items():
-        for finding in found.examples:
-            yield Text(f"\n{visible(finding.where)}: ", "bold").append(str(fault), "bold yellow")
-            yield Text(f"  {visible(finding.detail)}")
-    if report.unreadable:
-        yield Text(f"\n{report.unreadable:,} could not be read", "bold red")
-        for lost in report.unread:
-            yield Text(f"  {visible(lost.where)}: {flat(lost.problem)}")
-        if report.unreadable > len(report.unread):
-            yield Text(f"  and {report.unreadable - len(report.unread):,} more", "dim")
+def _tables(report: Inspection) -> list[Table]:
+    """What was counted, as far as there is something to count."""
+    causes = [
+        [
+            Cell(str(cause), small=ADVICE[cause]) if report.explained else "not looked into: no tokenizer was given",
+            f"{count.breaks:,}",
+            f"{count.rollouts:,}",
+            f"{100 * count.rollouts / report.rollouts:.1f} %",
+        ]
+        for cause, count in report.ranked_causes()
+    ]
+    histories = [[f"messages: {name.replace('_', ' ')}", f"{n:,}"] for name, n in report.histories.most_common()]
+    histories += [[f"recorded: {name}", f"{n:,}"] for name, n in report.recorded.most_common()]
+    faults = [
+        [str(fault), fault.group, f"{n.places:,}", f"{n.tokens:,}", f"{n.rollouts:,}"]
+        for fault, n in report.faults.items()
+    ]
+    scores = [] if report.scores is None else list(_scores(report.scores.to_json()))
+    tables = [
+        Table("What there is", ["", ""], list(figures(report)) if report.rollouts else [], words=2),
+        Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], causes),
+        Table("What became of the history", ["", "breaks"], histories),
+        Table("What was trained wrongly", ["", "", "tokens"], list(_trained(report)), words=2),
+        Table("What else is wrong", ["", "in", "places", "tokens", "rollouts"], faults, words=2),
+        Table("Logprobs beside an engine's", ["", ""], scores, words=2),
+    ]
+    return [table for table in tables if table.rows]
 
 
 def figures(report: Inspection) -> Iterator[tuple[str, str]]:
@@ -88,24 +63,7 @@ def figures(report: Inspection) -> Iterator[tuple[str, str]]:
             yield name, spread if found["least"] < found["most"] else f"{found['most']:,}"
 
 
-def _figures(report: Inspection) -> RenderableType:
-    return word_table(["what there is", ""], [], list(figures(report)))
-
-
-def _causes(report: Inspection) -> RenderableType:
-    rows = [
-        (
-            str(cause) if report.explained else "not looked into: no tokenizer was given",
-            f"{count.breaks:,}",
-            f"{count.rollouts:,}",
-            f"{100 * count.rollouts / report.rollouts:.1f} %",
-        )
-        for cause, count in report.ranked_causes()
-    ]
-    return word_table(["why prompts broke off"], ["breaks", "rollouts", "of all"], rows)
-
-
-def training_rows(report: Inspection) -> Iterator[tuple[str, str, str]]:
+def _trained(report: Inspection) -> Iterator[tuple[str, str, str]]:
     """What masks train wrongly, and what training on the later prompt of a break would."""
     if report.masked:
         yield "trained", "by the masks of the dump", f"{report.trained:,}"
@@ -123,15 +81,7 @@ def training_rows(report: Inspection) -> Iterator[tuple[str, str, str]]:
         yield "other text in their place", later, f"{report.rewritten:,}"
 
 
-def _faults(report: Inspection) -> RenderableType:
-    rows = [
-        (str(fault), fault.group, f"{count.places:,}", f"{count.tokens:,}", f"{count.rollouts:,}")
-        for fault, count in report.faults.items()
-    ]
-    return word_table(["what else is wrong", "in"], ["places", "tokens", "rollouts"], rows)
-
-
-def score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _scores(scores: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """How far logprobs are from an engine's."""
     skipped = f", {scores['skipped']:,} left out: sampled at another temperature" if scores["skipped"] else ""
     yield "compared", f"{counted(scores['tokens'])} of {counted(scores['completions'], 'completion')}{skipped}"
@@ -140,8 +90,44 @@ def score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "engine less dump", f"{scores['mean_difference']:+.4g} on average, ratio {scores['mean_ratio']:.4f}"
 
 
-def _scores(scores: dict[str, Any]) -> RenderableType:
-    return word_table(["logprobs beside an engine's", ""], [], list(score_rows(scores)))
+def _examples(report: Inspection) -> list[FoundBreak]:
+    return [one for _, count in report.ranked_causes() for one in count.examples]
+
+
+# -- for terminals
+
+
+def text_view(report: Inspection) -> Text:
+    """A report for a terminal."""
+    return laid_out(*_parts(report))
+
+
+plain_view = plain(text_view)
+
+
+def _parts(report: Inspection) -> Iterator[RenderableType]:
+    fine = report.compared and not report.failing("any")
+    tone = "green" if fine else "red" if report.breaks else "yellow"
+    yield Text(f"{'✓' if fine else '✗' if report.breaks else '•'} {report.verdict}", f"bold {tone}")
+    for note in report.notes:
+        yield Text(f"  {visible(note)}", "dim")
+    if report.stopped:
+        yield Text(f"  stopped after {counted(report.rollouts, 'rollout')}, as the limit says", "yellow")
+    for table in _tables(report):
+        yield Text()
+        yield grid(table)
+    for one in _examples(report):
+        yield from _example(one)
+    for fault, found in report.faults.items():
+        for finding in found.examples:
+            yield Text(f"\n{visible(finding.where)}: ", "bold").append(str(fault), "bold yellow")
+            yield Text(f"  {visible(finding.detail)}")
+    if report.unreadable:
+        yield Text(f"\n{report.unreadable:,} could not be read", "bold red")
+        for lost in report.unread:
+            yield Text(f"  {visible(lost.where)}: {flat(lost.problem)}")
+        if report.unreadable > len(report.unread):
+            yield Text(f"  and {report.unreadable - len(report.unread):,} more", "dim")
 
 
 def _example(one: FoundBreak) -> Iterator[Text]:
@@ -164,52 +150,27 @@ def _example(one: FoundBreak) -> Iterator[Text]:
 
 def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) -> Document:
     """A report as a document: the same tables, and each example of a break as a difference."""
-    tracks: list[Track] = []
-    contrasts: list[Contrast] = []
+    differences = Differences()
     examples: list[list[str | Cell]] = []
-    for _, count in report.ranked_causes():
-        for one in count.examples:
-            name, link = f"{one.where}, call {one.call} of {one.rollout}", ""
-            if one.explained is not None:
-                link = f"diff={len(contrasts)}"
-                sides, contrast = break_contrast(one.explained, len(tracks), f"{one.cause}: {name}", tokenizer)
-                tracks += sides
-                contrasts.append(contrast)
-            why = one.explained.detail if one.explained is not None else f"at token {one.position:,}"
-            told = "; ".join(filter(None, [one.history.detail if one.history is not None else "", one.recorded]))
-            examples.append([Cell(name, link=link), Cell(why, small=told), f"{one.reprefilled:,}", f"{one.lost:,}"])
-    causes: list[list[str | Cell]] = [
-        [
-            Cell(str(cause), small=ADVICE[cause]),
-            f"{n.breaks:,}",
-            f"{n.rollouts:,}",
-            f"{n.rollouts / report.rollouts:.1%}",
-        ]
-        for cause, n in report.ranked_causes()
-    ]
-    faults = [
-        [str(fault), fault.group, f"{n.places:,}", f"{n.tokens:,}", f"{n.rollouts:,}"]
-        for fault, n in report.faults.items()
-    ]
+    for one in _examples(report):
+        name, link, why = f"{one.where}, call {one.call} of {one.rollout}", "", f"at token {one.position:,}"
+        if one.explained is not None:
+            link = differences.add_break(f"{one.cause}: {name}", one.explained, tokenizer)
+            why = one.explained.detail
+        told = "; ".join(filter(None, [one.history.detail if one.history is not None else "", one.recorded]))
+        examples.append([Cell(name, link=link), Cell(why, small=told), f"{one.reprefilled:,}", f"{one.lost:,}"])
     wrong = [
         [str(fault), finding.where, finding.detail] for fault, n in report.faults.items() for finding in n.examples
     ]
     tables = [
-        Table("What there is", ["", ""], list(figures(report)) if report.rollouts else [], words=2),
-        Table("What was read", [""], [[note] for note in report.notes], words=1),
-        Table("Why prompts broke off", ["cause", "breaks", "rollouts", "of all"], causes),
+        Table("What was read", [""], [[note] for note in report.notes]),
+        *_tables(report),
         Table(
             "Examples", ["where", "what", "read again", "sampled, gone"], examples, "Tokens; a few of each cause.", 2
         ),
-        Table("What was trained wrongly", ["", "", "tokens"], list(training_rows(report)), words=2),
-        Table("What else is wrong", ["fault", "in", "places", "tokens", "rollouts"], faults, words=2),
         Table("Where", ["fault", "where", "what"], wrong, words=3),
         Table("Could not be read", ["where", "why"], [[lost.where, lost.problem] for lost in report.unread], words=2),
     ]
-    if report.scores is not None:
-        tables.append(
-            Table("Logprobs beside an engine's", ["", ""], list(score_rows(report.scores.to_json())), words=2)
-        )
     tone = "bad" if report.failing("any") else "good" if report.compared else ""
     return Document(
         "What happened to the tokens",
@@ -223,7 +184,5 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
             Card("Read again", f"{report.reprefilled:,}", f"{report.repeated:,} repeated in rows"),
         ],
         tables=[table for table in tables if table.rows],
-        tracks=tracks,
-        contrasts=contrasts,
-        start="diff=0" if contrasts else "",
+        **differences.shown(),
     )

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from ..rendering.rendered import RenderedTokens
+from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..viewer.document import HUES, token_columns
 
@@ -176,12 +177,8 @@ def token_texts(rendered: RenderedTokens, limit: int | None = None) -> list[str]
 
 def edited(before: str, after: str, around: int = 40) -> tuple[str, str, str, str]:
     """What a change took out and put in, with a little of the text before and after: (lead, out, in, rest)."""
-    shared = 0
-    while shared < min(len(before), len(after)) and before[shared] == after[shared]:
-        shared += 1
-    tail = 0
-    while tail < min(len(before), len(after)) - shared and before[-1 - tail] == after[-1 - tail]:
-        tail += 1
+    shared = common_prefix(before, after)
+    tail = common_prefix(before[shared:][::-1], after[shared:][::-1])
     lead = before[max(0, shared - around) : shared]
     rest = before[len(before) - tail : len(before) - tail + around]
     return lead, before[shared : len(before) - tail], after[shared : len(after) - tail], rest

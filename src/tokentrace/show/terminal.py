@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, ParamSpec
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.style import Style
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import counted, visible
+from ..viewer.document import Cell, Table
 from .pieces import (
     Block,
     Kind,
@@ -70,6 +71,37 @@ def plain_lines(text: Text) -> str:
     return "\n".join(line.rstrip() for line in text.plain.split("\n"))
 
 
+Given = ParamSpec("Given")
+
+
+def plain(view: Callable[Given, Text]) -> Callable[Given, str]:
+    """The same view without colours."""
+
+    def plain_view(*given: Given.args, **named: Given.kwargs) -> str:
+        return plain_lines(view(*given, **named))
+
+    return plain_view
+
+
+TONES: Final = {"": "", "good": "green", "bad": "red", "poor": "yellow", "dim": "dim"}
+"""The tones of a page's cells in a terminal."""
+
+
+def grid(table: Table, *, of_signs: bool = False) -> Grid:
+    """A table of a page for a terminal: its first column is headed by its title where it has no heading of its own.
+
+    Signs stand in the middle of their columns, and have no title. What small lines and links say is left to the page.
+    """
+    made = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim" if of_signs else "bold")
+    title = "" if of_signs else f"{table.title[:1].lower()}{table.title[1:]}"
+    for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
+        made.add_column(str(head), justify="left" if at < table.words else "center" if of_signs else "right")
+    for row in table.rows:
+        cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
+        made.add_row(*(Text(flat(cell.text), TONES[cell.tone]) for cell in cells))
+    return made
+
+
 def flat(text: str) -> str:
     """A text that others wrote, on one line."""
     return visible(text).replace("\n", "⏎")
@@ -78,14 +110,14 @@ def flat(text: str) -> str:
 def text_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> RenderableType:
     """A rendering for a terminal: tokens coloured by origin, sampled ones bold and underlined."""
     texts = token_texts(rendered, limit)
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    rows = Grid.grid(padding=(0, 1))
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(overflow="fold")
     for block in blocks(rendered, limit):
         label = "" if block.message < 0 else str(block.message)
-        grid.add_row(Text(label, "dim"), Text(visible(block.title), "bold"), _tokens(rendered, block, texts))
-    parts: list[RenderableType] = [*_head(rendered), Text(), grid]
+        rows.add_row(Text(label, "dim"), Text(visible(block.title), "bold"), _tokens(rendered, block, texts))
+    parts: list[RenderableType] = [*_head(rendered), Text(), rows]
     if len(rendered) > limit:
         parts.append(Text(f"… {len(rendered) - limit:,} more tokens are not shown", "yellow"))
     return Group(*parts)

@@ -1,7 +1,8 @@
 """Holes: where a template prints given texts, and what else it does with them.
 
 `observe` runs a chat template once with some texts of its messages *held*: the template gets objects in their place
-that are no strings and can do nothing but what is written here. So all that the run did with a text is known:
+that are no strings and can do nothing but what is written here. So all that the run did with a text is known (and with
+`Watched` messages, which fields it looked up, whether they are there or not):
 
 - what it printed: `pieces` are the template's own text and, for each hole, how its text is made of the given ones
   (as it is, stripped, as JSON);
@@ -169,6 +170,31 @@ class Held:  # noqa: PLW1641 - its hash would be a look at it, and is refused be
     __hash__ = __str__ = __repr__ = __format__ = __iter__ = __call__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
     __int__ = __float__ = __index__ = __bytes__ = __reversed__ = _refuse
+
+
+class Watched(Mapping[str, Any]):
+    """A message in a template's hands: which of its fields are looked up is put into `read`, with its number."""
+
+    __slots__ = ("_at", "_message", "_read")
+
+    def __init__(self, message: Mapping[str, Any], at: int, read: set[tuple[int, str]]) -> None:
+        self._message = message
+        self._at = at
+        self._read = read
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            self._read.add((self._at, key))
+        return self._message[key]
+
+    def __bool__(self) -> bool:
+        return bool(self._message)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        """What goes through all fields sees those that are not there as well."""
+        raise _Unfollowed
+
+    __hash__ = __iter__ = __len__ = __str__ = __repr__ = __eq__ = _refuse
 
 
 def _cut(text: str, start: int | None, stop: int | None, step: int | None) -> str:

@@ -100,12 +100,18 @@ class Continuation:
         """Whether the turn holds text of a call. A template may show none, or not beside an answer."""
         return self.shows(("tool_calls",))
 
-    def shows(self, fields: Sequence[str]) -> bool:
-        """Whether text of one of these fields of the assistant's message is written."""
-        origins = self.encoded.rendering.origins
+    def shows(self, fields: Sequence[str], after: int = 0) -> bool:
+        """Whether text of one of these fields of the assistant's message is written, after a place in the text."""
+        ends, _, origins = self.encoded.rendering.closed
         return any(
-            origin is not None and origin.message == self.first_new - 1 and origin.field in fields for origin in origins
+            origin is not None and origin.message == self.first_new - 1 and origin.field in fields and end > after
+            for end, origin in zip(ends, origins, strict=True)
         )
+
+    @property
+    def repeats_call(self) -> bool:
+        """Whether text of a call is written after the turn."""
+        return self.shows(("tool_calls",), self.cut)
 
     @property
     def ids(self) -> Ids:
@@ -215,6 +221,11 @@ def _call_id(result: Mapping[str, Any], at: int) -> str:
     return given if isinstance(given, str) and given else f"call{at + 1:05}"
 
 
+def call_ids(messages: Messages) -> list[str]:
+    """The ids of the calls that new messages answer."""
+    return [_call_id(result, at) for at, result in enumerate(leading_results(messages))]
+
+
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
     """Ways to write the turn, the likeliest first: what one template takes another refuses."""
     if not after_call:
@@ -281,10 +292,10 @@ def check_continuation(found: Continuation, known_names: int, *, true_context: b
 
     `true_context`: the messages before the turn are the real ones, so the template may repeat them.
     """
-    rendering = found.encoded.rendering
+    ends, _, origins = found.encoded.rendering.closed
     cut, first = found.cut, found.first_new
     begin = 0
-    for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+    for end, origin in zip(ends, origins, strict=True):
         if origin is not None and origin.source == "messages" and not origin.is_role:
             message = origin.message if origin.message is not None else -1
             if message >= first and begin < cut:
@@ -326,7 +337,7 @@ def _path(origin: Origin) -> str:
 def shows_tools(rendering: Rendering, cut: int) -> bool:
     """Whether tool schemas are written after the turn."""
     begin = 0
-    for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+    for end, origin in zip(rendering.closed.ends, rendering.closed.origins, strict=True):
         if end > cut and origin is not None and origin.source == "tools" and begin < end:
             return True
         begin = end

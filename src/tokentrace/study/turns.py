@@ -173,7 +173,12 @@ def matched_prefix(scaffold: str, prompt: str, cuts: Sequence[int]) -> int:
 
 def common_prefix(one: str, other: str) -> int:
     """How many characters two strings have in common at their beginning."""
-    for at, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
+    size, at, step = min(len(one), len(other)), 0, 256
+    while at < size:
+        if one[at : at + step] == other[at : at + step]:
+            at, step = at + step, step * 4
+        elif step == 1:
             return at
-    return min(len(one), len(other))
+        else:
+            step = max(1, step // 4)
+    return size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import re
@@ -20,7 +19,6 @@ from .budget import Budget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingContext, TracingEnvironment
 from .origin import Origin
-from .strings import traced
 from .trace import Rendering, Trace, collect
 from .traced import TracedDict, TracedList, wrap
 
@@ -123,34 +121,41 @@ class ChatTemplate:
             return collect(trace.out)
 
 
-@contextlib.contextmanager
-def told(trace: Any, template: jinja2.Template | None = None) -> Iterator[None]:
-    """Whatever a running template raises becomes a TemplateError that names the message, and the line."""
+class told:  # noqa: N801
+    """``with told(trace, template):`` what a running template raises becomes a TemplateError with message and line."""
 
-    def place(error: BaseException) -> dict[str, int | None]:
-        return {"message": trace.current if trace.current >= 0 else None, "line": _line(error, template)}
+    __slots__ = ("_template", "_trace")
 
-    try:
-        yield
-    except TemplateError:
-        raise
-    except TooLarge as error:
-        raise TemplateLimitError(str(error), **place(error)) from None
-    except (RecursionError, MemoryError) as error:
-        problem = "the template recurses too deeply" if isinstance(error, RecursionError) else "out of memory"
-        raise TemplateLimitError(problem, message=place(error)["message"]) from None
-    except jinja2.exceptions.UndefinedError as error:
-        problem = f"the template needs something that is not there: {_plain_names(str(error))}"
-        raise TemplateError(problem, **place(error)) from error
-    except jinja2.exceptions.SecurityError as error:
-        problem = f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
-        raise TemplateError(problem, **place(error)) from error
-    except jinja2.exceptions.TemplateError as error:
-        problem = f"the template refused the conversation: {error.message}"
-        raise TemplateError(problem, **place(error)) from error
-    except Exception as error:
-        problem = f"the template failed on this conversation: {type(error).__name__}: {_plain_names(str(error))}"
-        raise TemplateError(problem, **place(error)) from error
+    def __init__(self, trace: Any, template: jinja2.Template | None = None) -> None:
+        self._trace = trace
+        self._template = template
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, TemplateError):
+            return
+        message = self._trace.current if self._trace.current >= 0 else None
+        if isinstance(error, (RecursionError, MemoryError)):
+            deep = isinstance(error, RecursionError)
+            raise TemplateLimitError(
+                "the template recurses too deeply" if deep else "out of memory", message=message
+            ) from None
+        line = _line(error, self._template)
+        if isinstance(error, TooLarge):
+            raise TemplateLimitError(str(error), message=message, line=line) from None
+        raise TemplateError(_problem(error), message=message, line=line) from error
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, jinja2.exceptions.UndefinedError):
+        return f"the template needs something that is not there: {_plain_names(str(error))}"
+    if isinstance(error, jinja2.exceptions.SecurityError):
+        return f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
+    if isinstance(error, jinja2.exceptions.TemplateError):
+        return f"the template refused the conversation: {error.message}"
+    return f"the template failed on this conversation: {type(error).__name__}: {_plain_names(str(error))}"
 
 
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
@@ -177,10 +182,12 @@ def _given(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
             for name in REASONING_FIELDS:
                 own = item.get(name)
                 if own is not None:
-                    if name != "reasoning_content" or "thinking" not in item:
+                    if name != "reasoning_content":
                         item = item.copy()
                         _name_reasoning(item, wrap(own, Origin(("messages", index, name))))
                         item[name] = own  # which is where it is looked for
+                    elif "thinking" not in item:
+                        item = {**item, "thinking": wrap(own, Origin(("messages", index, name)))}
                     break
         given.append(item)
     return given
@@ -398,16 +405,3 @@ class PythonFormat:
             for piece in self._function(wrapped, tools, add_generation_prompt, trace, **(variables or {})):
                 trace.out += (piece, None)
             return collect(trace.out)
-
-
-__all__ = [
-    "REASONING_FIELDS",
-    "ChatTemplate",
-    "Patch",
-    "PythonFormat",
-    "Template",
-    "traced",
-    "wrap_messages",
-    "wrap_tools",
-    "wrap_variables",
-]

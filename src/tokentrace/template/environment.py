@@ -41,11 +41,11 @@ from .budget import (
     weigh_key,
 )
 from .compiling import TracingGenerator
-from .expressions import DICT_ATTRIBUTES
 from .markup import TracedMarkup, as_markup
 from .origin import Origin
 from .pair_environment import PairEnvironment
 from .pairs import pieces
+from .sources import DICT_ATTRIBUTES
 from .strings import TracedStr, join_traced, plain_text, promoted, traced
 from .trace import Generated, Trace, join_buffer
 from .traced import (
@@ -424,7 +424,7 @@ class TemplateNamespace(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, arguments = args[0], args[1:]
-        attributes = dict(*arguments, **kwargs)
+        attributes = dict(*arguments, **kwargs) if arguments else kwargs
         for name in attributes:
             _check_name(name)
         Namespace.__init__(self, attributes)

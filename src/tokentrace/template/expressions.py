@@ -17,9 +17,8 @@ from jinja2.compiler import Frame, operators
 
 from .containers import Containers, is_constant, is_fixed
 from .pairs import SMALL
-from .sources import Pair, beside, flattened
+from .sources import DICT_ATTRIBUTES, Pair, asked, beside, field_of, flattened, json_options, told_by_loop
 
-DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _CUTTING: Final = frozenset(
     (
         *("strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
@@ -169,7 +168,7 @@ class Expressions(Containers):
             base = self.pair(node.node, frame).stored
             value, found = self.temporary_identifier(), self.temporary_identifier()
             look = f"({found} := tt_attributes({value}).get({name!r}, missing)) is not missing"
-            otherwise = f"environment.{_asked(node)}({value}, {base.origin}, {name!r})"
+            otherwise = f"environment.{asked(node)}({value}, {base.origin}, {name!r})"
             return Pair(f"({found} if type({value} := {base.code}) is tt_namespace and {look} else {otherwise})")
         return self._looked_up(node, name, frame)
 
@@ -184,7 +183,7 @@ class Expressions(Containers):
         plain = f"type({found} := {value}.get({name!r})) in tt_plain"
         if or_none:
             plain = f"({plain} or {found} is None)"
-        rest = f"environment.{_asked(node)}({value}, {base.origin}, {name!r})"
+        rest = f"environment.{asked(node)}({value}, {base.origin}, {name!r})"
         code = f"({found} if type({here}) is dict and {plain} else {rest})"
         if known:
             code = f"({known} if {known} is not None else ({known} := {found}){code.removeprefix(f'({found}')}"
@@ -211,22 +210,7 @@ class Expressions(Containers):
         names = self.counted_loops.get(frame.symbols.find_ref("loop") or "")
         if names is None:
             return None
-        index, items, origins = names
-        if name in ("previtem", "nextitem"):
-            by = "-1" if name == "previtem" else "1"
-            code = f"tt_neighbour({items}, {index}, {by}, undefined)"
-            return Pair(code, f"tt_of_neighbour({items}, {origins}, {index} + {by})", f"{origins} is not None")
-        length = f"(len({items}) if type({items}) is list else tt_length({items}))"
-        forms = {
-            "index0": index,
-            "index": f"({index} + 1)",
-            "first": f"({index} == 0)",
-            "last": f"({index} + 1 == len({items}) if type({items}) is list else tt_is_last({items}, {index}))",
-            "length": length,
-            "revindex": f"({length} - {index})",
-            "revindex0": f"({length} - {index} - 1)",
-        }
-        return Pair(forms[name], is_count=True)
+        return told_by_loop(name, *names)
 
     # -- calls, filters, tests
 
@@ -301,23 +285,14 @@ class Expressions(Containers):
 
     def _json(self, node: nodes.Filter, value: nodes.Expr, frame: Frame) -> Pair | None:
         """``value|tojson(…)``."""
-        options: dict[str, Any] = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
-        for option in node.kwargs:
-            try:
-                options[str(option.key)] = option.value.as_const(frame.eval_ctx)
-            except nodes.Impossible:
-                return None
-        separators = options["separators"]
-        if len(options) > 4 or not all(type(options[name]) is bool for name in ("ensure_ascii", "sort_keys")):
-            return None
-        if type(options["indent"]) not in (int, type(None)) or type(separators) not in (tuple, type(None)):
+        options = json_options(node, frame)
+        if options is None:
             return None
         base = self.pair(value, frame).stored
-        spelled = repr(tuple(options.values()))
         if base.origin == "None":
-            return Pair(f"environment.json({base.code}, None, {spelled})")
+            return Pair(f"environment.json({base.code}, None, {options!r})")
         origin = self.temporary_identifier()
-        return Pair(f"environment.json({base.code}, {origin} := {base.origin}, {spelled})", origin, base.given)
+        return Pair(f"environment.json({base.code}, {origin} := {base.origin}, {options!r})", origin, base.given)
 
     def pair_Filter(self, node: nodes.Filter, frame: Frame) -> Pair | None:
         if node.name == "tojson" and node.node is not None and not (node.args or node.dyn_args or node.dyn_kwargs):
@@ -496,18 +471,6 @@ class Expressions(Containers):
 
     def pair_Concat(self, node: nodes.Concat, frame: Frame) -> Pair:
         return Pair(f"environment.concat(({', '.join(self.boxed(part, frame) for part in node.nodes)},))")
-
-
-def field_of(node: nodes.Node) -> str | None:
-    """The field that an expression names, as ``value.name`` or ``value["name"]``; None for a method of dicts."""
-    key = node.arg if isinstance(node, nodes.Getitem) else None
-    name = key.value if isinstance(key, nodes.Const) else node.attr if isinstance(node, nodes.Getattr) else None
-    return name if type(name) is str and name not in DICT_ATTRIBUTES else None
-
-
-def _asked(node: nodes.Getattr | nodes.Getitem) -> str:
-    """The method of the environment that has the last word on a field."""
-    return "field" if isinstance(node, nodes.Getattr) else "item"
 
 
 _FOLDED: Final = (

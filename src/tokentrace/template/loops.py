@@ -7,7 +7,7 @@ from typing import Final
 
 from jinja2 import nodes
 
-from .expressions import field_of
+from .sources import field_of
 
 _COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
 """What a loop knows without an object of its own."""

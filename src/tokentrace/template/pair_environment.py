@@ -12,10 +12,10 @@ from typing import Any, Final, cast
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .budget import check_items
-from .expressions import DICT_ATTRIBUTES
 from .jsonify import plain_dumps
 from .origin import Origin
 from .pairs import PLAIN, SMALL, Beside, Each, box, inside, keeps_items, paid, pieces
+from .sources import DICT_ATTRIBUTES
 from .strings import TracedStr
 from .trace import join_buffer
 from .traced import TracedDict, text_of, wrap

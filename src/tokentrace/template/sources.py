@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Final
 
 from jinja2 import nodes
+from jinja2.compiler import Frame
+
+DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,47 @@ def beside(ref: str) -> str:
 def flattened(node: nodes.Node) -> list[nodes.Node]:
     """The summands of ``a + b + c``."""
     return [*flattened(node.left), node.right] if isinstance(node, nodes.Add) else [node]
+
+
+def field_of(node: nodes.Node) -> str | None:
+    """The field that an expression names, as ``value.name`` or ``value["name"]``; None for a method of dicts."""
+    key = node.arg if isinstance(node, nodes.Getitem) else None
+    name = key.value if isinstance(key, nodes.Const) else node.attr if isinstance(node, nodes.Getattr) else None
+    return name if type(name) is str and name not in DICT_ATTRIBUTES else None
+
+
+def asked(node: nodes.Getattr | nodes.Getitem) -> str:
+    """The method of the environment that has the last word on a field."""
+    return "field" if isinstance(node, nodes.Getattr) else "item"
+
+
+def told_by_loop(name: str, index: str, items: str, origins: str) -> Pair:
+    """``loop.index`` and the like, of a loop that has no object but these names."""
+    if name in ("previtem", "nextitem"):
+        by = "-1" if name == "previtem" else "1"
+        code = f"tt_neighbour({items}, {index}, {by}, undefined)"
+        return Pair(code, f"tt_of_neighbour({items}, {origins}, {index} + {by})", f"{origins} is not None")
+    length = f"(len({items}) if type({items}) is list else tt_length({items}))"
+    forms = {
+        "index0": index,
+        "index": f"({index} + 1)",
+        "first": f"({index} == 0)",
+        "last": f"({index} + 1 == len({items}) if type({items}) is list else tt_is_last({items}, {index}))",
+        "length": length,
+        "revindex": f"({length} - {index})",
+        "revindex0": f"({length} - {index} - 1)",
+    }
+    return Pair(forms[name], is_count=True)
+
+
+def json_options(node: nodes.Filter, frame: Frame) -> tuple[Any, ...] | None:
+    """The options of ``value|tojson(…)``, where they are constants of the usual kinds."""
+    options: dict[str, Any] = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
+    for option in node.kwargs:
+        try:
+            options[str(option.key)] = option.value.as_const(frame.eval_ctx)
+        except nodes.Impossible:
+            return None
+    ensure_ascii, indent, separators, sort_keys, *others = options.values()
+    usual = type(indent) in (int, type(None)) and type(separators) in (tuple, type(None))
+    return tuple(options.values()) if usual and not others and type(ensure_ascii) is type(sort_keys) is bool else None

@@ -100,9 +100,6 @@ class Trace:
         """What stands beside a variable of the template's context."""
         return _MESSAGES if value is self.messages and value is not None else None
 
-    def enter_macro(self) -> None:
-        self.budget.step()
-
     def enter(self) -> None:
         """A loop begins."""
         self.stack.append(self.current)
@@ -122,29 +119,18 @@ class Trace:
 
     def round(self, item: Any, origin: Any, out: list[Any]) -> None:
         """A loop's next round, which is paid for, with `item` as its variable; its mark is written to `out`."""
-        if type(item) is dict and origin is not None:
-            if len(origin) != 2 or origin[0] != "messages":
-                return
-            message, around = origin[1], self.stack[-1] if self.stack else -1
-            if around >= 0 and (message < around or item.get("role") == "assistant"):  # as `_begin` has it
-                message = around
-            if message != self.current:
-                self.current = message
-                out += (self.marks[message + 1], None)
-            return
-        found = self._turn(item)
+        if type(item) is not dict or origin is None:
+            found = self._turn(item)
+        else:
+            is_message = len(origin) == 2 and origin[0] == "messages"
+            found = self._begin(origin[1], item) if is_message else None
         if found is not None:
             out += (found, None)
 
     def look(self, item: Any, origin: Any) -> None:
         """The next round of a loop that writes nothing: only an error would name the message."""
-        if type(item) is dict and origin is not None:
-            if len(origin) == 2 and origin[0] == "messages":
-                message, around = origin[1], self.stack[-1]
-                back = around >= 0 and (message < around or item.get("role") == "assistant")  # as `_begin` has it
-                self.current = around if back else message
-        elif type(item) is dict or type(item) is TracedDict:
-            self._turn(item)
+        if type(item) is dict or type(item) is TracedDict:
+            self.round(item, origin, [])
 
     def pause(self, out: list[Any]) -> None:
         """Now and then: may the template go on?"""
@@ -318,14 +304,4 @@ def _settle_rounds(rendering: Rendering) -> None:
     )
 
 
-__all__ = [
-    "MAX_OUTPUT",
-    "Generated",
-    "Mark",
-    "Rendering",
-    "Span",
-    "Trace",
-    "collect",
-    "join_buffer",
-    "mark",
-]
+__all__ = ["MAX_OUTPUT", "Generated", "Mark", "Rendering", "Span", "Trace", "collect", "join_buffer", "mark"]

@@ -1,7 +1,9 @@
-"""Comparisons of the two encoders that came out once, remembered in a folder, so that loading need not repeat them.
+"""What loading a tokenizer came to once, remembered in a folder, so that it need not be repeated.
 
-A record holds for one ``tokenizer.json``, one text to compare on, and one version of either library, on one kind of
-machine; anything else is compared anew. `TOKENTRACE_CACHE` names another folder, or switches it off (``off``).
+How the two encoders compared: for one ``tokenizer.json``, one text to compare on, and one version of either library, on
+one kind of machine; anything else is compared anew. And the tables of a large vocabulary, for one ``tokenizer.json``.
+What is there and cannot be read, or is not what was written, counts as nothing and is written anew. `TOKENTRACE_CACHE`
+names another folder, or switches it off (``off``).
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from ..files import write_whole
+from .vocabulary import Tables
 
 FOLDER: Final = "TOKENTRACE_CACHE"
 _OFF: Final = frozenset({"off", "0", "no", "false", ""})
 _VERSION: Final = 1
 """To be raised when the comparison itself changes."""
+_TABLES: Final = 2
+"""To be raised when the tables change, or how they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +95,35 @@ class Check:
             with contextlib.suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(self._path, json.dumps({**self._compared, "verdict": asdict(verdict)}).encode())
+
+
+def remembered_tables(digest: str) -> Tables | None:
+    """The tables of a ``tokenizer.json`` with this hash; None where they are not known."""
+    path = _tables_path(digest)
+    try:
+        seal, _, data = (b"" if path is None else path.read_bytes()).partition(b"\n")
+        if seal.decode("ascii") != hashlib.sha256(data).hexdigest():
+            return None
+        head, _, rest = data.partition(b"\n")
+        facts = json.loads(head)
+    except (OSError, ValueError):
+        return None
+    size = 4 * facts["size"]
+    lengths, ends = (np.frombuffer(rest[at : at + size], "<i4").astype(np.int32, copy=False) for at in (0, size))
+    return Tables(facts, lengths, ends, rest[2 * size :])
+
+
+def remember_tables(digest: str, tables: Tables) -> None:
+    """Write them. A folder that cannot be written is none."""
+    path = _tables_path(digest)
+    if path is not None:
+        numbers = (array.astype("<i4").tobytes() for array in (tables.lengths, tables.ends))
+        data = b"".join((json.dumps(tables.facts).encode(), b"\n", *numbers, tables.spelled))
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+
+
+def _tables_path(digest: str) -> Path | None:
+    folder = cache_folder()
+    return None if folder is None else folder / "vocabularies" / f"{digest}.{_TABLES}"

@@ -167,7 +167,7 @@ class Encoded:
             place, token = (ends[next_one - 1], at[next_one - 1] + 1) if next_one else (0, 0)
             if not 0 <= position - place <= _NEAR or not text[place : position + 1].isascii():
                 return None
-            for number in self.ids[token : token + _NEAR].tolist() if place < position else ():
+            for number in self.ids[token : token + position - place].tolist():  # each has a character at least
                 if not lengths[number]:
                     return None
                 place += lengths[number]

@@ -13,6 +13,9 @@ from ..errors import InputError, TokentraceError, shown
 from .tokenizer import Ids
 
 INT32_MAX: Final = 2**31 - 1
+_INT32: Final = np.dtype(np.int32)
+_UINT32: Final = np.dtype(np.uint32)
+_LARGEST: Final = np.maximum.reduce
 _MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<i4")])
 
 
@@ -20,14 +23,13 @@ def check_ids(
     value: Any, name: str, *, vocab_size: int | None = None, error: type[TokentraceError] = InputError
 ) -> Ids:
     """A sequence of token ids as int32, or an error that names the first entry which is not one."""
-    given = check_integers(value, name, error)
-    if not len(given):
-        return np.zeros(0, np.int32)
+    given = value if type(value) is np.ndarray and value.dtype is _INT32 else check_integers(value, name, error)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    if (
-        given.dtype == np.int32 and int(np.maximum.reduce(given.view(np.uint32))) <= limit
-    ):  # negative ones are the largest then
-        return given
+    if given.dtype is _INT32 and given.ndim == 1 and len(given):
+        if int(_LARGEST(given.view(_UINT32))) <= limit:  # negative ones are the largest then
+            return given
+    elif not len(check_integers(given, name, error)):
+        return np.zeros(0, np.int32)
     if int(given.min()) < 0 or int(given.max()) > limit:
         where = int(((given < 0) | (given > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
@@ -45,8 +47,8 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
         if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
             raise _error(error, name, f"must be one row of integers, not {value.dtype} of shape {value.shape}")
         return value
-    if type(value) is list and value and (small := _small(value)) is not None:
-        return small
+    if type(value) is list and value and (small := plain_numbers(value, _MARSHALLED, b"i")) is not None:
+        return small.astype(np.int32)
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(at for at, one in enumerate(value) if type(one) is kind)
@@ -58,22 +60,33 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
         raise _error(error, name, f"is {shown(value[where])}, larger than any token id", where) from None
 
 
-def _small(value: list[Any]) -> npt.NDArray[np.int32] | None:
-    """A list of plain integers that fit into 32 bits, all of them; None for any other.
+def plain_numbers(value: list[Any], form: np.dtype[Any], letter: bytes) -> npt.NDArray[Any] | None:
+    """A list of nothing but plain numbers of one form; None for any other.
 
-    `marshal` writes five bytes for such an integer, the first of which says so, and others for all else: where every
-    fifth byte says so, there is nothing else. That takes less than half the time of a look at each type.
+    `marshal` writes as many bytes for each, the first of which is a letter for the form, and others for all else: where
+    each so many bytes there is that letter, there is nothing else. That takes less than half the time of a look at each
+    type.
     """
     try:
         data = marshal.dumps(value, 2)
     except ValueError:
         return None
-    if len(data) != 5 * len(value) + 5 or data[5::5].count(b"i") != len(value):
+    if len(data) != form.itemsize * len(value) + 5 or data[5 :: form.itemsize].count(letter) != len(value):
         return None
-    return np.frombuffer(data, _MARSHALLED, offset=5)["value"].astype(np.int32)
+    return np.frombuffer(data, form, offset=5)["value"]
 
 
 def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:
     if error is InputError:
         return InputError(problem if where is None else f"entry {where} {problem}", field=name)
     return error(f"{name if where is None else f'{name}[{where}]'} {problem}")
+
+
+def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The stretches in which a mask is True.
+
+    >>> runs(np.asarray([True, False, True, True]))
+    [(0, 1), (2, 4)]
+    """
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import TokenizerError
+from ..errors import TokenizerError, kind_of
 from .nearest import folders_in, meant
 from .tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def load_tokenizer(source: Any) -> Tokenizer:
         return Tokenizer(source.to_str())
     raise TokenizerError(
         f"a tokenizer is a folder, a hub name, a tokenizers.Tokenizer or a transformers tokenizer, "
-        f"not a {type(source).__name__}"
+        f"not {kind_of(source)}"
     )
 
 
@@ -80,14 +80,22 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
         raise TokenizerError(f"there is no tokenizer.json in {name}{found}")
     config = _read(folder / "tokenizer_config.json")
     special = _read(folder / "special_tokens_map.json")
-    spec_json = _text(path)
     return Tokenizer(
-        spec_json,
+        _bytes(path),
         name=name,
         templates=_templates(folder, config),
         variables=_special_tokens(special) | _special_tokens(config),
         eos_ids=_eos_ids(_read(folder / "generation_config.json")),
     )
+
+
+def _bytes(path: Path) -> bytes:
+    """The bytes of a text file, with one kind of line ends."""
+    try:
+        raw = path.read_bytes()
+        return raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in raw else raw
+    except OSError as error:
+        raise TokenizerError(f"{path.name} cannot be read: {error}") from error
 
 
 def _text(path: Path) -> str:

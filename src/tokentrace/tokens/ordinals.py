@@ -94,6 +94,10 @@ class ScaffoldTokens:
             return None
         return piece.found
 
+    def piece(self, text: str) -> Piece | None:
+        """A piece of scaffold; None where more than its own text decides about its control tokens."""
+        return self._learn(text) if self._is_provable else None
+
     def _learn(self, name: str) -> Piece | None:
         piece = self._find(name)
         if len(name) <= _LONGEST:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokenizerError
-from .checks import Check, Verdict
+from .checks import Check, Verdict, remember_tables, remembered_tables
 from .control import ControlPatterns
 from .ordinals import ScaffoldTokens
 from .vocabulary import TOKEN_FLAGS, Vocabulary
@@ -37,6 +37,9 @@ _LONG: Final = 10_000
 _SEGMENTS: Final = 32 * 2**20
 """Bytes for the texts and ids of segments that fastokens keeps."""
 
+_LARGE: Final = 2**20
+"""Bytes of a ``tokenizer.json`` that takes so long to read that its tables are remembered."""
+
 LONG_S: Final = "\u017f"
 """``'ſ`` under case-insensitive contractions is the one place the two encoders are known to differ."""
 
@@ -51,7 +54,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        spec_json: str,
+        spec_json: str | bytes,
         *,
         name: str = "",
         templates: Mapping[str, str] | None = None,
@@ -153,11 +156,14 @@ class Tokenizer:
 class _Core:
     """What follows from a ``tokenizer.json`` alone; shared by all tokenizers that have the same one."""
 
-    def __init__(self, spec_json: str, digest: str, name: str, fast: bool) -> None:
+    def __init__(self, spec_json: bytes, digest: str, name: str, fast: bool) -> None:
+        tables = remembered_tables(digest) if len(spec_json) >= _LARGE else None
         try:
-            self.vocabulary = Vocabulary(json.loads(spec_json))
+            self.vocabulary = Vocabulary(spec_json, tables)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TokenizerError(f"{name or 'the tokenizer'} is not a valid tokenizer.json: {error}") from error
+        if tables is None and len(spec_json) >= _LARGE:
+            remember_tables(digest, self.vocabulary.tables)
         self.digest = digest
         self.name = name
         self.fast = fast
@@ -198,7 +204,7 @@ class _Core:
         """The normalizer by itself, for which no vocabulary has to be loaded."""
         import tokenizers
 
-        spec = self.vocabulary.spec.get("normalizer")
+        spec = self.vocabulary.parts.get("normalizer")
         if spec is None:
             return None
         shell = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
@@ -220,15 +226,12 @@ _unpickled: dict[str, _Core] = {}
 """The last ones that came out of a pickle: a worker is sent the same one with each task, and lets go of it after."""
 
 
-def _hashed(spec_json: str) -> str:
-    return hashlib.sha256(spec_json.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _shared_core(spec_json: str, name: str, fast: bool) -> _Core:
-    digest = _hashed(spec_json)
+def _shared_core(spec_json: str | bytes, name: str, fast: bool) -> _Core:
+    raw = spec_json if isinstance(spec_json, bytes) else spec_json.encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(raw).hexdigest()
     core = _cores.get((digest, fast))
     if core is None:
-        core = _cores[digest, fast] = _Core(spec_json, digest, name, fast)
+        core = _cores[digest, fast] = _Core(raw, digest, name, fast)
     return core
 
 
@@ -241,7 +244,7 @@ class _Encoder:
 
     WORTH: Final = 20_000
 
-    def __init__(self, spec_json: str, name: str, digest: str = "") -> None:
+    def __init__(self, spec_json: bytes, name: str, digest: str = "") -> None:
         self.spec_json = spec_json
         self._digest = digest
         self._name = name
@@ -258,7 +261,7 @@ class _Encoder:
         import tokenizers
 
         try:
-            tokenizer = tokenizers.Tokenizer.from_str(self.spec_json)
+            tokenizer = tokenizers.Tokenizer.from_buffer(self.spec_json)
         except Exception as error:
             raise TokenizerError(f"{self._name or 'the tokenizer'} does not load: {error}") from error
         tokenizer.no_truncation()
@@ -270,7 +273,7 @@ class _Encoder:
 
         `plain` gives the tokenizer that says what plain text is, where it is this one without its added tokens.
         """
-        check = Check(self._digest or _hashed(self.spec_json), sample)
+        check = Check(self._digest or hashlib.sha256(self.spec_json).hexdigest(), sample)
         verdict = check.remembered()
         if verdict is None:
             try:
@@ -300,7 +303,7 @@ class _Encoder:
     def _load(self) -> Any:
         import fastokens
 
-        fast = fastokens.Tokenizer.from_json_str(self.spec_json)
+        fast = fastokens.Tokenizer.from_json_str(self.spec_json.decode("utf-8"))
         fast.no_truncation()
         fast.no_padding()
         return fast
@@ -396,11 +399,10 @@ class _PlainEncoder:
         import tokenizers
 
         if not self._vocabulary.plain_model:
-            spec = json.dumps(self._vocabulary.plain_spec(**self._options), ensure_ascii=False)
-            return _Encoder(spec, self._name).slow
+            return _Encoder(_written(self._vocabulary.plain_spec(**self._options)), self._name).slow
         model = {"type": "BPE", "vocab": {}, "merges": []}  # only to have the rest read; the loaded one is shared
         parts = {**self._vocabulary.plain_parts(**self._options), "model": model}
-        shell = _Encoder(json.dumps(parts, ensure_ascii=False), self._name).slow
+        shell = _Encoder(_written(parts), self._name).slow
         shell.model = self._full.slow.model
         rows = self._vocabulary.white_space
         shell.add_tokens(
@@ -432,10 +434,13 @@ class _PlainEncoder:
         if self._asked < self.WORTH:
             return _encode_batch(self.slow, texts)
         if self._fast is None:
-            spec = json.dumps(self._vocabulary.plain_spec(**self._options), ensure_ascii=False)
-            self._fast = _Encoder(spec, self._name)
+            self._fast = _Encoder(_written(self._vocabulary.plain_spec(**self._options)), self._name)
             self._fast.check(_SAMPLE)
         return self._fast.encode_batch(texts)
+
+
+def _written(spec: dict[str, Any]) -> bytes:
+    return json.dumps(spec, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _with_offsets(tokenizer: Any, text: str) -> tuple[Ids, list[tuple[int, int]]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,69 +61,66 @@ class ControlToken:
             setattr(self, flag, bool(row.get(flag)))
 
 
+class Tables(NamedTuple):
+    """What a ``tokenizer.json`` comes to: small facts, as JSON has them, and tables over token ids."""
+
+    facts: dict[str, Any]
+    lengths: npt.NDArray[np.int32]
+    """Bytes of text that each token stands for (-1 where the vocabulary does not say)."""
+    ends: npt.NDArray[np.int32]
+    """Where the bytes of each token end in `spelled`."""
+    spelled: bytes
+
+
 class Vocabulary:
-    """A parsed ``tokenizer.json``: tables over token ids, and the tokenizer for text that makes no control token.
+    """A ``tokenizer.json``: tables over token ids, and the tokenizer for text that makes no control token.
 
     A control token is any added token, special or not, that is not mere white space (Gemma lists runs of
-    newlines as added tokens; they are ordinary text).
+    newlines as added tokens; they are ordinary text). The file itself is not kept parsed: it is large, and hardly ever
+    needed again. `tables` are those of the same file, where they are known (`tokens.checks`).
     """
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self.spec = spec
-        model = spec["model"]
-        vocab = model.get("vocab") or {}
-        self._pieces: dict[str, int] = (
-            vocab if isinstance(vocab, dict) else {row[0]: index for index, row in enumerate(vocab)}
-        )
-        rows = [ControlToken(row) for row in spec.get("added_tokens") or []]
+    def __init__(self, raw: bytes, tables: Tables | None = None) -> None:
+        self._raw = raw
+        facts, self.byte_lengths, self._spelled_ends, self._spelled = tables or _tables_of(self.spec)
+        self.tables = Tables(facts, self.byte_lengths, self._spelled_ends, self._spelled)
+        self.parts: dict[str, Any] = facts["parts"]
+        """All but the model's vocabulary and merges."""
+        rows = [ControlToken(row) for row in self.parts.get("added_tokens") or []]
         self.added: dict[int, ControlToken] = {token.id: token for token in rows}
-        self.control: dict[str, ControlToken] = {
-            token.text: token for token in rows if token.text and not token.text.replace("▁", " ").isspace()
-        }
-        self.size = 1 + max(max(self._pieces.values(), default=-1), max(self.added, default=-1))
-        decoders = list(_nodes(spec.get("decoder"))) + list(_nodes(spec.get("pre_tokenizer")))
-        self.byte_level = any(node.get("type") == "ByteLevel" for node in decoders)
-        self.byte_fallback = bool(model.get("byte_fallback"))
-        normalizers = list(_nodes(spec.get("normalizer")))
-        self.spaced = not self.byte_level and any(
-            "▁" in str(node) for node in (*normalizers, *decoders) if "type" in node
-        )
-        self.unknown = self._unknown(model)
+        self.control: dict[str, ControlToken] = {token.text: token for token in rows if _is_control(token.text)}
+        self.size: int = facts["size"]
+        self.byte_level: bool = facts["byte_level"]
+        self.byte_fallback = bool(self.parts["model"].get("byte_fallback"))
+        normalizers = list(_nodes(self.parts.get("normalizer")))
+        self.spaced: bool = facts["spaced"]
+        self.unknown: int | None = facts["unknown"]
+        """The id that stands for text the vocabulary cannot spell, where there is one."""
+        self.plain_model: bool = facts["plain_model"]
+        """Whether the model itself, without added tokens, makes no control token of any text.
+
+        Where it does not, a plain tokenizer can have the very same model; else it needs one of its own.
+        """
+        between: list[int] | None = facts["control_ids"]
+        self._control_ids = (between[0], between[1]) if between else None
+        """The first and the last of the ids of control tokens, if no other token has an id between them."""
         self._bytes: dict[int, bytes] = {}
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
         """Whether text is put into Unicode's composed form before it is encoded."""
         strips = any(token.lstrip or token.rstrip for token in rows)
-        prefixed = any(node.get("add_prefix_space") for node in _nodes(spec.get("pre_tokenizer")))
+        prefixed = any(node.get("add_prefix_space") for node in _nodes(self.parts.get("pre_tokenizer")))
         self.exact = self.byte_level and not strips and not prefixed and set(kinds) <= {"NFC", "Sequence"}
         """Whether tokens spell the (composed) text byte for byte, so that lengths which add up are proof enough."""
-        self.first_prefixed = any(node.get("prepend_scheme") == "first" for node in _nodes(spec.get("pre_tokenizer")))
+        self.first_prefixed = any(
+            node.get("prepend_scheme") == "first" for node in _nodes(self.parts.get("pre_tokenizer"))
+        )
 
-    def _unknown(self, model: dict[str, Any]) -> int | None:
-        """The id that stands for text the vocabulary cannot spell, where there is one."""
-        if model.get("unk_id") is not None:
-            return int(model["unk_id"])
-        return self._pieces.get(model.get("unk_token") or "")
-
-    @functools.cached_property
-    def _names(self) -> list[str | None]:
-        names: list[str | None] = [None] * self.size
-        for name, index in self._pieces.items():
-            names[index] = name
-        for index, token in self.added.items():
-            names[index] = token.text
-        return names
-
-    @functools.cached_property
-    def byte_lengths(self) -> npt.NDArray[np.int32]:
-        """Bytes of text that each token stands for (-1 where the vocabulary does not say)."""
-        lengths = np.full(self.size, -1, np.int32)
-        names: Iterable[str | bytes] = self._pieces if self.byte_level else map(self._spelled, self._pieces)
-        places = np.fromiter(self._pieces.values(), np.int64, len(self._pieces))
-        lengths[places] = np.fromiter(map(len, names), np.int32, len(self._pieces))
-        for token in self.added.values():
-            lengths[token.id] = len(self._added_bytes(token))
-        return lengths
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The whole file, parsed anew."""
+        spec: dict[str, Any] = json.loads(self._raw.decode("utf-8", "surrogatepass"))
+        return spec
 
     @functools.cached_property
     def short_lengths(self) -> npt.NDArray[np.int16]:
@@ -149,15 +148,11 @@ class Vocabulary:
             return (ids >= first).nonzero()[0]
         return (ids.view(np.uint32) - np.uint32(first) <= np.uint32(last - first)).nonzero()[0]
 
-    @functools.cached_property
-    def _control_ids(self) -> tuple[int, int] | None:
-        """The first and the last of the ids of control tokens, if no other token has an id between them."""
-        own = {token.id for token in self.control.values()}
-        if not own:
-            return None
-        first, last = min(own), max(own)
-        others = (index for index in (*self._pieces.values(), *self.added) if index not in own)
-        return None if any(first < index < last for index in others) else (first, last)
+    def has_control(self, ids: npt.NDArray[np.int32]) -> bool:
+        """Whether there is a control token among some tokens."""
+        if self._control_ids is None or self._control_ids[1] != self.size - 1:
+            return len(self.find_control(ids)) > 0
+        return bool(len(ids)) and int(np.maximum.reduce(ids)) >= self._control_ids[0]
 
     @functools.cached_property
     def control_pattern(self) -> re.Pattern[str] | None:
@@ -165,37 +160,14 @@ class Vocabulary:
         names = sorted(self.control, key=lambda name: (-len(name), name))
         return re.compile("|".join(map(re.escape, names))) if names else None
 
-    def _spelled(self, name: str) -> bytes:
-        """The bytes of an ordinary token."""
-        if self.byte_level:
-            alphabet = byte_alphabet()
-            if all(char in alphabet for char in name):
-                return bytes(alphabet[char] for char in name)
-            return name.encode("utf-8", "surrogatepass")
-        if self.byte_fallback:
-            match = _BYTE_FALLBACK.fullmatch(name)
-            if match:
-                return bytes([int(match[1], 16)])
-        return (name.replace("▁", " ") if self.spaced else name).encode("utf-8", "surrogatepass")
-
     def token_bytes(self, index: int) -> bytes:
         """The bytes of a token; ``b""`` for an id the vocabulary does not have."""
         known = self._bytes.get(index)
         if known is None:
-            known = self._bytes[index] = self._token_bytes(index)
+            has_it = 0 <= index < self.size
+            start = int(self._spelled_ends[index - 1]) if has_it and index else 0
+            known = self._bytes[index] = self._spelled[start : int(self._spelled_ends[index])] if has_it else b""
         return known
-
-    def _token_bytes(self, index: int) -> bytes:
-        token = self.added.get(index)
-        if token is not None:
-            return self._added_bytes(token)
-        name = self._names[index] if 0 <= index < self.size else None
-        return b"" if name is None else self._spelled(name)
-
-    def _added_bytes(self, token: ControlToken) -> bytes:
-        """The bytes of an added token. White space may be spelled as in ordinary tokens (Gemma's runs of ``▁``)."""
-        text = token.text if token.text in self.control or not self.spaced else token.text.replace("▁", " ")
-        return text.encode("utf-8", "surrogatepass")
 
     def spells(self, ids: Iterable[int], raw: bytes) -> bool:
         """Whether the tokens, one after another, spell these very bytes."""
@@ -204,28 +176,11 @@ class Vocabulary:
     @property
     def white_space(self) -> list[dict[str, Any]]:
         """Added tokens that are not control tokens, but runs of white space: they are found in plain text as well."""
-        return [row for row in self.spec.get("added_tokens") or [] if row["content"] not in self.control]
-
-    @functools.cached_property
-    def plain_model(self) -> bool:
-        """Whether the model itself, without added tokens, makes no control token of any text.
-
-        Where it does not, a plain tokenizer can have the very same model; else it needs one of its own.
-        """
-        hidden = {name for name in self.control if name in self._pieces}
-        model = self.spec["model"]
-        if any(self._pieces.get(row["content"]) != row["id"] for row in self.white_space):
-            return False  # tokenizers would give it another id than it has
-        if not hidden:
-            return True
-        if model.get("type") != "BPE" or model.get("ignore_merges") or any(len(name) == 1 for name in hidden):
-            return False
-        merges = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or [])
-        return all(left + right not in hidden for left, right in merges)
+        return _white_space(self.parts)
 
     def plain_parts(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
         """`plain_spec` without the model and without added tokens."""
-        spec = {key: value for key, value in self.spec.items() if key != "model"}
+        spec = {key: value for key, value in self.parts.items() if key != "model"}
         spec |= {"added_tokens": [], "post_processor": None}
         if normalized:
             spec["normalizer"] = None
@@ -242,22 +197,22 @@ class Vocabulary:
         `first` is False for text that does not stand at the beginning of the input, which matters where the
         tokenizer puts a space before the first word only. `normalized` says that the text has been normalized.
         """
-        spec = self.plain_parts(first=first, normalized=normalized)
+        spec, whole = self.plain_parts(first=first, normalized=normalized), self.spec
         if self.white_space:  # in their places: ids are counted, whatever the file says of them
             spec["added_tokens"] = [
                 row
                 if row["content"] not in self.control
                 else {**row, "content": _UNREACHABLE + row["content"], "normalized": False}
-                for row in self.spec["added_tokens"]
+                for row in whole["added_tokens"]
             ]
-        model = dict(self.spec["model"])
-        hidden = [name for name in self.control if name in self._pieces]
+        model = whole["model"]
+        pieces = _pieces(model)
+        hidden = dict.fromkeys(name for name in self.control if name in pieces)
         if hidden:
             if isinstance(model["vocab"], dict):
-                model["vocab"] = dict(model["vocab"])
                 for name in hidden:
                     model["vocab"][_UNREACHABLE + name] = model["vocab"].pop(name)
-                model["merges"] = self._merges_without(set(hidden))
+                model["merges"] = [merge for merge in model.get("merges") or [] if not hidden.keys() & _made(merge)]
             else:
                 model["vocab"] = [
                     [_UNREACHABLE + name if name in self.control else name, score] for name, score in model["vocab"]
@@ -267,11 +222,103 @@ class Vocabulary:
         spec["model"] = model
         return spec
 
-    def _merges_without(self, hidden: set[str]) -> list[Any]:
-        """The merges that neither use nor make a hidden token."""
-        kept = []
-        for merge in self.spec["model"].get("merges") or []:
-            left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-            if not (hidden & {left, right, left + right}):
-                kept.append(merge)
-        return kept
+
+# -- reading a tokenizer.json
+
+
+def _is_control(text: str) -> bool:
+    return bool(text) and not text.replace("▁", " ").isspace()
+
+
+def _white_space(parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in parts.get("added_tokens") or [] if not _is_control(str(row["content"]))]
+
+
+def _pieces(model: dict[str, Any]) -> dict[str, int]:
+    vocab = model.get("vocab") or {}
+    return vocab if isinstance(vocab, dict) else {row[0]: index for index, row in enumerate(vocab)}
+
+
+def _made(merge: Any) -> set[str]:
+    """The tokens of a merge, and the one that it makes."""
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return {left, right, left + right}
+
+
+def _tables_of(spec: dict[str, Any]) -> Tables:
+    """What a parsed file comes to."""
+    model = spec["model"]
+    pieces = _pieces(model)
+    kept = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
+    parts = {**spec, "model": kept}
+    added = {int(row["id"]): str(row["content"]) for row in spec.get("added_tokens") or []}
+    size = 1 + max(max(pieces.values(), default=-1), max(added, default=-1))
+    own = {index for index, text in added.items() if _is_control(text)}
+    first, last = min(own, default=-1), max(own, default=-1)
+    alone = own and not any(first < index < last and index not in own for index in (*pieces.values(), *added))
+    unknown = model.get("unk_id")
+    nodes = [*_nodes(spec.get("decoder")), *_nodes(spec.get("pre_tokenizer"))]
+    byte_level = any(node.get("type") == "ByteLevel" for node in nodes)
+    nodes += _nodes(spec.get("normalizer"))
+    spaced = not byte_level and any("▁" in str(node) for node in nodes if "type" in node)
+    facts = {
+        "parts": parts,
+        "byte_level": byte_level,
+        "spaced": spaced,
+        "size": size,
+        "unknown": pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown),
+        "control_ids": [first, last] if alone else None,
+        "plain_model": _is_plain_model(spec, pieces, {added[index] for index in own}),
+    }
+    spelled = [b""] * size
+    if byte_level:
+        sizes = list(map(len, pieces))
+        names = _bytes_of(list(pieces), sizes)
+    else:
+        names = [_spelled(name, spaced, bool(model.get("byte_fallback"))) for name in pieces]
+        sizes = list(map(len, names))
+    for index, name in zip(pieces.values(), names, strict=True):
+        spelled[index] = name
+    lengths = np.full(size, -1, np.int32)
+    lengths[np.fromiter(pieces.values(), np.int64, len(pieces))] = sizes
+    for index, text in added.items():
+        # white space may be spelled as in ordinary tokens (Gemma's runs of ``▁``)
+        shown = text.replace("▁", " ") if spaced and index not in own else text
+        spelled[index] = shown.encode("utf-8", "surrogatepass")
+        lengths[index] = len(spelled[index])
+    ends = np.cumsum(np.fromiter(map(len, spelled), np.int32, size), dtype=np.int32)
+    return Tables(facts, lengths, ends, b"".join(spelled))
+
+
+def _bytes_of(names: list[str], sizes: list[int]) -> list[bytes]:
+    """The bytes of tokens of byte-level BPE; what is not spelled in its alphabet is as it is written."""
+    alphabet = byte_alphabet()
+    table = str.maketrans({char: chr(byte) for char, byte in alphabet.items()})
+    if not set("".join(names)).difference(alphabet):
+        whole = "".join(names).translate(table).encode("latin-1")
+        return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return [
+        name.encode("utf-8", "surrogatepass")
+        if set(name).difference(alphabet)
+        else name.translate(table).encode("latin-1")
+        for name in names
+    ]
+
+
+def _spelled(name: str, spaced: bool, fallback: bool) -> bytes:
+    match = _BYTE_FALLBACK.fullmatch(name) if fallback else None
+    if match:
+        return bytes([int(match[1], 16)])
+    return (name.replace("▁", " ") if spaced else name).encode("utf-8", "surrogatepass")
+
+
+def _is_plain_model(spec: dict[str, Any], pieces: dict[str, int], control: set[str]) -> bool:
+    model, hidden = spec["model"], {name for name in control if name in pieces}
+    if any(pieces.get(row["content"]) != row["id"] for row in _white_space(spec)):
+        return False  # tokenizers would give it another id than it has
+    if not hidden:
+        return True
+    if model.get("type") != "BPE" or model.get("ignore_merges") or any(len(name) == 1 for name in hidden):
+        return False
+    merges = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or [])
+    return all(left + right not in hidden for left, right in merges)

@@ -17,13 +17,17 @@ import numpy.typing as npt
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, shown
 from ..settings import items
-from ..tokens.ids import INT32_MAX, check_ids, check_integers
+from ..tokens.ids import INT32_MAX, check_ids, check_integers, plain_numbers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Version, VersionLike, VersionSpan
 
 POSITIVE_NOISE: Final = 1e-4
 """How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
+
+_LEAST: Final = np.float32(-np.inf)
+_MOST: Final = np.float32(POSITIVE_NOISE)
+_MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<f8")])
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 
@@ -75,6 +79,8 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
         if value.ndim != 1 or value.dtype.kind not in "fiu":
             raise TrajectoryError(f"logprobs must be a row of floats, not {value.dtype} of shape {value.shape}")
         given = value
+    elif type(value) is list and (plain := plain_numbers(value, _MARSHALLED, b"g")) is not None:
+        given = plain
     elif isinstance(value, list | tuple):
         for kind in set(map(type, value)):
             if not issubclass(kind, float | int | np.floating | np.integer) or issubclass(kind, bool):
@@ -96,8 +102,8 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
         )
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         logprobs = given.astype(np.float32, copy=False)
-    fine = np.isfinite(logprobs) & (logprobs <= np.float32(POSITIVE_NOISE))
-    if not fine.all():
+    if length and not (np.minimum.reduce(logprobs) > _LEAST and np.maximum.reduce(logprobs) <= _MOST):  # NaN is neither
+        fine = np.isfinite(logprobs) & (logprobs <= _MOST)
         where = int(fine.argmin())
         raise TrajectoryError(f"logprobs[{where}] is {given[where]}: a logprob is finite and at most 0")
     return logprobs
@@ -145,8 +151,13 @@ def _one_version(value: Any) -> int:
     return int(value)
 
 
-def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDArray[np.int32]:
-    """Spans ``(start, stop, message)`` as rows of int32: in order, apart, not empty, within ``start..stop``."""
+def as_spans(
+    value: SpansLike, start: int, stop: int, messages: int, after: int = 0, earlier: int = 0
+) -> npt.NDArray[np.int32]:
+    """Spans ``(start, stop, message)`` as rows of int32: in order, apart, not empty, within ``start..stop``.
+
+    They come after so many other tokens and so many earlier messages.
+    """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu" or value.shape[1:] != (3,):
             raise TrajectoryError(f"message_spans must have rows of 3 integers, not {value.dtype} {value.shape}")
@@ -154,6 +165,7 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
     else:
         rows = items("message_spans, rows of (start, stop, message),", value, TrajectoryError)
     reached = start
+    shifted = []
     for number, row in enumerate(rows):
         what = f"message_spans[{number}]"
         if not isinstance(row, list | tuple) or len(row) != 3:
@@ -167,7 +179,9 @@ def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> npt.NDAr
         if message >= messages:
             raise TrajectoryError(f"{what} names message {message} of {messages}: say how many with messages=")
         reached = last
-    return np.array(rows, np.int32).reshape(-1, 3)
+        shifted.append((first + after, last + after, message + earlier))
+    made: npt.NDArray[Any] = np.array(shifted, np.int64 if after else np.int32)  # a stream may be too long: said later
+    return made.reshape(-1, 3)
 
 
 def owner_spans(owners: npt.ArrayLike, length: int) -> list[tuple[int, int, int]]:

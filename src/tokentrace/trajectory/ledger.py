@@ -59,13 +59,16 @@ class Ledger:
         self.rewards[number] = worth
         self.rewarded.append((number, worth))
 
-    def record(self, write: Write) -> int:
-        """Do one of the three writes; returns its number. Spans and messages count from the start of the stream."""
+    def record(self, write: Write, *, checked: bool = False) -> int:
+        """Do one of the three writes; returns its number. Spans and messages count from the start of the stream.
+
+        `checked` says of a context that goes on that its ids and spans were looked at.
+        """
         if isinstance(write, CompletionWrite):
             return self._complete(write)
         if not isinstance(write, ContextWrite):
             raise TrajectoryError(f"a write is what Trajectory.writes() gives, not {shown(write)}")
-        return self._extend(write) if write.parent is None else self._open(write, write.parent)
+        return self._extend(write, checked) if write.parent is None else self._open(write, write.parent)
 
     def _open(self, write: ContextWrite, parent: int) -> int:
         """Make a branch that leaves the stream of `parent`, which owns the token before it."""
@@ -93,21 +96,24 @@ class Ledger:
                 "use append_context() or extend_to()"
             )
 
-    def _extend(self, write: ContextWrite) -> int:
+    def _extend(self, write: ContextWrite, checked: bool) -> int:
         """Add what was put after a stream."""
         node = self._node(write)
-        ids = as_ids(write.ids, "new_ids", self.vocab_size)
+        ids: Any = write.ids if checked else as_ids(write.ids, "new_ids", self.vocab_size)
         if not len(ids):
             raise TrajectoryError("no new ids: there is nothing to record")
-        return self._put(write, node, ids, LATER_KINDS, f"branch {write.branch}")
+        return self._put(write, node, ids, LATER_KINDS, f"branch {write.branch}", checked)
 
-    def _put(self, write: ContextWrite, node: Node, ids: Ids, allowed: frozenset[Kind], before: str) -> int:
+    def _put(
+        self, write: ContextWrite, node: Node, ids: Ids, allowed: frozenset[Kind], before: str, checked: bool = False
+    ) -> int:
         if as_count(write.messages, "messages") < node.messages:
             raise TrajectoryError(
                 f"messages is {write.messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
             )
         kinds = as_kinds(write.kinds, len(ids), "kinds", allowed=allowed)
-        spans = as_spans(write.spans, node.stop, _end(node.stop, ids), write.messages)
+        stop = _end(node.stop, ids)
+        spans = write.spans if checked else as_spans(write.spans, node.stop, stop, write.messages)
         return self._write(write.branch, node, ids, kinds, None, node.messages, write.messages, None, spans)
 
     def _complete(self, write: CompletionWrite) -> int:

@@ -104,9 +104,8 @@ class Trajectory(ShowsItself, Record):
         node = self._tree.nodes[index]
         added = as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
-        spans = as_spans(message_spans, 0, len(ids), added)
-        spans = spans + np.array([node.stop, node.stop, node.messages], np.int64)
-        self._ledger.record(ContextWrite(index, node.stop, ids, kinds, spans, node.messages + added))
+        spans = as_spans(message_spans, 0, len(ids), added, node.stop, node.messages)
+        self._ledger.record(ContextWrite(index, node.stop, ids, kinds, spans, node.messages + added), checked=True)
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this stream."""
@@ -118,13 +117,17 @@ class Trajectory(ShowsItself, Record):
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {node.stop}: "
                 "make the bridge from the stream as it is recorded"
             )
-        sampled = np.asarray(bridge.completion, np.int64)
-        if not np.array_equal(self.stream(branch)[node.stop - len(sampled) :], sampled):
+        sampled = np.asarray(bridge.completion, None if type(bridge.completion) is np.ndarray else np.int64)
+        own = self.stream(branch)[node.stop - len(sampled) :]
+        same = sampled.dtype == own.dtype and sampled.tobytes() == own.tobytes()
+        if not same and not np.array_equal(own, sampled):
             raise TrajectoryError(
                 "the bridge was made for another completion than the one recorded last: make it from the ids that "
                 "the engine returned"
             )
-        spans = owner_spans(bridge.messages, len(bridge.new_ids))
+        spans = getattr(bridge, "message_spans", None)
+        if spans is None:
+            spans = owner_spans(bridge.messages, len(bridge.new_ids))
         self.append_context(bridge.new_ids, bridge.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
 
     def append_completion(
@@ -203,7 +206,7 @@ class Trajectory(ShowsItself, Record):
             if total > node.messages:
                 raise TrajectoryError(f"{total - node.messages} new messages without a token: nothing was recorded")
             return 0
-        self._ledger.record(ContextWrite(index, shared, ids[shared:], fresh, spans, total))
+        self._ledger.record(ContextWrite(index, shared, ids[shared:], fresh, spans, total), checked=True)
         return len(ids) - shared
 
     def branch(
@@ -263,7 +266,7 @@ class Trajectory(ShowsItself, Record):
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
         inherited = self._ledger.messages_at(source, shared)
         added = as_count(messages, "messages")
-        spans = as_spans(message_spans, 0, len(ids), added) + np.array([shared, shared, inherited], np.int64)
+        spans = as_spans(message_spans, 0, len(ids), added, shared, inherited)
         return self._open(source, shared, ids, kinds, spans, inherited + added, cause)
 
     def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:

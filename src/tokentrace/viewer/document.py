@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -75,13 +75,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading."""
+    """Rows under a title. The first `words` columns are words, the others numbers; a row of one cell is a heading.
+
+    With `code`, what stands between backticks in a cell is shown as code; small lines are shown as they are.
+    """
 
     title: str
     head: Sequence[str | Cell]
     rows: Sequence[Sequence[str | Cell]]
     about: str = ""
     words: int = 1
+    code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,29 +221,19 @@ class Document:
             "fields": list(fields.found),
             "versions": [str(version) for version in versions.found],
             "tracks": tracks,
-            "contrasts": [
-                {
-                    **{
-                        name: getattr(one, name)
-                        for name in ("name", "base", "stop", "other", "names", "about", "flipped")
-                    },
-                    "hunks": _ranges(hunks.of(one.hunks)),
-                }
-                for one in self.contrasts
-            ],
+            "contrasts": [_named(one) | {"hunks": _ranges(hunks.of(one.hunks))} for one in self.contrasts],
             "hunks": list(itertools.chain.from_iterable(hunks.found)),
             "tables": [
-                {
-                    "title": one.title,
-                    "about": one.about,
-                    "words": one.words,
-                    "head": [_cell(cell) for cell in one.head],
-                    "rows": [[_cell(cell) for cell in row] for row in one.rows],
-                }
+                _named(one) | {"head": list(map(_cell, one.head)), "rows": [list(map(_cell, row)) for row in one.rows]}
                 for one in self.tables
             ],
-            "lanes": [{"title": one.title, "about": one.about, "streams": one.streams} for one in self.lanes],
+            "lanes": list(map(_named, self.lanes)),
         }
+
+
+def _named(value: Contrast | Table | Lanes) -> dict[str, Any]:
+    """The fields of a part by their names."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 class _Numbers:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.assets import FAMILIES
-from tests.conversations import ASK, HI, PARIS, ROME, SIMPLE, assistant, call, result, text, user
+from tests.conversations import ASK, HI, PARIS, ROME, SIMPLE, assistant, result, text, user
 from tests.rendering.bridge.rollouts import Cut, cut, trl_renderer
 from tests.support import PYTHON_FORMATS, load_family, rotating, some, templates_of_trl
 from tokentrace import BridgedTokens, BridgeRefusal, Renderer, TokentraceError, create_renderer
-from tokentrace.rendering import framing
+from tokentrace.rendering import forms, framing
 from tokentrace.template import ChatTemplate
 from tokentrace.tokens import Tokenizer
 
@@ -58,7 +58,7 @@ def texts(tokenizer: Tokenizer, seed: str, count: int) -> list[str]:
 @contextmanager
 def no_frames(patch: pytest.MonkeyPatch) -> Iterator[None]:
     with patch.context() as patched:
-        patched.setattr(framing.Frames, "shelf", lambda *_: None)
+        patched.setattr(forms.Frames, "shelf", lambda *_: None)
         yield
 
 
@@ -78,7 +78,11 @@ def bridged(renderer: Renderer, made: Cut, new: Any) -> BridgedTokens | BridgeRe
         return error
 
 
-THREE = call("add", {"a": 1, "b": 2}, "call00003")
+def about(said: str, call_id: str = "call00001") -> Any:
+    """A result with or without its name and its id, as the text has it."""
+    made = result(said, call_id, name="get_weather")
+    left_out = ((), ("name",), ("tool_call_id",), ("name", "tool_call_id"))[sum(map(ord, said)) % 4]
+    return {name: value for name, value in made.items() if name not in left_out}
 
 
 def situations(renderer: Renderer) -> Iterator[tuple[str, Cut, Any]]:
@@ -93,6 +97,8 @@ def situations(renderer: Renderer) -> Iterator[tuple[str, Cut, Any]]:
         "result of an id": (asked, SIMPLE, lambda said: [result("fine", said, name="get_weather")]),
         "results": (twice, SIMPLE, lambda said: [result(said), result("rain", "call00002")]),
         "result, user": (asked, SIMPLE, lambda said: [result("sunny", name="get_weather"), user(said)]),
+        "result, and what is about it": (asked, SIMPLE, lambda said: [about(said)]),
+        "results, and what is about them": (twice, SIMPLE, lambda said: [about(said), about(said[::-1], "call00002")]),
         "result with a field more": (asked, SIMPLE, lambda said: [{**result(said), "note": "n"}]),
         "cut off": ([HI, assistant("Yes?"), ASK], None, lambda said: [user(said)]),
     }
@@ -107,7 +113,7 @@ def compare(framed: Renderer, plain: Renderer, patch: pytest.MonkeyPatch, count:
     """Bridge all texts in all situations with both; how often a frame served."""
     failures: list[str] = []
     served = 0
-    write = framing.Shelf.write
+    write = forms.Shelf.write
     used: list[bool] = []
 
     def noted(self: Any, *given: Any) -> Any:
@@ -115,7 +121,7 @@ def compare(framed: Renderer, plain: Renderer, patch: pytest.MonkeyPatch, count:
         used.append(found is not None and not found[0].unchecked)
         return found
 
-    patch.setattr(framing.Shelf, "write", noted)
+    patch.setattr(forms.Shelf, "write", noted)
     for name, made, new in rotating(situations(plain), seed, every):
         for said in texts(plain.tokenizer, f"{seed} {name}", count):
             used.clear()
@@ -136,8 +142,9 @@ def renderers(family: str, **settings: Any) -> tuple[Renderer, Renderer]:
     return framed, plain
 
 
-FEW = dict.fromkeys(PYTHON_FORMATS, 0)
-"""At least so many bridges came out of frames, by family; 5 for all others. Formats written in Python have none."""
+FEW = dict.fromkeys((*PYTHON_FORMATS, "deepseek-v3", "deepseek-r1"), 0)
+"""At least so many bridges came out of frames, by family; 5 for all others. Formats written in Python have none, and
+results of DeepSeek V3, whose place depends on the conversation, neither."""
 
 
 @pytest.mark.parametrize("family", rotating(FAMILIES, "frames", 3))
@@ -164,3 +171,31 @@ def test_frames_of_templates_of_trl(name: str, monkeypatch: pytest.MonkeyPatch) 
     )
     served = compare(framed, plain, monkeypatch, 16, name, every=2)
     assert served >= (0 if name.startswith("llava") else 5)  # which takes no text but beside images
+
+
+LOOKS_AT_NAMES = """{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'tool' and not m.content %}{{ m.name | default('nobody') }}{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_names_count_where_the_template_looks_at_them_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_family("qwen3")
+    framed, plain = (create_renderer(tokenizer, chat_template=LOOKS_AT_NAMES, lost="ignore") for _ in range(2))
+    made = cut(plain, [ASK, assistant("x"), result("sunny", name="get_weather")], 1, 3, None)
+    assert made is not None
+    runs: list[Any] = []
+    render = ChatTemplate.render
+    for said in ("fine", ""):
+        for at in range(12):
+            new = [{"role": "tool", "content": said, "tool_call_id": f"c{at}", "name": f"f{at}"}]
+            for name in ("name",) * (at % 2) + ("tool_call_id",) * (at % 3 == 0):
+                del new[0][name]
+            with monkeypatch.context() as patch:
+                patch.setattr(ChatTemplate, "render", lambda *given, **named: runs.append(1) or render(*given, **named))
+                ours = bridged(framed, made, new)
+                if said and at > framing.CHECKED:
+                    assert not runs, "with or without a name it is the same frame"
+                runs.clear()
+            with no_frames(monkeypatch):
+                assert told(ours) == told(bridged(plain, made, new))

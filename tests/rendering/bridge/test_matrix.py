@@ -39,7 +39,7 @@ from tests.rendering.bridge.rollouts import (
     trl_renderer,
     turn_ends,
 )
-from tests.support import make_renderer, some, templates_of_trl, variable_choices
+from tests.support import make_renderer, rotating, some, templates_of_trl, variable_choices
 from tokentrace import BridgeRefusal, Renderer, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.rendering import RefusalReason
@@ -282,7 +282,7 @@ def test_several_results_are_one_group(any_family: str) -> None:
 # -- templates without a vocabulary of their own
 
 
-@pytest.mark.parametrize("name", sorted(templates_of_trl()))
+@pytest.mark.parametrize("name", rotating(sorted(templates_of_trl()), "bridged", 4))
 def test_templates_of_trl_are_bridged_as_they_render(name: str) -> None:
     tally = Tally(name, trl_renderer(name))
     for label in (*SOME, "system_in_the_middle", "think_inline_in_history", "kimi_ids", "result_named", "long_code"):

@@ -38,6 +38,8 @@ class Fault(StrEnum):
     SAMPLED_UNTRAINED = "sampled, but not trained"
     NOTHING_SAMPLED = "a call that sampled nothing"
     NO_TOKEN = "an id that the vocabulary does not have"
+    TWICE = "a call that is there twice"
+    """The same ids with the same logprobs, on two lines of a file."""
 
     @property
     def group(self) -> str:
@@ -45,7 +47,7 @@ class Fault(StrEnum):
         name = self.name
         if name.startswith(("LOGPROB", "NO_LOGPROBS")):
             return "logprobs"
-        return "ids" if name in ("NOTHING_SAMPLED", "NO_TOKEN") else "masks"
+        return "ids" if name in ("NOTHING_SAMPLED", "NO_TOKEN", "TWICE") else "masks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,10 @@ class Fields:
                 raise InputError(f"must be an object, not {shown(found)}", field=path)
             yield Fields(found, self.where, path)
 
+    def some(self, name: str | None) -> Iterator[Fields]:
+        """The same of a field that may not be there."""
+        return self.each(name) if name is not None and self.has(name) else iter(())
+
     def listed(self, name: str) -> Sequence[Any]:
         found: Any = self.value.get(name)
         if not is_list(found):
@@ -189,10 +193,13 @@ def read_call(fields: Fields, names: CallFields, request: Request | None = None,
     )
 
 
-def read_request(fields: Fields, *, reply: str | None = None) -> Request | None:
+def read_request(fields: Fields, reply: Any = None) -> Request | None:
     """The messages and tools beside a call, where there are any."""
-    messages = fields.messages("messages")
-    if messages is None:
-        return None
-    said = fields.value.get(reply) if reply else None
-    return Request(messages, fields.messages("tools"), said if isinstance(said, Mapping) else None)
+    return request_of(fields.messages("messages"), fields.messages("tools"), reply)
+
+
+def request_of(
+    messages: Sequence[Mapping[str, Any]] | None, tools: Sequence[Mapping[str, Any]] | None, reply: Any
+) -> Request | None:
+    """What a call was asked, and what it answered; None where its messages are not known."""
+    return None if messages is None else Request(messages, tools, reply if isinstance(reply, Mapping) else None)

@@ -51,15 +51,7 @@ def read_rollouts(
     whose shape it is, where that is not to be found out. InputError where an input is not there or is none of these.
     """
     for given in inputs:
-        yield from _of_input(given, shape, progress or _silent, told or _unheard)
-
-
-def _silent(done: float, total: float) -> None:
-    """Progress that nobody looks at."""
-
-
-def _unheard(said: str) -> None:
-    """Words that nobody hears."""
+        yield from _of_input(given, shape, progress or (lambda *_: None), told or (lambda _: None))
 
 
 def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> Iterator[Found]:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.check.columns import IDS, LABELS, MASKS
+from ...data.check.columns import LABELS
 from ...errors import InputError, shown
 from ...samples.sample import IGNORE
-from ...tokens.ids import check_integers
+from ...tokens.ids import check_integers, runs
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
-from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Mask, Request
+from .calls import Call, DumpedRow, Fault, Finding, Mask, Request
 from .fields import Checked, Fields, logprob_findings, read_mask
-from .shape import Shape, line_name
-
-LOGPROBS: Final = (
-    *("logprobs", "old_log_probs", "inference_logprobs", "rollout_log_probs", "response_logprobs"),
-    *("sampling_per_token_logps", "log_probs"),
-)
-_NAMES: Final = ("session", "source", "rollout_id", "session_id", "trajectory_id", "request_id", "rollout")
 
 
 class RowArrays(NamedTuple):
@@ -111,7 +104,7 @@ def _spans(fields: Fields, ids: Ids, mask: Mask) -> tuple[list[tuple[int, int]],
             for start, stop in spans:
                 sampled[start:stop] = True
         return [(start, stop) for start, stop in spans if mask[start:stop].any()], sampled
-    return list(runs(mask)), sampled
+    return runs(mask), sampled
 
 
 def _span(fields: Fields, count: int) -> tuple[int, int]:
@@ -121,12 +114,6 @@ def _span(fields: Fields, count: int) -> tuple[int, int]:
         said = f"is from {shown(start)} to {shown(stop)}: no stretch of a row of {count:,} tokens"
         raise InputError(said, field=fields.path)
     return start, stop
-
-
-def runs(mask: Mask) -> Iterator[tuple[int, int]]:
-    """The stretches in which a mask is True."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _logprobs(fields: Fields, row: RowArrays, mask: Mask, findings: list[Finding]) -> Any:
@@ -169,39 +156,3 @@ def _cause(fields: Fields) -> str:
     """Why the exported row of a session is a branch."""
     said = [fields.value.get(name) for name in ("cause", "cause_detail")]
     return ": ".join(one for one in said if isinstance(one, str) and one)
-
-
-# -- rows of ids, ours and others'
-
-
-def _key(row: Mapping[str, Any]) -> str | None:
-    """Which rollout a row is of: rows of conversations name a file and a row of it."""
-    name = next((row[name] for name in _NAMES if row.get(name) is not None), None)
-    if name is None:
-        return None
-    return f"{name}, row {row['row']}" if row.get("branch") is None and row.get("row") is not None else str(name)
-
-
-def _read(fields: Fields) -> Iterable[DumpedRollout]:
-    name = fields.first(*IDS)
-    assert name is not None
-    ids = fields.ids(name)
-    arrays = RowArrays(ids, 0, fields.first(*MASKS), fields.first(*LOGPROBS))
-    calls, rows = read_row(fields, arrays)
-    tokenizer = fields.value.get("tokenizer")
-    yield DumpedRollout(
-        _key(fields.value) or line_name(fields),
-        fields.where,
-        calls,
-        rows,
-        tokenizer if isinstance(tokenizer, str) else None,
-    )
-
-
-def _fits(row: Mapping[str, Any]) -> bool:
-    return any(row.get(name) is not None for name in IDS) and any(
-        row.get(name) is not None for name in (*MASKS, LABELS, "logprobs")
-    )
-
-
-SHAPES: Final = (Shape("rows", "training rows: ids with a mask or labels", _fits, _read, _key),)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .calls import DumpedRollout, Unreadable
+from .calls import Call, DumpedRollout, DumpedRow, Unreadable
 from .fields import Fields
+from .rows import RowArrays, read_row
 
 Row = Mapping[str, Any]
+Fits = Callable[[Row], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Shape:
 
     name: str
     form: str
-    fits: Callable[[Row], bool]
+    fits: Fits
     """Whether a line looks so, by the fields that it has."""
     read: Callable[[Fields], Iterable[DumpedRollout]]
     """The rollouts of a line. InputError names the field that is wrong."""
@@ -33,9 +35,59 @@ class Shape:
         return f"{self.name} ({self.form})"
 
 
+def call_lines(
+    name: str,
+    form: str,
+    fits: Fits,
+    call: Callable[[Fields], Call],
+    names: Sequence[str],
+    *,
+    inside: str | None = None,
+    **more: Any,
+) -> Shape:
+    """Calls that are lines of their own; the first of `names` that a line has says which rollout it is of."""
+    key = named_by(*names, inside=inside)
+
+    def read(fields: Fields) -> Iterator[DumpedRollout]:
+        whose = fields.text(*names) or key(fields.value) or line_name(fields)
+        yield DumpedRollout(whose, fields.where, [call(fields)])
+
+    return Shape(name, form, fits, read, key, **more)
+
+
+def call_lists(
+    name: str, form: str, fits: Fits, call: Callable[[Fields], Call], names: Sequence[str], lists: Sequence[str]
+) -> Shape:
+    """The calls of a rollout in one of these lists, the first of which fits."""
+
+    def read(fields: Fields) -> Iterator[DumpedRollout]:
+        listed = fields.first(*lists)
+        assert listed is not None
+        yield rollout(fields, names, [call(one) for one in fields.each(listed)])
+
+    return Shape(name, form, lambda row: fits(first_of(row, *lists)), read)
+
+
+def row_lines(name: str, form: str, fits: Fits, arrays: Callable[[Fields], RowArrays], names: Sequence[str]) -> Shape:
+    """Training rows that are lines of their own."""
+    return Shape(name, form, fits, lambda row: [rollout(row, names, *read_row(row, arrays(row)))], named_by(*names))
+
+
+def rollout(
+    fields: Fields, names: Sequence[str], calls: Sequence[Call], rows: Sequence[DumpedRow] = ()
+) -> DumpedRollout:
+    """What a line says of a rollout, called as the first of these fields says, or after its line."""
+    return DumpedRollout(fields.text(*names) or line_name(fields), fields.where, calls, rows)
+
+
 def line_name(fields: Fields) -> str:
     """The name of a rollout that has none: its line."""
     return fields.where.rpartition(", ")[2]
+
+
+def has(*names: str) -> Fits:
+    """Whether a line has all of these fields."""
+    return lambda row: all(name in row for name in names)
 
 
 def first_of(row: Any, *names: str) -> Row:
@@ -45,11 +97,13 @@ def first_of(row: Any, *names: str) -> Row:
     return first if isinstance(first, Mapping) else {}
 
 
-def named_by(*names: str) -> Callable[[Row], str | None]:
-    """A key: the first of these fields that a line has."""
+def named_by(*names: str, inside: str | None = None) -> Callable[[Row], str | None]:
+    """A key: the first of these fields that a line has, or that an object inside of it has."""
 
     def key(row: Row) -> str | None:
         found = next((row[name] for name in names if row.get(name) is not None), None)
-        return None if found is None or isinstance(found, (Mapping, list)) else str(found)
+        own = None if found is None or isinstance(found, (Mapping, list)) else str(found)
+        inner = row.get(inside) if inside is not None else None
+        return named_by(*names)(inner) if not own and isinstance(inner, Mapping) else own
 
     return key

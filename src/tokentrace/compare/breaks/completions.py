@@ -6,10 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from ...study.turns import common_prefix
 from ...tokens.alignment import Hunk, next_hunk
 from ...tokens.tokenizer import Ids
 from ..causes import Cause
-from ..texts import quoted, shared_start, text_of
+from ..texts import quoted, text_of
 from .case import Case, Evidence, counted
 
 _ALIKE: Final = 12
@@ -64,7 +65,7 @@ def _block(one: str, other: str, at: int, opening: str, closing: str, whole: boo
         rest = other[min(begin, at) :].lstrip().removeprefix(closing)
     if rest.startswith(opening):
         return None
-    return (body, end) if shared_start(after, rest.lstrip()) >= min(_ALIKE, len(after)) else None
+    return (body, end) if common_prefix(after, rest.lstrip()) >= min(_ALIKE, len(after)) else None
 
 
 def _without(case: Case, text: str, end: int) -> Hunk:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import TrajectoryError, shown
+from ...errors import TrajectoryError, kind_of, shown
 from ...settings import instance
 from ...showing import ShowsItself
 from ...tokens.alignment import common_prefix, hunks
@@ -150,7 +150,7 @@ def explain_break(
     if reasoning is not None and not _are_tags(reasoning):
         raise TrajectoryError(f"reasoning is two strings, what opens it and what closes it, not {shown(reasoning)}")
     if not isinstance(tokenizer, Tokenizer) and not isinstance(getattr(tokenizer, "tokenizer", None), Tokenizer):
-        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not a {type(tokenizer).__name__}")
+        raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not {kind_of(tokenizer)}")
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import InputError
+from ...errors import InputError, kind_of
 from ...samples.sample import IGNORE
 from ...tokens.tokenizer import Ids
 from ..conversations import COMPLETIONS, MESSAGES, Columns
@@ -70,7 +70,7 @@ def ready_row(value: Any, columns: RowColumns = FOUND_OUT) -> ReadyRow:
     them; and attention masks with a hole.
     """
     if not isinstance(value, Mapping):
-        raise InputError(f"a row of ids must be a mapping of columns, not a {type(value).__name__}")
+        raise InputError(f"a row of ids must be a mapping of columns, not {kind_of(value)}")
     name = _column(value, columns.ids, IDS)
     if name is None:
         names = ", ".join(str(column)[:80] for column in list(value)[:8]) or "no columns"

@@ -3,9 +3,13 @@
 import { button, counted, el, number, svg, visible } from "./dom.js";
 import { hue } from "./tokens.js";
 
+/** A text in which what stands between backticks is code. */
+const coded = (text) => text.split(/`([^`]+)`/).map((part, at) => (at % 2 ? el("code", {}, part) : part));
+
 /** A cell: a text, or one with a tone, a small line, and what a click shows. */
-function cell(tag, told, index, words, onLink) {
-  const [text, tone, small, link] = Array.isArray(told) ? told : [told, "", "", ""];
+function cell(tag, told, index, words, onLink, code) {
+  const [written, tone, small, link] = Array.isArray(told) ? told : [told, "", "", ""];
+  const text = code ? coded(written) : written;
   const shown = link ? button(text, () => onLink(link), { class: "link" }) : text;
   return el(tag, { class: [index < words ? "" : "number", tone].filter(Boolean).join(" ") || null }, shown, small ? el("small", {}, small) : null);
 }
@@ -15,10 +19,10 @@ export function table(told, onLink) {
   const wide = told.head.length;
   const row = (cells) => (cells.length === 1 && wide > 1
     ? el("tr", { class: "heading" }, el("th", { colspan: wide }, cell("span", cells[0], 0, 1, onLink)))
-    : el("tr", {}, cells.map((each, at) => cell("td", each, at, told.words, onLink))));
+    : el("tr", {}, cells.map((each, at) => cell("td", each, at, told.words, onLink, told.code))));
   return el("section", { class: "table" },
     told.title ? el("h2", {}, told.title) : null, told.about ? el("p", { class: "soft" }, told.about) : null,
-    el("div", { class: "wide" }, el("table", {}, told.head.some((each) => each !== "") ? el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))) : null, el("tbody", {}, told.rows.map(row)))));
+    el("div", { class: "wide" }, el("table", { class: wide > 1 && told.words >= wide ? "said" : null }, told.head.some((each) => each !== "") ? el("thead", {}, el("tr", {}, told.head.map((each, at) => cell("th", each, at, told.words, onLink)))) : null, el("tbody", {}, told.rows.map(row)))));
 }
 
 /** Streams as bars, one below the other: grey what was given, green what was sampled, red where it broke. */
