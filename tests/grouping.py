@@ -66,7 +66,10 @@ LENGTHY = (
     "tests/test_install.py::test_each_extra",
     "tests/test_install.py::test_links_of_the_package_page",
     "tests/test_install.py::test_the_base_install",
+    "tests/test_junk.py::test_junk_gives_typed_errors",
+    "tests/test_notebooks.py",
     "tests/tokens/test_encoding.py",
+    "tests/trajectory/test_random_walk.py",
     "tests/viewer/test_browser.py",
 )
 """Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:

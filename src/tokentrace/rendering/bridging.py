@@ -197,12 +197,10 @@ class Bridger:
             Example(
                 request.new,
                 verdict.stand_in.message(leading_results(request.new), request.names),
-                request.names,
                 request.known,
                 check_tools(verdict.tools_of(request)),
                 found,
                 verdict,
-                verdict.repeats_call,
             ),
             wrapped,
             self._encoder,

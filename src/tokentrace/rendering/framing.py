@@ -250,16 +250,12 @@ class Example(NamedTuple):
     new: Messages
     reply: Mapping[str, Any]
     """The stand-in for the assistant's turn."""
-    names: Sequence[str]
-    """The names of the functions that it calls."""
     known: int
-    """How many of them are known."""
+    """How many names of the functions that it calls are known."""
     tools: Any
     found: Continuation
     verdict: Any
     """With what it was made."""
-    takes_names: bool
-    """Whether names of functions are known to be printed after a turn."""
 
     def held(
         self,
@@ -277,21 +273,15 @@ class Example(NamedTuple):
         for at, name in watched:
             if name in new[at]:
                 new[at][name] = hold(next(numbers), new[at][name])
-        reply = dict(self.reply)
+        reply, named = dict(self.reply), count + len(call_ids(self.new))
         if calls := reply.get("tool_calls"):
-            ids = len(call_ids(self.new))
-            reply["tool_calls"] = [
-                {
-                    **call,
-                    "id": hold(count + at, call["id"]) if at < ids else call["id"],
-                    "function": {
-                        **call["function"],
-                        "name": hold(count + ids + at, call["function"]["name"])
-                        if at < ids
-                        else call["function"]["name"],
-                    },
-                }
+            functions = [
+                {**call["function"], "name": hold(named + at, call["function"]["name"])}
                 for at, call in enumerate(calls)
+            ]
+            reply["tool_calls"] = [
+                {**call, "id": hold(count + at, call["id"]), "function": function}
+                for at, (call, function) in enumerate(zip(calls, functions, strict=True))
             ]
         context = self.found.conversation[: self.found.first_new - 1]
         watching = [Watched(message, at, read) for at, message in enumerate(new)]
@@ -350,7 +340,7 @@ def learn(
     owners: list[Owner] = [(Kind.SCAFFOLD, -1)]
     owners += [(kind_of_text(span.origin), max(span.owner - found.first_new, -1)) for span in spans]
     first_name = len(texts) + len(call_ids(example.new))
-    takes_names = example.takes_names or max(used, default=-1) >= first_name
+    takes_names = example.verdict.repeats_call or max(used, default=-1) >= first_name
     return Frame(
         observed.asked,
         pieces,

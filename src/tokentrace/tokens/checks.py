@@ -28,7 +28,7 @@ FOLDER: Final = "TOKENTRACE_CACHE"
 _OFF: Final = frozenset({"off", "0", "no", "false", ""})
 _VERSION: Final = 1
 """To be raised when the comparison itself changes."""
-_TABLES: Final = 1
+_TABLES: Final = 2
 """To be raised when the tables change, or how they are written."""
 
 

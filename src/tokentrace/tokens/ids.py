@@ -47,8 +47,8 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
         if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
             raise _error(error, name, f"must be one row of integers, not {value.dtype} of shape {value.shape}")
         return value
-    if type(value) is list and value and (small := _small(value)) is not None:
-        return small
+    if type(value) is list and value and (small := plain_numbers(value, _MARSHALLED, b"i")) is not None:
+        return small.astype(np.int32)
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(at for at, one in enumerate(value) if type(one) is kind)
@@ -60,19 +60,20 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
         raise _error(error, name, f"is {shown(value[where])}, larger than any token id", where) from None
 
 
-def _small(value: list[Any]) -> npt.NDArray[np.int32] | None:
-    """A list of plain integers that fit into 32 bits, all of them; None for any other.
+def plain_numbers(value: list[Any], form: np.dtype[Any], letter: bytes) -> npt.NDArray[Any] | None:
+    """A list of nothing but plain numbers of one form; None for any other.
 
-    `marshal` writes five bytes for such an integer, the first of which says so, and others for all else: where every
-    fifth byte says so, there is nothing else. That takes less than half the time of a look at each type.
+    `marshal` writes as many bytes for each, the first of which is a letter for the form, and others for all else: where
+    each so many bytes there is that letter, there is nothing else. That takes less than half the time of a look at each
+    type.
     """
     try:
         data = marshal.dumps(value, 2)
     except ValueError:
         return None
-    if len(data) != 5 * len(value) + 5 or data[5::5].count(b"i") != len(value):
+    if len(data) != form.itemsize * len(value) + 5 or data[5 :: form.itemsize].count(letter) != len(value):
         return None
-    return np.frombuffer(data, _MARSHALLED, offset=5)["value"].astype(np.int32)
+    return np.frombuffer(data, form, offset=5)["value"]
 
 
 def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:

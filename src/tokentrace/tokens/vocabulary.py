@@ -90,10 +90,10 @@ class Vocabulary:
         self.added: dict[int, ControlToken] = {token.id: token for token in rows}
         self.control: dict[str, ControlToken] = {token.text: token for token in rows if _is_control(token.text)}
         self.size: int = facts["size"]
-        self.byte_level = _is_byte_level(self.parts)
+        self.byte_level: bool = facts["byte_level"]
         self.byte_fallback = bool(self.parts["model"].get("byte_fallback"))
         normalizers = list(_nodes(self.parts.get("normalizer")))
-        self.spaced = _is_spaced(self.parts)
+        self.spaced: bool = facts["spaced"]
         self.unknown: int | None = facts["unknown"]
         """The id that stands for text the vocabulary cannot spell, where there is one."""
         self.plain_model: bool = facts["plain_model"]
@@ -234,17 +234,6 @@ def _white_space(parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in parts.get("added_tokens") or [] if not _is_control(str(row["content"]))]
 
 
-def _is_byte_level(parts: dict[str, Any]) -> bool:
-    nodes = (*_nodes(parts.get("decoder")), *_nodes(parts.get("pre_tokenizer")))
-    return any(node.get("type") == "ByteLevel" for node in nodes)
-
-
-def _is_spaced(parts: dict[str, Any]) -> bool:
-    """Whether tokens spell spaces as ``▁``."""
-    nodes = (node for name in ("normalizer", "decoder", "pre_tokenizer") for node in _nodes(parts.get(name)))
-    return not _is_byte_level(parts) and any("▁" in str(node) for node in nodes if "type" in node)
-
-
 def _pieces(model: dict[str, Any]) -> dict[str, int]:
     vocab = model.get("vocab") or {}
     return vocab if isinstance(vocab, dict) else {row[0]: index for index, row in enumerate(vocab)}
@@ -268,15 +257,21 @@ def _tables_of(spec: dict[str, Any]) -> Tables:
     first, last = min(own, default=-1), max(own, default=-1)
     alone = own and not any(first < index < last and index not in own for index in (*pieces.values(), *added))
     unknown = model.get("unk_id")
+    nodes = [*_nodes(spec.get("decoder")), *_nodes(spec.get("pre_tokenizer"))]
+    byte_level = any(node.get("type") == "ByteLevel" for node in nodes)
+    nodes += _nodes(spec.get("normalizer"))
+    spaced = not byte_level and any("▁" in str(node) for node in nodes if "type" in node)
     facts = {
         "parts": parts,
+        "byte_level": byte_level,
+        "spaced": spaced,
         "size": size,
         "unknown": pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown),
         "control_ids": [first, last] if alone else None,
         "plain_model": _is_plain_model(spec, pieces, {added[index] for index in own}),
     }
-    spaced, spelled = _is_spaced(parts), [b""] * size
-    if _is_byte_level(parts):
+    spelled = [b""] * size
+    if byte_level:
         sizes = list(map(len, pieces))
         names = _bytes_of(list(pieces), sizes)
     else:

@@ -7,7 +7,6 @@ Every function here either returns exactly what was given, in the trajectory's o
 from __future__ import annotations
 
 import json
-import marshal
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, shown
 from ..settings import items
-from ..tokens.ids import INT32_MAX, check_ids, check_integers
+from ..tokens.ids import INT32_MAX, check_ids, check_integers, plain_numbers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Version, VersionLike, VersionSpan
@@ -80,7 +79,7 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
         if value.ndim != 1 or value.dtype.kind not in "fiu":
             raise TrajectoryError(f"logprobs must be a row of floats, not {value.dtype} of shape {value.shape}")
         given = value
-    elif type(value) is list and (plain := _plain_floats(value)) is not None:
+    elif type(value) is list and (plain := plain_numbers(value, _MARSHALLED, b"g")) is not None:
         given = plain
     elif isinstance(value, list | tuple):
         for kind in set(map(type, value)):
@@ -108,18 +107,6 @@ def as_logprobs(value: LogprobsLike, length: int) -> Logprobs:
         where = int(fine.argmin())
         raise TrajectoryError(f"logprobs[{where}] is {given[where]}: a logprob is finite and at most 0")
     return logprobs
-
-
-def _plain_floats(value: list[Any]) -> npt.NDArray[np.float64] | None:
-    """A list of nothing but floats; None for any other. As `tokens.ids` reads integers: `marshal` writes nine bytes for
-    each, the first of which says so."""
-    try:
-        data = marshal.dumps(value, 2)
-    except ValueError:
-        return None
-    if len(data) != 9 * len(value) + 5 or data[5::9].count(b"g") != len(value):
-        return None
-    return np.frombuffer(data, _MARSHALLED, offset=5)["value"]
 
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
