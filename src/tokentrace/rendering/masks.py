@@ -8,15 +8,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..formats.dialects import with_parsers
 from ..parsing.compiled import Compiled
 from ..parsing.parser import parse
 from ..parsing.proof import MISREAD, PROOFS, misread
 from ..study.probes import USER
+from ..study.sampling import find_sampled
 from ..study.study import TemplateStudy
+from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from .rendered import RenderedTokens
+
+
+def masked(
+    study: TemplateStudy,
+    encoded: Encoded,
+    messages: Messages,
+    shown: Messages,
+    tools: TracedList | None,
+    prompted: bool = False,
+    continued: bool = False,
+) -> RenderedTokens:
+    """The ids with the mask of what is sampled. A last turn that was left open is not."""
+    sampling = find_sampled(study, encoded, shown, tools)
+    if continued:
+        sampling.turns = [turn for turn in sampling.turns if turn.message != len(messages) - 1]
+    mask = sampling.mask(len(encoded.ids))
+    return RenderedTokens(
+        tokenizer=study.tokenizer,
+        encoded=encoded,
+        conversation=messages,
+        turns=sampling.turns,
+        mask=mask,
+        prompted=prompted,
+        notes=[*sampling.notes, *compare_generation_tags(encoded, mask)],
+    )
 
 
 def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:

@@ -25,7 +25,6 @@ from ..parsing.values import Tools as ToolSchemas
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
-from ..study.sampling import find_sampled
 from ..study.seams import BridgeRefusal, Written
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
@@ -42,7 +41,7 @@ from .closing import Truncation
 from .collector import no_collection
 from .inputs import ToolCache, credit_content, tools_of_each, with_given_text
 from .lost import LostPolicy, find_lost, report_lost
-from .masks import compare_generation_tags, compiled_grammar
+from .masks import compiled_grammar, masked
 from .prefill import left_open, with_mark
 from .rendered import RenderedTokens
 from .trust import TRUSTED, encode_trusted
@@ -141,7 +140,7 @@ class Renderer:
         rendering = left_open(written.rendering, len(checked) - 1) if continued else written.rendering
         credit_content(rendering, adapted)
         encoded = self.encode_text(rendering, written.shown, tools=tools)
-        rendered = self._masked(study, encoded, checked, written.shown, schemas, prompt, continued)
+        rendered = masked(study, encoded, checked, written.shown, schemas, prompt, continued)
         rendered.changes = [*adapted.changes, *written.changes]
         rendered.notes = [*written.notes, *rendered.notes]
         held = with_given_text(adapted.messages if continued else written.shown, adapted, checked)
@@ -185,7 +184,7 @@ class Renderer:
         """
         shown = self.adapt_messages(messages, tools=tools).messages
         encoded = self.encode_text(rendering, shown, tools=tools)
-        return self._masked(self.study(tools), encoded, messages, shown, self._tools.wrap(tools))
+        return masked(self.study(tools), encoded, messages, shown, self._tools.wrap(tools))
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """The ids of a text with its spans, under this renderer's policy for control tokens."""
@@ -250,31 +249,6 @@ class Renderer:
         """Run the template, and put into the past what the settings ask for; see `write_history`."""
         policy = HistoryPolicy(self.use_patched, self.preserve_all_thinking, self.preserve_thinking_between_tool_calls)
         return write_history(functools.partial(study.run_with, tools), messages, prompt, policy, **options)
-
-    def _masked(
-        self,
-        study: TemplateStudy,
-        encoded: Encoded,
-        messages: Messages,
-        shown: Messages,
-        tools: TracedList | None,
-        prompted: bool = False,
-        continued: bool = False,
-    ) -> RenderedTokens:
-        """The ids with the mask of what is sampled. A last turn that was left open is not."""
-        sampling = find_sampled(study, encoded, shown, tools)
-        if continued:
-            sampling.turns = [turn for turn in sampling.turns if turn.message != len(messages) - 1]
-        mask = sampling.mask(len(encoded.ids))
-        return RenderedTokens(
-            tokenizer=self.tokenizer,
-            encoded=encoded,
-            conversation=messages,
-            turns=sampling.turns,
-            mask=mask,
-            prompted=prompted,
-            notes=[*sampling.notes, *compare_generation_tags(encoded, mask)],
-        )
 
     # -- what the template tells
 
