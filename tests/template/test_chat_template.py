@@ -285,6 +285,33 @@ def test_generation_tags_are_found() -> None:
     assert not ChatTemplate("x").tags_generation
 
 
+TAGGED = {
+    "twice, and empty": "{% generation %}a{% endgeneration %}b{% generation %}{% endgeneration %}c",
+    "sets": "{% set x = 1 %}{% generation %}{% set x = x + 1 %}{{ x }}{% endgeneration %}{{ x }}",
+    "loop": "{% for m in messages %}{% generation %}{{ loop.index }}{{ m.role }}{% endgeneration %}, {% endfor %}",
+    "around a loop": "{% generation %}{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}"
+    "{% endfor %}{% endgeneration %}",
+    "namespace": "{% set n = namespace(x=1) %}{% generation %}{% set n.x = 2 %}{% endgeneration %}{{ n.x }}",
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_generation_tags_enclose_what_they_enclose_in_transformers(name: str) -> None:
+    [text], [ranges] = render_jinja_template([MESSAGES], chat_template=TAGGED[name], return_assistant_tokens_mask=True)
+    rendering = ChatTemplate(TAGGED[name]).render(MESSAGES)
+    assert rendering.text == text
+    assert rendering.generation == [tuple(found) for found in ranges]
+
+
+@pytest.mark.parametrize("word", ["break", "continue"])
+def test_a_generation_block_cannot_leave_the_loop_around_it(word: str) -> None:
+    source = f"{{% for m in messages %}}\n{{% generation %}}{{% {word} %}}{{% endgeneration %}}{{% endfor %}}"
+    with pytest.raises(SyntaxError):
+        render_jinja_template([MESSAGES], chat_template=source)
+    with pytest.raises(TemplateError, match=r"cannot break off or continue the loop around it.*line 2"):
+        ChatTemplate(source)
+
+
 def test_one_template_serves_many_threads() -> None:
     template = ChatTemplate("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}")
 

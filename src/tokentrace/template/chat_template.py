@@ -262,7 +262,7 @@ def _compile(
         functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
-        tags = any(node.call.node.name == "generated" for node in _generation_tags(tree))
+        tags = any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output))
         with charging(Budget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
             template = environment.from_string(source)
     except jinja2.exceptions.TemplateSyntaxError as error:
@@ -292,12 +292,6 @@ def _own_names(tree: nodes.Template) -> set[str]:
             if isinstance(assign.node, nodes.Name):
                 asked |= {assign.node.name} & {assign.target.name}
     return stored - asked
-
-
-def _generation_tags(tree: nodes.Template) -> Iterator[Any]:
-    for block in tree.find_all(nodes.CallBlock):
-        if isinstance(block.call.node, nodes.ExtensionAttribute):
-            yield block
 
 
 def _constants(tree: nodes.Template) -> Iterator[str]:

@@ -31,6 +31,7 @@ _IMPORTS: Final = {
         **{"neighbour": "tt_neighbour", "of_neighbour": "tt_of_neighbour"},
         **{"PLAIN": "tt_plain", "SIZED": "tt_sized", "TEXT": "tt_text", "PRINTED": "tt_printed"},
     },
+    "trace": {"BEGINS": "tt_begins", "ENDS": "tt_ends"},
     "traced": {"TracedNone": "tt_none"},
     "remembered": {"recall": "tt_recall", "remember": "tt_remember"},
     "environment": {"TemplateNamespace": "tt_namespace", "attributes_of": "tt_attributes"},
@@ -160,7 +161,7 @@ class TracingGenerator(Expressions):
         self.write(f"(tt_attributes({ref}) if type({ref}) is tt_namespace else {ref})[{node.attr!r}]")
 
     def macro_body(self, node: Any, frame: Frame) -> Any:
-        node.body = [_line("budget.step()"), *node.body]
+        node.body = [code_line("budget.step()"), *node.body]
         with self._function():
             return super().macro_body(node, frame)
 
@@ -317,7 +318,7 @@ class TracingGenerator(Expressions):
         level = frame.inner().symbols.level
         item = f"l_{level}_{node.target.name}" if isinstance(node.target, nodes.Name) else "None"
         hook = f"trace.look({item}, None)" if is_silent else f"trace.round({item}, None, OUT)"
-        node.body = [*map(_line, (*_PAYING, hook)), *node.body]
+        node.body = [*map(code_line, (*_PAYING, hook)), *node.body]
         if node.test is not None:  # a round that the test skips is a round
             node.test = nodes.And(nodes.EnvironmentAttribute("round"), node.test)
         super().visit_For(node, frame)
@@ -435,7 +436,7 @@ def _namespaces(tree: nodes.Template) -> frozenset[str]:
     return frozenset(name for name, others in stores.items() if not others)
 
 
-def _line(code: str) -> nodes.Output:
+def code_line(code: str) -> nodes.Output:
     """A line of Python as a statement of a template; OUT stands for where its statements write to."""
     node = nodes.Output([])
     node.line = code  # type: ignore[attr-defined]

@@ -40,14 +40,15 @@ from .budget import (
     weigh,
     weigh_key,
 )
-from .compiling import TracingGenerator
+from .compiling import TracingGenerator, code_line
+from .loops import leaves
 from .markup import TracedMarkup, as_markup
 from .origin import Origin
 from .pair_environment import PairEnvironment
 from .pairs import pieces
 from .sources import DICT_ATTRIBUTES
 from .strings import TracedStr, join_traced, plain_text, promoted, traced
-from .trace import Generated, Trace, join_buffer
+from .trace import Trace, join_buffer
 from .traced import (
     TRACED_TYPES,
     TracedBool,
@@ -116,21 +117,19 @@ def _as_key(value: Any) -> Any:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}``, scoped as transformers scopes it."""
+    """``{% generation %}…{% endgeneration %}``: a scope of its own, as in transformers, with a boundary at each end."""
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: jinja2.parser.Parser) -> nodes.CallBlock:
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Scope:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("generated")
-        return nodes.CallBlock(call, [], [], body, lineno=line)
-
-    def generated(self, caller: Any) -> Generated:
-        text: TracedStr = join_buffer((caller(),))
-        result = str.__new__(Generated, plain_text(text))
-        result.runs = text.runs
-        return result
+        if leaves(body):
+            parser.fail("a {% generation %} block cannot break off or continue the loop around it", line)
+        return nodes.Scope(
+            [code_line("budget.step(); OUT += (tt_begins, None)"), *body, code_line("OUT += (tt_ends, None)")],
+            lineno=line,
+        )
 
 
 class TracingContext(Context):
@@ -448,4 +447,3 @@ def _check_name(name: Any) -> None:
 _HANDING_OUT_WHEN_CALLED: Final = frozenset({BlockReference, Joiner, LoopContext, _Proven, _TemplateDict})
 """Callables that hand out what they were given, as it was given, or keep the trace by themselves."""
 _HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})
-_HANDING_OUT[_GenerationTag] = frozenset({"generated"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from jinja2 import nodes
@@ -58,6 +58,15 @@ def _loop_names(node: nodes.Node) -> Iterator[nodes.Node]:
             yield child
         else:
             yield from _loop_names(child)
+
+
+def leaves(body: Iterable[nodes.Node]) -> bool:
+    """Whether statements break off, or continue, a loop that they stand in."""
+    return any(
+        isinstance(node, (nodes.Break, nodes.Continue))
+        or leaves(node.else_ if isinstance(node, nodes.For) else node.iter_child_nodes())
+        for node in body
+    )
 
 
 def _body(node: nodes.For) -> nodes.Node:

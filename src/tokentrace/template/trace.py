@@ -38,10 +38,14 @@ def mark(message: int) -> Mark:
     return self
 
 
-class Generated(TracedStr):
-    """What a ``{% generation %}`` block wrote."""
+class Boundary(str):
+    """Where a ``{% generation %}`` block begins or ends. An empty piece of output, like `Mark`."""
 
     __slots__ = ()
+
+
+BEGINS: Final = Boundary()
+ENDS: Final = Boundary()
 
 
 class _Kept:
@@ -186,7 +190,7 @@ class Trace:
 
 
 _MESSAGES: Final = Origin(("messages",))
-_LAID_OUT: Final = frozenset({str, TracedStr, Mark, Generated})
+_LAID_OUT: Final = frozenset({str, TracedStr, Mark, Boundary})
 _NO_SPAN: Final = object()
 _MAX_ENTRIES: Final = 4 * MAX_PIECES
 """Values and origins that may be written before they are laid out as spans, or joined."""
@@ -200,6 +204,8 @@ def join_buffer(parts: Iterable[Any]) -> TracedStr:
         kind = type(part)
         if kind is Mark:
             owner = TurnScaffold(("@turn", part.message))
+            continue
+        if kind is Boundary:  # what a macro or a set block wrote is not told apart
             continue
         text = part if kind is str else text_of(part)
         if type(text) is str and owner is not None:
@@ -217,6 +223,7 @@ def collect(written: list[Any]) -> Rendering:
     turns: list[int] = []  # known up to the last mark
     origins: list[Origin | None] = []
     generation: list[tuple[int, int]] = []
+    opened: list[int] = []  # where blocks of generation began that have not ended yet
     at = 0
     inside = 0  # how many runs are in blocks
     current = -1
@@ -235,14 +242,17 @@ def collect(written: list[Any]) -> Rendering:
                 turns += [current] * (len(starts) - len(turns))
                 if kind is Mark:
                     current = value.message
+                elif value is BEGINS:
+                    opened.append(at)
+                elif value is ENDS:
+                    start = opened.pop()
+                    generation += [] if opened else [(start, at)]
                 elif type(value.runs) is KnownRuns:  # one span for all of them
                     starts.append(at)
                     turns.append(current)
                     origins.append(value.runs.block)
                     inside += len(value.runs)
                 else:
-                    if kind is Generated:
-                        generation.append((at, at + len(value)))
                     start = at
                     for end, origin in value.runs:
                         turn = current
@@ -304,4 +314,4 @@ def _settle_rounds(rendering: Rendering) -> None:
     )
 
 
-__all__ = ["MAX_OUTPUT", "Generated", "Mark", "Rendering", "Span", "Trace", "collect", "join_buffer", "mark"]
+__all__ = ["BEGINS", "ENDS", "MAX_OUTPUT", "Mark", "Rendering", "Span", "Trace", "collect", "join_buffer", "mark"]
