@@ -111,7 +111,7 @@ def load_family(family: str) -> Tokenizer:
     shared = copy.copy(_vocabulary(family))
     with tempfile.TemporaryDirectory() as stub:
         for path in folder.glob("*"):
-            if path.name != "tokenizer.json":
+            if path.name != "tokenizer.json" and path.is_file():
                 shutil.copy(path, stub)
         (Path(stub) / "tokenizer.json").write_text(byte_tokenizer_json(()), encoding="utf-8")
         own = load_tokenizer(stub)

@@ -26,13 +26,14 @@ from .answering import Answer, Claim, UnderWay, reasoning_tokens, unhurried
 from .dialect import Dialect, Head, Reply
 from .late_system import with_late_instructions
 from .matching import root_key
+from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
 from .references import with_references
 from .requests import Request, RequestError
 from .sessions import Live, Sessions
 from .stops import cut_response
 from .store import State, Store
-from .telemetry import Metrics, Tracing
+from .telemetry import Tracing
 from .turns import Asked, Placement, Recorded
 
 _INLINE: Final = 20_000

@@ -20,9 +20,10 @@ from .access import Access
 from .app import App
 from .gateway import Gateway, Limits
 from .keys import Keys
+from .metrics import Metrics
 from .sessions import Sessions
 from .store import open_store
-from .telemetry import Metrics, Tracing, configured_tracing
+from .telemetry import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import operator
 import re
 import secrets
 from collections.abc import Iterable, Iterator
@@ -164,9 +165,10 @@ class Vocabulary:
         """The bytes of a token; ``b""`` for an id the vocabulary does not have."""
         known = self._bytes.get(index)
         if known is None:
-            has_it = 0 <= index < self.size
-            start = int(self._spelled_ends[index - 1]) if has_it and index else 0
-            known = self._bytes[index] = self._spelled[start : int(self._spelled_ends[index])] if has_it else b""
+            at = operator.index(index)
+            has_it = 0 <= at < self.size
+            start = int(self._spelled_ends[at - 1]) if has_it and at else 0
+            known = self._bytes[index] = self._spelled[start : int(self._spelled_ends[at])] if has_it else b""
         return known
 
     def spells(self, ids: Iterable[int], raw: bytes) -> bool:

@@ -68,7 +68,7 @@ def _nodes(fields: Fields) -> Iterator[Call]:
         mask = None
         if all(one is not None or not len(ids[index]) for one, index in zip(known, path, strict=True)):
             mask = np.concatenate([np.zeros(0, np.bool_) if one is None else one for one in known])
-        said = [one for at in path if isinstance(one := node.value.get("message"), Mapping)]
+        said = [one for index in path if isinstance(one := nodes[index].value.get("message"), Mapping)]
         asked = said[:-1] if len(said) == len(path) else None
         yield Call(
             stream,
