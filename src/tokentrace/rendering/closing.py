@@ -192,7 +192,7 @@ class SeamFinder:
         return _Seam([(marked.ids(rest), Kind.SYNTHETIC)])
 
     def _closing(self, prompt: Sequence[int] | Ids, completion: Ids, last: str | None = None) -> str:
-        """What closes the turn, as far as its markers tell, in marked text; with a certain marker at its end, if any."""
+        """What closes the turn, as far as its markers tell, in marked text; `last` ends it where it is given."""
         markers = self.study.markers()
         chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
         closers = frozenset(char for char in chars if char is not None)
