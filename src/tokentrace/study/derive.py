@@ -234,8 +234,9 @@ class _Deriver:
         said, called = (beside.first("content"), beside.called()) if beside is not None else (None, None)
         if beside is None or said is None or called is None or called.start < said.stop:
             return ""
-        opened = self._before_reasoning(beside.text[: said.start], frame)[0].removeprefix(head)
-        return opened if self.reader.mark.fullmatch(opened.strip()) else ""
+        before = self._before_reasoning(beside.text[: said.start], frame)[0]
+        opened = before.removeprefix(head)
+        return opened if before.startswith(head) and self.reader.mark.fullmatch(opened.strip()) else ""
 
     def _without_prompt(self, before: str) -> tuple[str, str]:
         """What all turns begin with and what opens content, where no generation prompt tells the two apart."""
