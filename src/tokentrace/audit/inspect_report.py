@@ -12,8 +12,8 @@ import numpy as np
 from ..compare.causes import ADVICE, Cause
 from ..showing import ShowsItself
 from ..tokens.visible import counted
-from .dumps.calls import Fault, Finding, Unreadable
-from .inspect_calls import FoundBreak, InspectedRollout, Step
+from .dumps.calls import Flaw, FoundFlaw, UnreadSource
+from .inspect_calls import FoundBreak, InspectedRollout, Relation
 from .inspect_scores import Scores
 
 EXAMPLES: Final = 3
@@ -46,7 +46,7 @@ class FaultCount:
     places: int = 0
     tokens: int = 0
     rollouts: int = 0
-    examples: list[Finding] = field(default_factory=list)
+    examples: list[FoundFlaw] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -68,13 +68,13 @@ class Inspection(ShowsItself):
     broken: int = 0
     """Rollouts with at least one break."""
     calls: int = 0
-    steps: Counter[Step] = field(default_factory=Counter)
+    steps: Counter[Relation] = field(default_factory=Counter)
     causes: dict[Cause, CauseCount] = field(default_factory=dict)
     histories: Counter[str] = field(default_factory=Counter)
     """What became of the messages at breaks, where they are known."""
     recorded: Counter[str] = field(default_factory=Counter)
     """Why records say that a history was rewritten."""
-    faults: dict[Fault, FaultCount] = field(default_factory=dict)
+    faults: dict[Flaw, FaultCount] = field(default_factory=dict)
     samples: int = 0
     """Rows that it takes to train each sampled token once."""
     tokens: int = 0
@@ -95,7 +95,7 @@ class Inspection(ShowsItself):
     prompts: Lengths = field(default_factory=Lengths)
     streams: Lengths = field(default_factory=Lengths)
     unreadable: int = 0
-    unread: list[Unreadable] = field(default_factory=list)
+    unread: list[UnreadSource] = field(default_factory=list)
     stopped: bool = False
     """Whether rollouts were left that a limit kept from being looked at."""
     explained: bool = False
@@ -103,7 +103,7 @@ class Inspection(ShowsItself):
     scores: Scores | None = None
     """Logprobs compared with those of an engine."""
 
-    def skip(self, found: Unreadable) -> None:
+    def skip(self, found: UnreadSource) -> None:
         """Count what could not be read."""
         self.unreadable += 1
         if len(self.unread) < _UNREAD:
@@ -158,12 +158,12 @@ class Inspection(ShowsItself):
 
     @property
     def breaks(self) -> int:
-        return self.steps[Step.BREAKS]
+        return self.steps[Relation.BREAKS]
 
     @property
     def compared(self) -> int:
         """Prompts that another call of their rollout came before: only these can extend a stream, or break off."""
-        return self.calls - self.steps[Step.FIRST]
+        return self.calls - self.steps[Relation.FIRST]
 
     @property
     def repeated(self) -> int:
@@ -180,7 +180,7 @@ class Inspection(ShowsItself):
             "breaks": self.breaks > 0,
             "unreadable": self.unreadable > 0,
             **{
-                group: any(fault.group == group for fault in self.faults if fault is not Fault.NO_LOGPROBS)
+                group: any(fault.group == group for fault in self.faults if fault is not Flaw.NO_LOGPROBS)
                 for group in ("masks", "logprobs", "ids")
             },
         }
@@ -219,7 +219,7 @@ class Inspection(ShowsItself):
         return {
             "verdict": self.verdict,
             **{name: getattr(self, name) for name in plain},
-            "steps": {str(step): self.steps[step] for step in Step if self.steps[step]},
+            "steps": {str(step): self.steps[step] for step in Relation if self.steps[step]},
             "causes": [
                 {
                     "cause": str(cause) if self.explained else None,
@@ -240,8 +240,8 @@ class Inspection(ShowsItself):
                 **{
                     name: self.faults[fault].tokens if fault in self.faults else 0 if self.witnessed else None
                     for name, fault in (
-                        ("trained_unsampled", Fault.TRAINED_UNSAMPLED),
-                        ("sampled_untrained", Fault.SAMPLED_UNTRAINED),
+                        ("trained_unsampled", Flaw.TRAINED_UNSAMPLED),
+                        ("sampled_untrained", Flaw.SAMPLED_UNTRAINED),
                     )
                 },
                 "lost_at_breaks": self.lost,

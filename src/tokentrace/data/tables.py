@@ -72,7 +72,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SampleOrigin:
     """Where a sample comes from: the row of a source, counted from 1, and which sample of that row, counted from 0."""
 
     source: str
@@ -111,13 +111,14 @@ def schema(layout: Layout) -> Any:
 
 
 def samples_table(
-    samples: Sequence[Sample], places: Sequence[Place] | None = None, layout: Layout | None = None
+    samples: Sequence[Sample], places: Sequence[SampleOrigin] | None = None, layout: Layout | None = None
 ) -> Any:
     """Samples as an Arrow table. Without `places`, they are rows 1, 2, 3… of what their names say."""
     pa = pyarrow()
     layout = layout or Layout.of(samples)
     where = places or [
-        Place(sample.name, at, 0, int(sample.messages.max(initial=-1)) + 1) for at, sample in enumerate(samples, 1)
+        SampleOrigin(sample.name, at, 0, int(sample.messages.max(initial=-1)) + 1)
+        for at, sample in enumerate(samples, 1)
     ]
     offsets = np.zeros(len(samples) + 1, np.int32)
     np.cumsum([len(sample) for sample in samples], out=offsets[1:])

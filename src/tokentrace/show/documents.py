@@ -21,8 +21,7 @@ from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
 from ..tokens.alignment import align
-from ..tokens.kinds import Kind as Origin
-from ..tokens.kinds import Part
+from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.visible import counted, visible
 from ..trajectory.storage import Loaded
@@ -34,10 +33,10 @@ from ..viewer.document import (
     Cell,
     Document,
     Edit,
-    Lane,
-    Sampled,
     Table,
     Track,
+    TreeBranch,
+    TreeTurn,
     token_columns,
 )
 from .audit import audit_document
@@ -240,8 +239,8 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
         if len(told) < _LEAD
         else [Table("Metadata", ["", ""], [[*map(str, one)] for one in metadata], words=2)],
         tracks=[_branch(value, at, numbers, tokenizer) for at in range(len(branches))],
-        branches=[Lane(one.parent, one.start, one.stop, one.cause) for one in branches],
-        turns=[Sampled(turn.branch, turn.start, turn.stop, turn.finish_reason) for _, turn in turns],
+        branches=[TreeBranch(one.parent, one.start, one.stop, one.cause) for one in branches],
+        turns=[TreeTurn(turn.branch, turn.start, turn.stop, turn.finish_reason) for _, turn in turns],
         start=f"track={max(0, value.current)}",
     )
 
@@ -272,7 +271,7 @@ def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer:
         OF_KIND[kinds],
         trajectory.message_indices(at)[start:],
         **_texts(tokenizer, ids),
-        mask=kinds == Origin.SAMPLED,
+        mask=kinds == Kind.SAMPLED,
         logprobs=trajectory.logprobs(at)[start:] if trajectory.has_logprobs else None,
         turns=turns,
         versions=versions,

@@ -89,7 +89,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class StreamBars:
     """Streams drawn as bars, one below the other: the length of each, what was sampled of it, where it broke."""
 
     title: str
@@ -163,7 +163,7 @@ class Contrast:
     about: str = ""
 
 
-class Lane(NamedTuple):
+class TreeBranch(NamedTuple):
     """A branch of a tree; its track has the same number."""
 
     parent: int
@@ -172,7 +172,7 @@ class Lane(NamedTuple):
     cause: str
 
 
-class Sampled(NamedTuple):
+class TreeTurn(NamedTuple):
     """A turn in a tree."""
 
     branch: int
@@ -193,11 +193,11 @@ class Document:
     cards: Sequence[Card] = ()
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    lanes: Sequence[Lanes] = ()
+    lanes: Sequence[StreamBars] = ()
     tracks: Sequence[Track] = ()
     contrasts: Sequence[Contrast] = ()
-    branches: Sequence[Lane] = ()
-    turns: Sequence[Sampled] = ()
+    branches: Sequence[TreeBranch] = ()
+    turns: Sequence[TreeTurn] = ()
     start: str = ""
     """What is shown first, as in a link; the first track by default."""
 
@@ -231,7 +231,7 @@ class Document:
         }
 
 
-def _named(value: Contrast | Table | Lanes) -> dict[str, Any]:
+def _named(value: Contrast | Table | StreamBars) -> dict[str, Any]:
     """The fields of a part by their names."""
     return {one.name: getattr(value, one.name) for one in fields(value)}
 
