@@ -6,7 +6,7 @@ A `Lane` has that by token id, for one place in a grammar and one text held back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from .events import ArgumentsDelta, ContentDelta, ReasoningDelta
@@ -22,24 +22,24 @@ MOST_LANES: Final = 256
 class Lane(dict[int, "tuple[Delta | None, Lane] | None"]):
     """By token: what is reported and the lane after it; None for a token that the parser has to look at."""
 
-    __slots__ = ("_lanes", "_piece", "_plain", "_written", "held", "make")
+    __slots__ = ("_lanes", "_pieces", "_plain", "_written", "held", "make")
 
     def __init__(
         self,
         lanes: dict[bytes, Lane],
         held: bytes,
         plain: Plain,
-        piece: Callable[[int], bytes],
+        pieces: Mapping[int, bytes],
         make: Callable[[str], Delta],
         written: Callable[[str], str] | None,
     ) -> None:
         super().__init__()
-        self._lanes, self.held, self._plain, self._piece = lanes, held, plain, piece
+        self._lanes, self.held, self._plain, self._pieces = lanes, held, plain, pieces
         self.make, self._written = make, written
         lanes[held] = self
 
     def __missing__(self, index: int) -> tuple[Delta | None, Lane] | None:
-        step = self._step(self._piece(index))
+        step = self._step(self._pieces[index])
         self[int(index)] = step
         return step
 
@@ -58,14 +58,14 @@ class Lane(dict[int, "tuple[Delta | None, Lane] | None"]):
     def beside(self, held: bytes) -> Lane:
         """The lane of the same place where this is held back."""
         known = self._lanes.get(held)  # an empty one is falsy
-        return Lane(self._lanes, held, self._plain, self._piece, self.make, self._written) if known is None else known
+        return Lane(self._lanes, held, self._plain, self._pieces, self.make, self._written) if known is None else known
 
 
 class Lanes:
     """The lanes of a vocabulary, made when they are first asked for; bounded."""
 
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
-        self._piece = piece
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        self._pieces = pieces
         self._known: dict[tuple[Plain, Hashable], dict[bytes, Lane]] = {}
 
     def lane(
@@ -81,4 +81,4 @@ class Lanes:
             self._known.clear()
         lanes = self._known.setdefault((plain, kind), {})
         known = lanes.get(held)
-        return Lane(lanes, held, plain, self._piece, make, written) if known is None else known
+        return Lane(lanes, held, plain, self._pieces, make, written) if known is None else known
