@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ EXAMPLES: Final = 3
 """Breaks that are kept of each cause, and findings of each fault."""
 _UNREAD: Final = 20
 """Lines that could not be read, of which the reason is kept."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
@@ -40,22 +42,19 @@ class Lengths:
 
 
 @dataclass(slots=True)
-class FaultCount:
-    """How often a fault was found, in how many tokens and rollouts."""
+class Tally(Generic[Found]):
+    """How often something was found, in how many tokens and rollouts, and the first few examples of it."""
 
     places: int = 0
     tokens: int = 0
     rollouts: int = 0
-    examples: list[FoundFlaw] = field(default_factory=list)
+    examples: list[Found] = field(default_factory=list)
 
-
-@dataclass(slots=True)
-class CauseCount:
-    """How often a cause broke a prompt, and in how many rollouts."""
-
-    breaks: int = 0
-    rollouts: int = 0
-    examples: list[FoundBreak] = field(default_factory=list)
+    def add(self, found: Found, tokens: int = 0) -> None:
+        self.places += 1
+        self.tokens += tokens
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(found)
 
 
 @dataclass(slots=True)
@@ -69,12 +68,12 @@ class Inspection(ShowsItself):
     """Rollouts with at least one break."""
     calls: int = 0
     steps: Counter[Relation] = field(default_factory=Counter)
-    causes: dict[Cause, CauseCount] = field(default_factory=dict)
+    causes: dict[Cause, Tally[FoundBreak]] = field(default_factory=dict)
     histories: Counter[str] = field(default_factory=Counter)
     """What became of the messages at breaks, where they are known."""
     recorded: Counter[str] = field(default_factory=Counter)
     """Why records say that a history was rewritten."""
-    faults: dict[Flaw, FaultCount] = field(default_factory=dict)
+    faults: dict[Flaw, Tally[FoundFlaw]] = field(default_factory=dict)
     samples: int = 0
     """Rows that it takes to train each sampled token once."""
     tokens: int = 0
@@ -132,19 +131,12 @@ class Inspection(ShowsItself):
         for cause in {one.cause for one in found.breaks}:
             self.causes[cause].rollouts += 1
         for finding in found.findings:
-            count = self.faults.setdefault(finding.fault, FaultCount())
-            count.places += 1
-            count.tokens += finding.tokens
-            if len(count.examples) < EXAMPLES:
-                count.examples.append(finding)
+            self.faults.setdefault(finding.fault, Tally()).add(finding, finding.tokens)
         for fault in {finding.fault for finding in found.findings}:
             self.faults[fault].rollouts += 1
 
     def _add_break(self, one: FoundBreak) -> None:
-        count = self.causes.setdefault(one.cause, CauseCount())
-        count.breaks += 1
-        if len(count.examples) < EXAMPLES:
-            count.examples.append(one)
+        self.causes.setdefault(one.cause, Tally()).add(one)
         if one.history is not None:
             self.histories[str(one.history.cause)] += 1
         if one.recorded:
@@ -206,9 +198,9 @@ class Inspection(ShowsItself):
         calls = counted(self.calls, "call")
         return f"every prompt extends its stream, in {counted(self.rollouts, 'rollout')} of {calls}"
 
-    def ranked_causes(self) -> list[tuple[Cause, CauseCount]]:
+    def ranked_causes(self) -> list[tuple[Cause, Tally[FoundBreak]]]:
         """Causes, the most frequent first."""
-        return sorted(self.causes.items(), key=lambda item: (-item[1].breaks, item[0]))
+        return sorted(self.causes.items(), key=lambda item: (-item[1].places, item[0]))
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
@@ -223,7 +215,7 @@ class Inspection(ShowsItself):
             "causes": [
                 {
                     "cause": str(cause) if self.explained else None,
-                    "breaks": count.breaks,
+                    "breaks": count.places,
                     "rollouts": count.rollouts,
                     "share": count.rollouts / self.rollouts,
                     "advice": ADVICE[cause] if self.explained else None,

@@ -129,10 +129,6 @@ class AppendFinding:
         return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
 
     @property
-    def appends(self) -> tuple[Append, ...]:
-        return tuple(dict.fromkeys(cell.append for cell in self.cells))
-
-    @property
     def breaks(self) -> Sequence[AppendBreak]:
         return self.smallest.breaks
 

@@ -12,8 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
 
 from ..errors import shown
-from ..samples.sample import is_number
-from ..settings import as_float
+from ..settings import as_float, is_number
 from .export import ExportFormat, export_rows
 from .gateway import Gateway, described
 from .keys import hash_key, new_key

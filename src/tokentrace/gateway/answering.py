@@ -306,7 +306,7 @@ class Answer:
                         gateway.metrics.conflicts.inc()
                         continue
                     raise
-                gateway.metrics.stored(self.dialect.name, turn, placed, time.perf_counter() - began)
+                gateway.metrics.stored(self.dialect.name, turn, time.perf_counter() - began)
                 live.info = replace(live.info, turns=turn.number + 1)
                 self.turns.append(turn)
                 return

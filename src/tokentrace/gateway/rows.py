@@ -14,9 +14,9 @@ from ..data.channel_columns import channel_columns, channel_fields
 from ..data.sources import pyarrow
 from ..data.tables import Layout, SampleOrigin, samples_table
 from ..errors import SampleError, shown
-from ..samples.sample import Sample, is_number
+from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
-from ..settings import as_float
+from ..settings import as_float, is_number
 from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn

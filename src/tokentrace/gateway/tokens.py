@@ -61,7 +61,7 @@ def read_tokens(body: Any, headers: Mapping[str, str]) -> Request:
 def write_tokens(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
     """Ids, logprobs, why it ended, and which weights sampled."""
     [reply] = replies
-    choice = {**_choice(head, reply.completion), **_end(reply)}
+    choice = {**_choice(reply.completion), **_end(reply)}
     return {**_frame(head, [choice]), **_prompt(head), "usage": _usage(head, replies)}
 
 
@@ -77,7 +77,7 @@ class _TokenFrames:
     def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
         if delta is None or not len(delta.ids):
             return []
-        frame = _frame(self._head, [{**_choice(self._head, delta), "finish_reason": None}])
+        frame = _frame(self._head, [{**_choice(delta), "finish_reason": None}])
         if self._first:
             frame |= _prompt(self._head)
             self._first = False
@@ -106,7 +106,7 @@ def _prompt(head: Head) -> dict[str, Any]:
     return {"prompt_token_ids": head.prompt_ids.tolist()} if head.request.token_ids else {}
 
 
-def _choice(head: Head, delta: Delta) -> dict[str, Any]:
+def _choice(delta: Delta) -> dict[str, Any]:
     top = delta.channels.get(TOP_LOGPROBS) or [()] * len(delta.ids)
     content = [
         {

@@ -315,7 +315,7 @@ plain_differences = plain(differences_view)
 # -- a page
 
 
-def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
+def audit_document(reports: Sequence[AuditReport]) -> Document:
     """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
     differences = Differences()
     found = [_page_findings(report, differences) for report in reports]
@@ -333,7 +333,7 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
         tables.append(Table(f"What else is known{named}", ["", ""], facts, words=2))
     cards = [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _TONES[v.grade]) for v in one.verdicts]
     return Document(
-        title or (one.name if one is not None else "Audit"),
+        one.name if one is not None else "Audit",
         "tokentrace audit",
         lead="" if one is None else f"family {one.family} · template {one.digest[:12]}",
         cards=cards,

@@ -35,8 +35,6 @@ from ..viewer.document import (
     Edit,
     Table,
     Track,
-    TreeBranch,
-    TreeTurn,
     token_columns,
 )
 from .audit import audit_document
@@ -100,7 +98,7 @@ def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
     return Document("Rendered conversation", "tokentrace", tracks=[rendering_track(value)])
 
 
-def rendering_track(rendered: RenderedTokens, name: str = "rendering") -> Track:
+def rendering_track(rendered: RenderedTokens) -> Track:
     """A rendering as a track."""
     hues = np.zeros(len(rendered), np.uint8)
     for span in rendered.spans():
@@ -110,7 +108,7 @@ def rendering_track(rendered: RenderedTokens, name: str = "rendering") -> Track:
         turns[turn.start : turn.stop] = number
     last = int(rendered.messages.max(initial=-1))
     return Track(
-        name,
+        "rendering",
         rendered.ids,
         hues,
         rendered.messages,
@@ -239,8 +237,8 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
         if len(told) < _LEAD
         else [Table("Metadata", ["", ""], [[*map(str, one)] for one in metadata], words=2)],
         tracks=[_branch(value, at, numbers, tokenizer) for at in range(len(branches))],
-        branches=[TreeBranch(one.parent, one.start, one.stop, one.cause) for one in branches],
-        turns=[TreeTurn(turn.branch, turn.start, turn.stop, turn.finish_reason) for _, turn in turns],
+        branches=branches,
+        turns=[turn for _, turn in turns],
         start=f"track={max(0, value.current)}",
     )
 

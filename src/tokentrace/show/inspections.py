@@ -24,7 +24,7 @@ def _tables(report: Inspection) -> list[Table]:
     causes = [
         [
             Cell(str(cause), small=ADVICE[cause]) if report.explained else "not looked into: no tokenizer was given",
-            f"{count.breaks:,}",
+            f"{count.places:,}",
             f"{count.rollouts:,}",
             f"{100 * count.rollouts / report.rollouts:.1f} %",
         ]

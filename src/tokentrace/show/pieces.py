@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ import numpy as np
 from ..rendering.rendered import RenderedTokens
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
+from ..tokens.ids import segments
 from ..viewer.document import HUES, token_columns
 
 
@@ -66,10 +66,9 @@ def pieces(rendered: RenderedTokens, limit: int | None = None) -> Iterator[Piece
         kind = kind_of(span.role, span.field)
         stop = min(span.stop, end)
         mask = rendered.mask[span.start : stop]
-        cuts = [span.start, *(np.flatnonzero(mask[1:] != mask[:-1]) + span.start + 1).tolist(), stop]
-        for first, last in itertools.pairwise(cuts):
-            sampled = bool(rendered.mask[first])
-            yield Piece(first, last, kind, span.message, span.role, span.field, sampled)
+        for first, last in segments(mask):
+            at = span.start + first
+            yield Piece(at, span.start + last, kind, span.message, span.role, span.field, bool(mask[first]))
 
 
 _BY_FIELD: Final = {

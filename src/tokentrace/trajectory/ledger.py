@@ -111,7 +111,7 @@ class Ledger:
             raise TrajectoryError(
                 f"messages is {write.messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
             )
-        kinds = as_kinds(write.kinds, len(ids), "kinds", allowed=allowed)
+        kinds = as_kinds(write.kinds, len(ids), allowed=allowed)
         stop = _end(node.stop, ids)
         spans = write.spans if checked else as_spans(write.spans, node.stop, stop, write.messages)
         return self._write(write.branch, node, ids, kinds, None, node.messages, write.messages, None, spans)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...study.seams import BridgeRefusal
 from ...tokens.alignment import Hunk, align, common_prefix, common_suffix
+from ...tokens.ids import segments
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
 
@@ -95,8 +96,7 @@ class Shown:
         if start >= stop:
             return
         messages, fields = self.messages[start:stop], self.fields[start:stop]
-        cuts = np.flatnonzero((messages[1:] != messages[:-1]) | (fields[1:] != fields[:-1])) + 1
-        for first, last in pairwise([0, *cuts.tolist(), stop - start]):
+        for first, last in segments(messages, fields):
             yield start + first, start + last, int(messages[first]), fields[first]
 
     def cut(self, start: int, stop: int, prompt: int = 0) -> Shown:

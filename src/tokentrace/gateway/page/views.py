@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
@@ -80,11 +81,7 @@ def _turn_spans(session: SessionRecord, branch: int) -> Iterator[tuple[int, int,
 
 
 def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[str, Any]]:
-    if not len(kinds):
-        return
-    changes = (np.diff(kinds) != 0) | (np.diff(messages) != 0) | (np.diff(turns) != 0)
-    cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(kinds)]
-    for first, last in itertools.pairwise(cuts):
+    for first, last in segments(kinds, messages, turns):
         message, turn = int(messages[first]), int(turns[first])
         yield {
             "start": start + first,
